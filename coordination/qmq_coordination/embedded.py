@@ -1,0 +1,294 @@
+"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests; it has no replica.
+
+What must be true, and why it is: a transaction is one SQLite transaction, committed with a full sync before anybody hears of it. Watchers
+read the table by revision after they are woken, so a wake-up that is lost, or a process killed between commit and wake-up, loses no event.
+A second process on the same file is refused by a file lock. Leases are counted by a monotonic clock and begin anew at a start, as etcd's
+do at a change of leader.
+
+If it crashes: before COMMIT nothing happened; after it everything did, and the caller, who got no answer, must look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import Compacted, CoordinationError, FolderInUse, LeaseNotFound
+from qmq_coordination.rows import Rows
+from qmq_coordination.store import (
+    Changes,
+    Compare,
+    Delete,
+    Event,
+    Get,
+    KeyValue,
+    LeaseId,
+    Listing,
+    Operation,
+    Put,
+    Revision,
+    Target,
+    TxnResult,
+)
+
+KEEP_REVISIONS: Final = 10_000
+_COMPACT_EVERY: Final = 2_000
+_LEASE_CHECK_S: Final = 0.1
+
+_RELATIONS: Final[dict[str, Callable[[int | bytes, int | bytes], bool]]] = {
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,  # type: ignore[operator]
+    ">": lambda a, b: a > b,  # type: ignore[operator]
+}
+
+
+class EmbeddedStore:
+    """A CoordinationStore in this process. `monotonic_s` is the clock of the leases."""
+
+    def __init__(self, path: Path | None = None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Open `path`, or a store in memory. Raises FolderInUse."""
+        self._lock = _lock(path) if path is not None else None
+        self._rows = Rows(path)
+        self._monotonic_s = monotonic_s
+        self._until = {lease: monotonic_s() + ttl_s for lease, ttl_s in self._rows.leases().items()}
+        self._changed: set[asyncio.Event] = set()
+        self._reaper: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See CoordinationStore."""
+        self.expire_leases()
+        found = self._rows.select(key, is_prefix=False, revision=self._revision())
+        return found[0] if found else None
+
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
+        """See CoordinationStore."""
+        self.expire_leases()
+        now = self._revision()
+        self._require_kept(revision or now)
+        if revision > now:
+            raise CoordinationError(f"revision {revision} is in the future: now is {now}")
+        items = self._rows.select(prefix, is_prefix=True, revision=revision or now)
+        return Listing(Revision(now), tuple(items[:limit] if limit else items))
+
+    def _revision(self) -> int:
+        if self._is_closed:
+            raise CoordinationError("the coordination store is closed")
+        return self._rows.number("revision")
+
+    def _require_kept(self, revision: int) -> None:
+        compacted = self._rows.number("compacted")
+        if revision < compacted:
+            raise Compacted(f"revision {revision} is compacted away; the oldest is {compacted}: list again and go on from there")
+
+    # --- changing ------------------------------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: bytes, lease: LeaseId = LeaseId(0)) -> Revision:
+        """See CoordinationStore."""
+        return (await self.txn((), (Put(key, value, lease),))).revision
+
+    async def delete(self, key: str, *, is_prefix: bool = False) -> int:
+        """See CoordinationStore."""
+        return len((await self.txn((), (Delete(key, is_prefix),))).results[0])
+
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """See CoordinationStore."""
+        self.expire_leases()
+        return self._txn(compares, success, failure)
+
+    def _txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]
+    ) -> TxnResult:
+        before = self._revision()
+        with self._rows.transaction():
+            succeeded = all(self._holds(compare, before) for compare in compares)
+            operations = success if succeeded else failure
+            change = _Change(self._rows, before + 1, set(self._until))
+            results = tuple(tuple(change.do(operation)) for operation in operations)
+            revision = before + 1 if change.count else before
+            if change.count:
+                self._rows.set_number("revision", revision)
+                self._compact_old(revision)
+        if change.count:
+            self._wake()
+        return TxnResult(succeeded, Revision(revision), results)
+
+    def _holds(self, compare: Compare, revision: int) -> bool:
+        found = self._rows.select(compare.key, is_prefix=False, revision=revision)
+        if compare.target is Target.VALUE:
+            actual: int | bytes | None = found[0].value if found else None
+        else:
+            actual = getattr(found[0], compare.target.value) if found else 0
+        return actual is not None and _RELATIONS[compare.op](actual, compare.value)
+
+    def _compact_old(self, revision: int) -> None:
+        oldest = revision - KEEP_REVISIONS
+        if revision % _COMPACT_EVERY == 0 and oldest > self._rows.number("compacted"):
+            self._rows.compact(oldest)
+            self._rows.set_number("compacted", oldest)
+
+    async def compact(self, revision: int) -> None:
+        """See CoordinationStore."""
+        now = self._revision()
+        if revision > now:
+            raise CoordinationError(f"revision {revision} is in the future: now is {now}")
+        if revision <= self._rows.number("compacted"):
+            raise Compacted(f"revision {revision} is compacted away already")
+        with self._rows.transaction():
+            self._rows.compact(revision)
+            self._rows.set_number("compacted", revision)
+
+    # --- leases --------------------------------------------------------------------------------------------------------
+
+    async def grant(self, ttl_s: float) -> LeaseId:
+        """See CoordinationStore."""
+        self._revision()
+        with self._rows.transaction():
+            lease = self._rows.add_lease(ttl_s)
+        self._until[lease] = self._monotonic_s() + ttl_s
+        self._watch_leases()
+        return lease
+
+    async def keep_alive(self, lease: LeaseId) -> float:
+        """See CoordinationStore."""
+        self.expire_leases()
+        self._require_lease(lease)
+        ttl_s = self._rows.leases()[lease]
+        self._until[lease] = self._monotonic_s() + ttl_s
+        return ttl_s
+
+    async def revoke(self, lease: LeaseId) -> None:
+        """See CoordinationStore."""
+        self.expire_leases()
+        self._require_lease(lease)
+        self._end_lease(lease)
+
+    def _require_lease(self, lease: LeaseId) -> None:
+        if lease not in self._until:
+            raise LeaseNotFound(f"lease {lease} has ended")
+
+    def _end_lease(self, lease: LeaseId) -> None:
+        del self._until[lease]
+        revision = self._revision()
+        keys = self._rows.keys_of_lease(lease, revision)
+        with self._rows.transaction():
+            self._rows.drop_lease(lease)
+        if keys:
+            self._txn((), [Delete(item.key) for item in keys], ())
+
+    def expire_leases(self) -> None:
+        """End the leases whose time is over."""
+        now = self._monotonic_s()
+        for lease in [each for each, until in self._until.items() if until <= now]:
+            self._end_lease(lease)
+
+    def _watch_leases(self) -> None:
+        if self._reaper is None and self._until and not self._is_closed:
+            self._reaper = asyncio.get_running_loop().call_later(_LEASE_CHECK_S, self._reap)
+
+    def _reap(self) -> None:
+        self._reaper = None
+        self.expire_leases()
+        self._watch_leases()
+
+    # --- watching ------------------------------------------------------------------------------------------------------
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[Changes]:
+        """See CoordinationStore."""
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        after = start_revision - 1
+        try:
+            while not self._is_closed:
+                changed.clear()
+                self._require_kept(after + 1)
+                for changes in _by_revision(self._rows.events(prefix, after)):
+                    after = changes.revision
+                    yield changes
+                    changed.set()
+                self._watch_leases()
+                await changed.wait()
+        finally:
+            self._changed.discard(changed)
+
+    def _wake(self) -> None:
+        for changed in self._changed:
+            changed.set()
+
+    async def close(self) -> None:
+        """See CoordinationStore."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+        self._wake()
+        self._rows.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+class _Change:
+    """The operations of one transaction, done one after another at one revision."""
+
+    def __init__(self, rows: Rows, revision: int, leases: set[LeaseId]) -> None:
+        self._rows = rows
+        self._revision = revision
+        self._leases = leases
+        self.count = 0
+
+    def do(self, operation: Operation) -> list[KeyValue]:
+        if isinstance(operation, Get):
+            return self._rows.select(operation.key, is_prefix=operation.is_prefix, revision=self._revision)
+        if isinstance(operation, Put):
+            self._put(operation)
+            return []
+        return self._delete(operation)
+
+    def _put(self, put: Put) -> None:
+        if put.lease and put.lease not in self._leases:
+            raise LeaseNotFound(f"lease {put.lease} has ended: {put.key} was not set")
+        found = self._rows.select(put.key, is_prefix=False, revision=self._revision)
+        if found and found[0].mod_revision == self._revision:
+            raise CoordinationError(f"{put.key} is set twice in one transaction")
+        created = found[0].create_revision if found else self._revision
+        version = found[0].version + 1 if found else 1
+        self._insert(put.key, created, version, put.value, put.lease)
+
+    def _delete(self, delete: Delete) -> list[KeyValue]:
+        found = self._rows.select(delete.key, is_prefix=delete.is_prefix, revision=self._revision)
+        for item in found:
+            self._insert(item.key, 0, 0, None, 0)
+        return found
+
+    def _insert(self, key: str, created: int, version: int, value: bytes | None, lease: int) -> None:
+        self._rows.insert(key, self._revision, self.count, created, version, value, lease)
+        self.count += 1
+
+
+def _by_revision(events: list[Event]) -> list[Changes]:
+    grouped: dict[int, list[Event]] = {}
+    for event in events:
+        grouped.setdefault(event.mod_revision, []).append(event)
+    return [Changes(Revision(revision), tuple(group)) for revision, group in grouped.items()]
+
+
+def _lock(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise FolderInUse(f"{path} is used by another process: stop it first") from None
+    return fd

@@ -1,0 +1,487 @@
+"""The batch: the unit of sending, storing, replicating and reading. Pure: bytes in, columns out, and back.
+
+A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, which the producer wrote and nobody alters:
+
+    envelope   magic "QMB1" | version | kind | total_bytes | region_crc | base_sequence | epoch | index |
+               append_time_ms | flushed_position | reserved | envelope_crc
+    region     producer_id | batch_sequence | producer_epoch | count | create_time_ms | columns | partition |
+               body_bytes | subject_bytes | compression | subject, then the columns
+
+Two CRC-32C hold it together. `region_crc` is computed by the producer over the whole region and checked by everyone after it, so a
+bit that flips anywhere between two applications is seen. `envelope_crc` is computed by the master over the envelope before it, and so
+covers `region_crc` too: an envelope cannot be married to another region.
+
+Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8 bytes), in the order of `Column`, and
+an absent column costs nothing. Sizes follow from `count` and from each column's last offset, so there is no directory:
+`Layout.walk` finds every buffer in a handful of steps, whatever the count. docs/FORMAT.md is the specification, byte by byte.
+
+Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8 (two offsets) + 8 (body) = 136 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from struct import Struct, error, unpack_from
+from typing import Final, NamedTuple
+
+from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
+
+from qmq import limits
+from qmq.compression import Compression, compress, decompress
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+
+MAGIC: Final = int.from_bytes(b"QMB1", "little")
+VERSION: Final = 1
+ALIGN: Final = 8
+
+_BODY_OF_ENVELOPE: Final = Struct("<IHHIIqqqqqI")
+_ENVELOPE: Final = Struct("<IHHIIqqqqqII")
+_SENT: Final = Struct("<IHHII")
+_REGION: Final = Struct("<QQIIqIIIHBB")
+ENVELOPE_BYTES: Final = _ENVELOPE.size
+REGION_BYTES: Final = _REGION.size
+BATCH_BYTES_MIN: Final = ENVELOPE_BYTES + REGION_BYTES + ALIGN
+_UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
+
+
+class Kind(IntEnum):
+    """What a batch in the message log is."""
+
+    DATA = 0
+    SNAPSHOT = 1
+    """State before a segment, so that no replay needs an older segment. A segment may open with several."""
+    ACTIONS = 2
+    """In the action log: what consumers did."""
+
+
+class Column(IntFlag):
+    """Which columns a batch has, in the order in which they lie; the body is always there and comes last."""
+
+    CREATE_DELTA = 1
+    MESSAGE_ID = 2
+    KEY = 4
+    LOGICAL_PARTITION = 8
+    TAGS = 16
+    HEADERS = 32
+
+
+_KNOWN_COLUMNS: Final = sum(Column)
+
+
+class Envelope(NamedTuple):
+    """The master's part. `base_sequence` is -1 in a batch that no master has placed."""
+
+    kind: int
+    total_bytes: int
+    region_crc: int
+    base_sequence: int
+    epoch: int
+    index: int
+    append_time_ms: int
+    flushed_position: int
+
+
+class RegionHeader(NamedTuple):
+    """The fixed part of what the producer wrote."""
+
+    producer_id: int
+    batch_sequence: int
+    producer_epoch: int
+    count: int
+    create_time_ms: int
+    columns: int
+    partition: int
+    body_bytes: int
+    subject_bytes: int
+    compression: int
+
+
+def pad(size: int) -> int:
+    """Round up to the alignment of 8 bytes."""
+    return (size + 7) & ~7
+
+
+@lru_cache(maxsize=65_536)
+def tag_hash(tag: str) -> int:
+    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little endian."""
+    return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "little")
+
+
+def tag_bloom(hashes: Iterable[int]) -> int:
+    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its hash."""
+    bits = 0
+    for each in hashes:
+        bits |= 1 << (each & 63) | 1 << (each >> 6 & 63)
+    return bits
+
+
+@dataclass(slots=True)
+class Columns:
+    """What a producer collected for one batch; a column that is None is absent. All lists have one item a message."""
+
+    bodies: list[bytes]
+    keys: list[bytes] | None = None
+    tags: list[tuple[str, ...]] | None = None
+    headers: list[Mapping[str, bytes]] | None = None
+    create_deltas: list[int] | None = None
+    message_ids: list[bytes] | None = None
+
+
+# --- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _padded(data: bytes) -> bytes:
+    short = -len(data) & 7
+    return data + bytes(short) if short else data
+
+
+def _offsets(items: Sequence[bytes]) -> bytes:
+    return _padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
+
+
+def _strings(items: Sequence[bytes]) -> list[bytes]:
+    return [_offsets(items), _padded(b"".join(items))]
+
+
+def _list_offsets(items: Sequence[Sequence[object] | Mapping[str, bytes]]) -> bytes:
+    return _padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
+
+
+def _tag_buffers(tags: list[tuple[str, ...]]) -> list[bytes]:
+    flat = list(chain.from_iterable(tags))
+    hashes = array("Q", map(tag_hash, flat)).tobytes()
+    return [_list_offsets(tags), hashes, *_strings([each.encode() for each in flat])]
+
+
+def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
+    names = [name.encode() for each in headers for name in each]
+    values = [value for each in headers for value in each.values()]
+    return [_list_offsets(headers), *_strings(names), *_strings(values)]
+
+
+def _optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
+    flags, buffers = 0, list[bytes]()
+    if columns.create_deltas is not None:
+        flags |= Column.CREATE_DELTA
+        buffers.append(_padded(array("I", columns.create_deltas).tobytes()))
+    if columns.message_ids is not None:
+        flags |= Column.MESSAGE_ID
+        buffers.append(b"".join(columns.message_ids))
+    if columns.keys is not None:
+        flags |= Column.KEY
+        buffers += _strings(columns.keys)
+    if columns.tags is not None:
+        flags |= Column.TAGS
+        buffers += _tag_buffers(columns.tags)
+    if columns.headers is not None:
+        flags |= Column.HEADERS
+        buffers += _header_buffers(columns.headers)
+    return flags, buffers
+
+
+def encode(
+    subject: bytes,
+    columns: Columns,
+    *,
+    producer_id: int,
+    batch_sequence: int,
+    create_time_ms: int,
+    producer_epoch: int = 0,
+    partition: int = 0,
+    compression: Compression = Compression.NONE,
+) -> tuple[bytes, bytes]:
+    """Build a batch as (envelope, region), ready to send; the envelope is not placed yet.
+
+    Raises:
+        MessageTooLarge: the batch would exceed `limits.BATCH_BYTES_MAX`.
+        InvalidArgument: no message, too many, or a compression whose library is not installed.
+    """
+    bodies = columns.bodies
+    count = len(bodies)
+    if not 0 < count <= limits.BATCH_MESSAGES_MAX:
+        raise InvalidArgument(f"a batch holds 1 to {limits.BATCH_MESSAGES_MAX} messages, not {count}")
+    flags, buffers = _optional_buffers(columns)
+    data = b"".join(bodies)
+    if compression:
+        data = compress(compression, data)
+    body_bytes = len(data)
+    header = _REGION.pack(
+        producer_id, batch_sequence, producer_epoch, count, create_time_ms, flags, partition,
+        body_bytes, len(subject), compression, 0,
+    )  # fmt: skip
+    region = b"".join((header, _padded(subject), *buffers, _offsets(bodies), data, bytes(-body_bytes & 7)))
+    return _sent_envelope(region), region
+
+
+def _sent_envelope(region: bytes) -> bytes:
+    total = ENVELOPE_BYTES + len(region)
+    if total > limits.BATCH_BYTES_MAX:
+        raise MessageTooLarge(f"the batch has {total} bytes; the most is {limits.BATCH_BYTES_MAX}: send fewer at once")
+    return _SENT.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region)) + _UNPLACED
+
+
+def place(
+    kind: int, total_bytes: int, region_crc: int, base_sequence: int, epoch: int, index: int,
+    append_time_ms: int, flushed_position: int,
+) -> bytes:  # fmt: skip
+    """The envelope as the master writes it, with its checksum."""
+    body = _BODY_OF_ENVELOPE.pack(
+        MAGIC, VERSION, kind, total_bytes, region_crc, base_sequence, epoch, index, append_time_ms,
+        flushed_position, 0,
+    )  # fmt: skip
+    return body + int(crc32c(body)).to_bytes(4, "little")
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
+    """(total_bytes, region_crc) of a batch on its way to the master. Raises CorruptBatch if it cannot be one."""
+    try:
+        magic, version, kind, total, region_crc = _SENT.unpack_from(buffer, offset)
+    except error:
+        raise CorruptBatch("the batch is shorter than its envelope") from None
+    if magic != MAGIC or version != VERSION or kind != Kind.DATA:
+        raise CorruptBatch(f"no batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}")
+    if not BATCH_BYTES_MIN <= total <= limits.BATCH_BYTES_MAX or total & 7:
+        raise CorruptBatch(f"a batch of {total} bytes cannot be")
+    return total, region_crc
+
+
+def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
+    """Read and check a placed envelope. Raises CorruptBatch."""
+    try:
+        fields = _ENVELOPE.unpack_from(buffer, offset)
+    except error:
+        raise CorruptBatch("the envelope is cut short") from None
+    if fields[0] != MAGIC or fields[1] != VERSION:
+        raise CorruptBatch(f"no batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
+    if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
+        raise CorruptBatch("the checksum of the envelope does not hold")
+    if fields[2] > Kind.ACTIONS or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
+        raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
+    return Envelope._make(fields[2:10])
+
+
+def parse_header(region: bytes) -> RegionHeader:
+    """Read the fixed part of a region. Raises CorruptBatch."""
+    try:
+        fields = _REGION.unpack_from(region)
+    except error:
+        raise CorruptBatch("the region is cut short") from None
+    header = RegionHeader._make(fields[:10])
+    if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
+        raise CorruptBatch(f"a region with {header.count} messages and columns {header.columns:#x} cannot be")
+    return header
+
+
+def check_region(region: bytes, region_crc: int) -> None:
+    """Raises CorruptBatch if the producer's checksum does not hold."""
+    if crc32c(region) != region_crc:
+        raise CorruptBatch("the producer's checksum does not hold: the batch was damaged after it was made")
+
+
+def _last_offset(region: bytes, at: int, count: int) -> int:
+    last: int = unpack_from("<i", region, at + 4 * count)[0]
+    if not 0 <= last <= len(region):
+        raise CorruptBatch(f"an offset of {last} points outside the batch")
+    return last
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where each buffer of a region begins; -1 for a column that is absent."""
+
+    create_delta: int = -1
+    message_id: int = -1
+    key: int = -1
+    key_data: int = -1
+    logical_partition: int = -1
+    tag_list: int = -1
+    tag_hash: int = -1
+    tag: int = -1
+    tag_data: int = -1
+    header_list: int = -1
+    header_name: int = -1
+    header_name_data: int = -1
+    header_value: int = -1
+    header_value_data: int = -1
+    body: int = -1
+    body_data: int = -1
+
+    @classmethod
+    def walk(cls, region: bytes, header: RegionHeader) -> Layout:
+        """Find every buffer. Raises CorruptBatch if they do not fill the region exactly."""
+        layout = cls()
+        try:
+            at = layout._walk(region, header)
+        except error:
+            raise CorruptBatch("a column reaches outside the batch") from None
+        if at != len(region):
+            raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)}")
+        return layout
+
+    def _walk(self, region: bytes, header: RegionHeader) -> int:
+        count, columns = header.count, header.columns
+        at = REGION_BYTES + pad(header.subject_bytes)
+        if columns:
+            if columns & Column.CREATE_DELTA:
+                self.create_delta, at = at, at + pad(4 * count)
+            if columns & Column.MESSAGE_ID:
+                self.message_id, at = at, at + 16 * count
+            if columns & Column.KEY:
+                self.key, self.key_data, at = _walk_strings(region, at, count)
+            if columns & Column.LOGICAL_PARTITION:
+                self.logical_partition, at = at, at + pad(2 * count)
+            if columns & Column.TAGS:
+                at = self._walk_tags(region, at, count)
+            if columns & Column.HEADERS:
+                at = self._walk_headers(region, at, count)
+        self.body = at
+        self.body_data = at + pad(4 * (count + 1))
+        return self.body_data + pad(header.body_bytes)
+
+    def _walk_tags(self, region: bytes, at: int, count: int) -> int:
+        self.tag_list = at
+        total = _last_offset(region, at, count)
+        self.tag_hash = at + pad(4 * (count + 1))
+        self.tag, self.tag_data, end = _walk_strings(region, self.tag_hash + 8 * total, total)
+        return end
+
+    def _walk_headers(self, region: bytes, at: int, count: int) -> int:
+        self.header_list = at
+        total = _last_offset(region, at, count)
+        at += pad(4 * (count + 1))
+        self.header_name, self.header_name_data, at = _walk_strings(region, at, total)
+        self.header_value, self.header_value_data, at = _walk_strings(region, at, total)
+        return at
+
+
+def _walk_strings(region: bytes, at: int, count: int) -> tuple[int, int, int]:
+    data = at + pad(4 * (count + 1))
+    return at, data, data + pad(_last_offset(region, at, count))
+
+
+def int_column(region: bytes, at: int, code: str, count: int) -> tuple[int, ...]:
+    """`count` numbers of struct code `code` from byte `at`."""
+    return unpack_from(f"<{count}{code}", region, at)
+
+
+def bytes_column(region: bytes, offsets_at: int, data_at: int, count: int) -> list[bytes]:
+    """The items of an offsets-and-bytes column."""
+    marks = unpack_from(f"<{count + 1}i", region, offsets_at)
+    data = region[data_at : data_at + marks[-1]]
+    return [data[a:b] for a, b in pairwise(marks)]
+
+
+class BatchView:
+    """A batch with its columns decoded when they are first asked for.
+
+    `region` must have been checked with `check_region`. Items come as Python objects; Arrow readers use `layout` instead.
+    """
+
+    __slots__ = ("_layout", "base_sequence", "envelope", "header", "region")
+
+    def __init__(self, envelope: Envelope, region: bytes) -> None:
+        self.envelope = envelope
+        self.region = region
+        self.header = parse_header(region)
+        self.base_sequence = envelope.base_sequence
+        self._layout: Layout | None = None
+
+    @classmethod
+    def parse(cls, buffer: bytes | memoryview, offset: int = 0) -> BatchView:
+        """Read and check the batch at `offset`. Raises CorruptBatch."""
+        envelope = parse_envelope(buffer, offset)
+        region = bytes(buffer[offset + ENVELOPE_BYTES : offset + envelope.total_bytes])
+        if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
+            raise CorruptBatch(f"the batch is cut short: {len(region)} of {envelope.total_bytes} bytes")
+        check_region(region, envelope.region_crc)
+        return cls(envelope, region)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the buffers are. Raises CorruptBatch."""
+        if self._layout is None:
+            self._layout = Layout.walk(self.region, self.header)
+        return self._layout
+
+    @property
+    def count(self) -> int:
+        """Messages in the batch."""
+        return self.header.count
+
+    @property
+    def subject(self) -> str:
+        """The subject it was sent to; empty for a snapshot."""
+        return self.region[REGION_BYTES : REGION_BYTES + self.header.subject_bytes].decode()
+
+    def bodies(self) -> list[bytes]:
+        """All bodies, decompressed. Raises CorruptBatch."""
+        header, layout = self.header, self.layout
+        if not header.compression:
+            return bytes_column(self.region, layout.body, layout.body_data, header.count)
+        size = _last_offset_of(self.region, layout.body, header.count)
+        stored = self.region[layout.body_data : layout.body_data + header.body_bytes]
+        data = decompress(Compression(header.compression), stored, size)
+        marks = unpack_from(f"<{header.count + 1}i", self.region, layout.body)
+        return [data[a:b] for a, b in pairwise(marks)]
+
+    def keys(self) -> list[bytes] | None:
+        """All keys; an empty one means that the message has none."""
+        at = self.layout.key
+        return None if at < 0 else bytes_column(self.region, at, self.layout.key_data, self.header.count)
+
+    def tags(self) -> list[tuple[str, ...]] | None:
+        """The tags of every message."""
+        layout, count = self.layout, self.header.count
+        if layout.tag_list < 0:
+            return None
+        marks = unpack_from(f"<{count + 1}i", self.region, layout.tag_list)
+        flat = [each.decode(errors="replace") for each in bytes_column(self.region, layout.tag, layout.tag_data, marks[-1])]
+        return [tuple(flat[a:b]) for a, b in pairwise(marks)]
+
+    def tag_hashes(self) -> tuple[int, ...]:
+        """The hashes of all tags of all messages, one after another."""
+        layout, count = self.layout, self.header.count
+        if layout.tag_list < 0:
+            return ()
+        return int_column(self.region, layout.tag_hash, "Q", _last_offset(self.region, layout.tag_list, count))
+
+    def headers(self) -> list[dict[str, bytes]] | None:
+        """The headers of every message."""
+        layout, count = self.layout, self.header.count
+        if layout.header_list < 0:
+            return None
+        marks = unpack_from(f"<{count + 1}i", self.region, layout.header_list)
+        names = bytes_column(self.region, layout.header_name, layout.header_name_data, marks[-1])
+        values = bytes_column(self.region, layout.header_value, layout.header_value_data, marks[-1])
+        pairs = [(name.decode(errors="replace"), value) for name, value in zip(names, values, strict=True)]
+        return [dict(pairs[a:b]) for a, b in pairwise(marks)]
+
+    def create_times_ms(self) -> list[int]:
+        """When each message was handed to the producer."""
+        header, at = self.header, self.layout.create_delta
+        if at < 0:
+            return [header.create_time_ms] * header.count
+        return [header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)]
+
+    def message_ids(self) -> list[bytes] | None:
+        """The 16-byte ids that were stored; None where they follow from producer and place (`model.MessageId`)."""
+        at = self.layout.message_id
+        if at < 0:
+            return None
+        return [self.region[i : i + 16] for i in range(at, at + 16 * self.header.count, 16)]
+
+
+def _last_offset_of(region: bytes, at: int, count: int) -> int:
+    size: int = unpack_from("<i", region, at + 4 * count)[0]
+    if not 0 <= size <= limits.BATCH_BYTES_MAX * 4:
+        raise CorruptBatch(f"a batch that says its bodies have {size} bytes cannot be")
+    return size

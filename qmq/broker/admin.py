@@ -1,0 +1,204 @@
+"""What operators ask a broker: what is stored, what is consumed, where a message is; and moving a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qmq.batch import BatchView
+from qmq.broker.broker import Broker
+from qmq.broker.sessions import GroupState
+from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup
+from qmq.log.consume_log import IndexEntry
+from qmq.log.queue import Queue
+from qmq.model import MessageId, Sequence, TimeMs, check_name
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """The oldest message that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Behind the newest message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first message stored at or after a time."""
+
+    time_ms: TimeMs
+
+
+@dataclass(frozen=True, slots=True)
+class AtSequence:
+    """One message."""
+
+    sequence: Sequence
+
+
+Target = Earliest | Latest | AtTime | AtSequence
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """See `Queue` in control.proto."""
+
+    queue: Queue
+    start_sequence: int
+    next_sequence: int
+    stored_bytes: int
+    last_append_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """See `Consumer` in control.proto."""
+
+    name: str
+    unacked: int
+    seen_ms_ago: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """See `Group` in control.proto."""
+
+    queue: Queue
+    group: str
+    next_sequence: int
+    settled_before: int
+    waiting: int
+    unacked: int
+    requeued: int
+    lag_ms: int
+    expired: int
+    consumers: tuple[ConsumerInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored message: batch, place in it."""
+
+    queue: Queue
+    view: BatchView
+    index: int
+
+
+class BrokerAdmin:
+    """Administration of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._store = broker.store
+
+    def queues(self, subject: str) -> list[QueueInfo]:
+        """The queues of a subject, or of all if it is empty."""
+        return [_queue_info(queue) for queue in self._queues(subject)]
+
+    def _queues(self, subject: str) -> list[Queue]:
+        found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
+        return sorted(found, key=lambda queue: queue.id)
+
+    def groups(self, subject: str, group: str) -> list[GroupInfo]:
+        """What groups consumed of a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
+        found = [self._group_info(state) for state in self._states(subject, group)]
+        if not found and subject and group:
+            raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
+        return sorted(found, key=lambda info: (info.queue.id, info.group))
+
+    def _states(self, subject: str, group: str) -> list[GroupState]:
+        return [
+            state
+            for state in self._broker.groups
+            if subject in ("", state.queue.id.subject) and group in ("", state.name)
+        ]
+
+    def _group_info(self, state: GroupState) -> GroupInfo:
+        queue, share, now_ms = state.queue, state.share, self._broker.clock.monotonic_ms()
+        done = share.settled_before()
+        consumers = tuple(
+            ConsumerInfo(name, holder.unacked, now_ms - state.seen_ms.get(name, now_ms), holder.lease_ms)
+            for name, holder in share.holders.items()
+        )
+        waiting = max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
+        return GroupInfo(
+            queue, state.name, share.next_sequence, done, waiting, share.unacked(), share.waiting_again(),
+            self._lag_ms(queue, done), share.expired, consumers,
+        )  # fmt: skip
+
+    def _lag_ms(self, queue: Queue, done: int) -> int:
+        if done >= queue.visible_sequence or queue.index.count == queue.index.first:
+            return 0
+        entry = queue.index.entry(queue.index.find_sequence(max(done, queue.start_sequence)))
+        return max(self._broker.clock.time_ms() - entry.append_time_ms, 0)
+
+    def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:
+        """Move a group on all the subject's queues; (queue, from, to) of each. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+        self._broker.subject(check_name("subject", subject))
+        states = self._states(subject, check_name("group", group))
+        if not states:
+            raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to move")
+        moved = []
+        for state in states:
+            sequence = _resolve(state.queue, target)
+            moved.append((state.queue, state.share.next_sequence, sequence))
+            self._broker.reset(state, sequence)
+        return moved
+
+    def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
+        """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
+        self._broker.subject(check_name("subject", subject))
+        return [(queue, _resolve(queue, AtTime(TimeMs(time_ms)))) for queue in self._queues(subject)]
+
+    def find_message(self, subject: str, message_id: MessageId) -> Found:
+        """A message by its id. Raises UnknownSubject, MessageNotFound, LogDamaged."""
+        self._broker.subject(check_name("subject", subject))
+        for queue in self._queues(subject):
+            for entry in _candidates(queue, message_id):
+                found = self._look_into(queue, entry, message_id)
+                if found is not None:
+                    return found
+        raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: retention may have taken it")
+
+    def _look_into(self, queue: Queue, entry: IndexEntry, message_id: MessageId) -> Found | None:
+        envelope, region = self._store.read(queue, entry)
+        view = BatchView.parse(envelope + region)
+        stored = view.message_ids()
+        if stored is not None:
+            wanted = message_id.to_bytes()
+            return Found(queue, view, stored.index(wanted)) if wanted in stored else None
+        is_here = (entry.producer_id, entry.batch_sequence) == (message_id.producer_id, message_id.batch_sequence)
+        return Found(queue, view, message_id.index) if is_here and message_id.index < entry.count else None
+
+
+def _candidates(queue: Queue, message_id: MessageId) -> Iterator[IndexEntry]:
+    """Index entries of the producer's batch. Its id begins with the time of its birth, so nothing older is looked at."""
+    born_ms = message_id.producer_id >> 20
+    for _, entry in queue.index.scan(max(queue.index.find_time(born_ms - 60_000), queue.index.first)):
+        if entry.producer_id == message_id.producer_id and entry.batch_sequence == message_id.batch_sequence:
+            yield entry
+
+
+def _queue_info(queue: Queue) -> QueueInfo:
+    stored = 0
+    if queue.index.count > queue.index.first and queue.start_sequence < queue.next_sequence:
+        first = queue.index.entry(queue.index.find_sequence(queue.start_sequence))
+        stored = queue.cumulative_bytes - first.cumulative_bytes
+    return QueueInfo(queue, queue.start_sequence, queue.next_sequence, stored, queue.last_append_ms)
+
+
+def _resolve(queue: Queue, target: Target) -> int:
+    start, end = queue.start_sequence, queue.visible_sequence
+    if isinstance(target, Earliest):
+        return start
+    if isinstance(target, Latest):
+        return end
+    if isinstance(target, AtTime):
+        number = queue.index.find_time(target.time_ms)
+        return end if number >= queue.index.count else max(queue.index.entry(number).base_sequence, start)
+    if not start <= target.sequence <= end:
+        raise InvalidArgument(f"sequence {target.sequence} is outside {queue.id}, which holds {start} to {end - 1}")
+    return target.sequence

@@ -1,0 +1,23 @@
+"""What an operator may choose about the broker itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.limits import INFLIGHT_BYTES_MAX
+
+LEASE_MS_MIN: Final = 1_000
+LEASE_MS_MAX: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """Of one broker process. Times in milliseconds."""
+
+    name: str = "broker-0"
+    inflight_bytes_max: int = INFLIGHT_BYTES_MAX
+    connections_max: int = 10_000
+    hello_timeout_ms: int = 10_000
+    """A connection that has not said hello by then is closed."""
+    retention_interval_ms: int = 30_000

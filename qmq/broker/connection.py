@@ -1,0 +1,159 @@
+"""One client's connection to the broker: frames in, answers out, credit kept. Thin: every decision is the broker's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from qmq import limits
+from qmq.broker.broker import Broker, Flushable
+from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError
+from qmq.wire import frame as frames
+from qmq.wire import messages as wire
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
+from qmq.wire.stream import FrameStream
+
+log = logging.getLogger("qmq.broker")
+
+_ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
+
+
+class Connection(Flushable):
+    """Serves one connection. Until it has said HELLO only a small frame is taken from it."""
+
+    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None]) -> None:
+        self._broker = broker
+        self._on_closed = on_closed
+        self._unanswered: dict[int, int] = {}
+        self._unanswered_bytes = 0
+        self.has_said_hello = False
+        self.stream = FrameStream(
+            on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
+            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX,
+        )  # fmt: skip
+
+    # --- the broker's side ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client does not read its answers, or is gone."""
+        return self.stream.is_writable
+
+    def send(self, *buffers: bytes) -> None:
+        """Queue an answer for the end of the turn."""
+        _, kind, _, _, request_id, _ = HEADER.unpack_from(buffers[0])
+        if kind in _ANSWERS_PRODUCE:
+            self._answered(request_id)
+        if self.stream.put(*buffers):
+            self._broker.register_outbox(self)
+
+    def flush(self) -> None:
+        """End of the turn."""
+        self.stream.flush()
+
+    # --- frames --------------------------------------------------------------------------------------------------------
+
+    def _on_frames(self, received: list[Frame]) -> None:
+        for each in received:
+            try:
+                self._handle(each)
+            except PeerError as failure:
+                self._broker.answer_error(self, each.request_id, failure)
+                log.info("connection closed: %s", failure)
+                self.stream.close()
+                return
+            except QmqError as failure:
+                self._broker.answer_error(self, each.request_id, failure)
+
+    def _handle(self, each: Frame) -> None:
+        if not self.has_said_hello:
+            self._hello(each)
+            return
+        handle = _HANDLERS.get(each.kind)
+        if handle is None:
+            raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
+        handle(self, each)
+
+    def _hello(self, each: Frame) -> None:
+        if each.kind != FrameKind.HELLO:
+            raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
+        hello = wire.Hello.unpack(each.payload)
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
+        self.has_said_hello = True
+        self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION, self._broker.config.name, self._broker.store.epoch, limits.FRAME_BYTES_MAX,
+            self._broker.config.inflight_bytes_max,
+        )  # fmt: skip
+        self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
+
+    def _produce(self, each: Frame) -> None:
+        size = HEADER_BYTES + len(each.payload)
+        if each.request_id in self._unanswered:
+            raise ProtocolViolation(f"request {each.request_id} is not answered yet")
+        self._unanswered[each.request_id] = size
+        self._unanswered_bytes += size
+        self._broker.produce(self, each.request_id, each.payload)
+        if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
+            self.stream.pause_reading()
+
+    def _answered(self, request_id: int) -> None:
+        size = self._unanswered.pop(request_id, 0)
+        self._unanswered_bytes -= size
+        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2:
+            self.stream.resume_reading()
+
+    def _pull(self, each: Frame) -> None:
+        self._broker.pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
+
+    def _settle(self, each: Frame) -> None:
+        self._broker.settle(self, each.request_id, *wire.unpack_settle(each.payload))
+
+    def _heartbeat(self, each: Frame) -> None:
+        self._broker.heartbeat(self, wire.unpack_session(each.payload))
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def _detach(self, each: Frame) -> None:
+        self._broker.detach(self, wire.unpack_session(each.payload))
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def _attach(self, each: Frame) -> None:
+        attached = self._broker.attach(self, wire.Attach.unpack(each.payload))
+        self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
+
+    def _fetch(self, each: Frame) -> None:
+        found = self._broker.fetch(wire.Fetch.unpack(each.payload))
+        size = sum(map(len, found))
+        self.send(frames.header(FrameKind.FETCHED, each.request_id, size), *found)
+
+    # --- the connection's end ------------------------------------------------------------------------------------------
+
+    def _violated(self, violation: ProtocolViolation) -> None:
+        log.info("connection closed: %s", violation)
+        if self.has_said_hello:
+            self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
+
+    def _writable(self) -> None:
+        self._broker.writable(self)
+
+    def _closed(self, _cause: Exception | None) -> None:
+        self._broker.disconnected(self)
+        self._on_closed(self)
+
+    def refuse(self, failure: Overloaded) -> None:
+        """Too many connections: say so and close."""
+        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+        self.stream.close()
+
+
+_HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
+    FrameKind.PRODUCE: Connection._produce,
+    FrameKind.PULL: Connection._pull,
+    FrameKind.SETTLE: Connection._settle,
+    FrameKind.HEARTBEAT: Connection._heartbeat,
+    FrameKind.ATTACH: Connection._attach,
+    FrameKind.DETACH: Connection._detach,
+    FrameKind.FETCH: Connection._fetch,
+}

@@ -1,0 +1,115 @@
+"""The broker's control port: gRPC in front of `BrokerAdmin`."""
+
+from __future__ import annotations
+
+import grpc
+
+from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, Found, GroupInfo, Latest, QueueInfo, Target
+from qmq.errors import InvalidArgument
+from qmq.log.queue import Queue
+from qmq.model import MessageId, Sequence, TimeMs
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.proto.v1 import control_pb2_grpc
+from qmq.rpc import SERVER_OPTIONS, answering
+
+
+class ControlService(control_pb2_grpc.BrokerControlServicer):
+    """See control.proto."""
+
+    def __init__(self, admin: BrokerAdmin, broker_group: str) -> None:
+        self._admin = admin
+        self._group = broker_group
+
+    @answering
+    async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
+        """See control.proto."""
+        return pb.DescribeQueuesResponse(queues=[self._queue(info) for info in self._admin.queues(request.subject)])
+
+    def _queue(self, info: QueueInfo) -> pb.Queue:
+        return pb.Queue(
+            subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
+            start_sequence=info.start_sequence, next_sequence=info.next_sequence, stored_bytes=info.stored_bytes,
+            last_append_ms=info.last_append_ms,
+        )  # fmt: skip
+
+    @answering
+    async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
+        """See control.proto."""
+        found = self._admin.groups(request.subject, request.group)
+        return pb.DescribeGroupsResponse(groups=[self._describe(info) for info in found])
+
+    def _describe(self, info: GroupInfo) -> pb.Group:
+        consumers = [
+            pb.Consumer(name=each.name, unacked=each.unacked, seen_ms_ago=each.seen_ms_ago, lease_ms=each.lease_ms)
+            for each in info.consumers
+        ]
+        return pb.Group(
+            subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
+            group=info.group, next_sequence=info.next_sequence, settled_before=info.settled_before,
+            waiting=info.waiting, unacked=info.unacked, requeued=info.requeued, lag_ms=info.lag_ms,
+            expired=info.expired, consumers=consumers,
+        )  # fmt: skip
+
+    @answering
+    async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.ResetGroupResponse:
+        """See control.proto."""
+        moved = self._admin.reset(request.subject, request.group, _target(request))
+        return pb.ResetGroupResponse(moved=[self._moved(queue, begin, end) for queue, begin, end in moved])
+
+    def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
+        return pb.Moved(
+            partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end
+        )
+
+    @answering
+    async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
+        """See control.proto."""
+        found = self._admin.find_message(request.subject, MessageId.parse(request.message_id))
+        return pb.FindMessageResponse(message=self._message(found, request.message_id))
+
+    def _message(self, found: Found, message_id: str) -> pb.StoredMessage:
+        view, index = found.view, found.index
+        keys, tags, headers = view.keys(), view.tags(), view.headers()
+        return pb.StoredMessage(
+            subject=found.queue.id.subject, partition=found.queue.id.partition, broker_group=self._group,
+            sequence=view.base_sequence + index, message_id=message_id, body=view.bodies()[index],
+            key=keys[index] if keys else b"", tags=tags[index] if tags else (),
+            headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
+            create_time_ms=view.create_times_ms()[index], append_time_ms=view.envelope.append_time_ms,
+        )  # fmt: skip
+
+    @answering
+    async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
+        """See control.proto."""
+        found = self._admin.find_time(request.subject, request.time_ms)
+        return pb.FindTimeResponse(found=[self._moved(queue, sequence, sequence) for queue, sequence in found])
+
+
+def _target(request: pb.ResetGroupRequest) -> Target:
+    kind = request.WhichOneof("target")
+    if kind == "earliest":
+        return Earliest()
+    if kind == "latest":
+        return Latest()
+    if kind == "time_ms":
+        return AtTime(TimeMs(request.time_ms))
+    if kind == "sequence":
+        return AtSequence(Sequence(request.sequence))
+    raise InvalidArgument("say where the group shall go: earliest, latest, a time or a sequence")
+
+
+async def serve_control(admin: BrokerAdmin, broker_group: str, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Serve the control port; the server and the port it got. Raises OSError if the port is taken."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    control_pb2_grpc.add_BrokerControlServicer_to_server(ControlService(admin, broker_group), server)
+    bound = bind(server, host, port)
+    await server.start()
+    return server, bound
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Bind a gRPC server. Raises OSError if the port is taken."""
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as cause:
+        raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause

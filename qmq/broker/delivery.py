@@ -1,0 +1,227 @@
+"""Deciding what a consumer gets next, and laying out the answer. Pure but for reading batches from the store.
+
+What came back goes first (the longest due first), then the group's next new messages. Whole batches travel, because their checksum is the
+producer's own; a range says which of a batch's messages are meant. Batches that cannot match the consumer's tags are passed over by
+their index entry and their column of hashes, without decoding a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from qmq.batch import Layout, parse_header, tag_bloom, tag_hash
+from qmq.errors import MessagesExpired
+from qmq.log.actions import Pulled
+from qmq.log.consume_log import IndexEntry
+from qmq.log.consumption import EXPIRED, Requeued, Share
+from qmq.log.queue import Queue
+from qmq.log.store import Store
+from qmq.wire.messages import Range
+
+_ENTRIES_AHEAD: Final = 256
+_ENTRIES_MAX: Final = 20_000
+"""Batches one pull may pass over before the turn goes to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Messages with any of some tags, and all of some others. Compared by hash here, by string in the client."""
+
+    any_of: tuple[int, ...] = ()
+    all_of: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, any_of: list[str], all_of: list[str]) -> TagFilter | None:
+        """None if every message matches."""
+        if not any_of and not all_of:
+            return None
+        return cls(tuple(map(tag_hash, any_of)), tuple(map(tag_hash, all_of)))
+
+    def may_match(self, bloom: int) -> bool:
+        """False if no message of a batch with this bloom can match."""
+        if any(tag_bloom((each,)) & ~bloom for each in self.all_of):
+            return False
+        return not self.any_of or any(not tag_bloom((each,)) & ~bloom for each in self.any_of)
+
+    def matches(self, region: bytes) -> bool:
+        """Whether the batch's column of hashes holds what is asked for (in one message or spread over several)."""
+        header = parse_header(region)
+        layout = Layout.walk(region, header)
+        if layout.tag_list < 0:
+            return False
+        total = int.from_bytes(region[layout.tag_list + 4 * header.count :][:4], "little")
+        hashes = np.frombuffer(region, "<u8", total, layout.tag_hash)
+        if self.any_of and not np.isin(hashes, np.array(self.any_of, np.uint64)).any():
+            return False
+        return all(bool((hashes == np.uint64(each)).any()) for each in self.all_of)
+
+
+class Piece(NamedTuple):
+    """Messages `first` to `first + count - 1`, which lie in the batch of `entry`."""
+
+    entry: IndexEntry
+    first: int
+    count: int
+    attempt: int
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What to hand out: `pulled` is for the action log, `pieces` for the answer; both name the same messages in the same order."""
+
+    pulled: list[Pulled] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, piece: Piece) -> None:
+        if not self.pieces or self.pieces[-1].entry.position != piece.entry.position:
+            self.bytes += piece.entry.total_bytes
+        self.pieces.append(piece)
+        self.messages += piece.count
+
+
+class Reader:
+    """Reads one queue's index forward for one group; remembers where it is."""
+
+    __slots__ = ("_ahead", "_number", "_queue")
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._ahead: dict[int, IndexEntry] = {}
+        self._number = -1
+
+    def number_of(self, sequence: int) -> int:
+        """Number of the entry that holds `sequence`, or of the next one; the index's count if there is none."""
+        index = self._queue.index
+        number = self._number
+        if not index.first <= number <= index.count or not self._holds(number, sequence):
+            number = index.find_sequence(sequence) if index.count > index.first else index.count
+            if number < index.count and self.entry(number).next_sequence <= sequence:
+                number += 1
+        self._number = number
+        return number
+
+    def _holds(self, number: int, sequence: int) -> bool:
+        index = self._queue.index
+        if number > index.first and self.entry(number - 1).next_sequence > sequence:
+            return False
+        return number == index.count or self.entry(number).next_sequence > sequence
+
+    def entry(self, number: int) -> IndexEntry:
+        """An index entry, read ahead."""
+        found = self._ahead.get(number)
+        if found is None:
+            if len(self._ahead) > 4 * _ENTRIES_AHEAD:
+                self._ahead.clear()
+            for at, each in enumerate(self._queue.index.entries(number, _ENTRIES_AHEAD)):
+                self._ahead[number + at] = each
+            found = self._ahead[number]
+        return found
+
+    def forget(self) -> None:
+        """The index was changed under us."""
+        self._ahead.clear()
+        self._number = -1
+
+
+def collect(
+    store: Store, queue: Queue, share: Share, reader: Reader, tags: TagFilter | None,
+    messages_max: int, bytes_max: int, now_ms: int,
+) -> Delivery:  # fmt: skip
+    """What the group's next pull gets. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
+    delivery = Delivery()
+    for item in share.due(now_ms, messages_max):
+        if delivery.bytes >= bytes_max:
+            break
+        _collect_requeued(queue, reader, item, delivery)
+    if delivery.messages < messages_max and delivery.bytes < bytes_max:
+        _collect_new(store, queue, share, reader, tags, delivery, messages_max, bytes_max)
+    return delivery
+
+
+def _collect_requeued(queue: Queue, reader: Reader, item: Requeued, delivery: Delivery) -> None:
+    gone = min(max(queue.start_sequence - item.first, 0), item.count)
+    if gone:
+        delivery.pulled.append(Pulled(item.first, gone, EXPIRED))
+    if gone == item.count:
+        return
+    sequence, end = item.first + gone, item.first + item.count
+    delivery.pulled.append(Pulled(sequence, end - sequence, item.attempt))
+    number = reader.number_of(sequence)
+    while sequence < end and number < queue.index.count:
+        entry = reader.entry(number)
+        sequence = max(sequence, entry.base_sequence)
+        count = min(entry.next_sequence, end) - sequence
+        delivery.add(Piece(entry, sequence, count, item.attempt))
+        sequence += count
+        number += 1
+
+
+def _collect_new(
+    store: Store, queue: Queue, share: Share, reader: Reader, tags: TagFilter | None, delivery: Delivery,
+    messages_max: int, bytes_max: int,
+) -> None:  # fmt: skip
+    begin = sequence = share.next_sequence
+    if sequence < queue.start_sequence:
+        raise MessagesExpired(
+            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} are gone, retention took them before this group "
+            "consumed them; to go on with the oldest that are left: qmq group reset --to earliest"
+        )
+    if sequence >= queue.visible_sequence:
+        return
+    for entry in _entries(queue, reader, sequence):
+        if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
+            break
+        first = max(sequence, entry.base_sequence)
+        if tags is None or _matches(store, queue, entry, tags):
+            count = min(entry.next_sequence - first, messages_max - delivery.messages)
+            delivery.add(Piece(entry, first, count, 1))
+            _extend(delivery.pulled, first, count, begin)
+            sequence = first + count
+        else:
+            sequence = entry.next_sequence
+    if not delivery.pulled or sequence > delivery.pulled[-1].first_sequence + delivery.pulled[-1].count:
+        if sequence > begin:
+            delivery.pulled.append(Pulled(sequence, 0, 1))
+
+
+def _entries(queue: Queue, reader: Reader, sequence: int) -> Iterator[IndexEntry]:
+    begin = reader.number_of(sequence)
+    for number in range(begin, min(queue.index.count, begin + _ENTRIES_MAX)):
+        entry = reader.entry(number)
+        if entry.next_sequence > queue.visible_sequence:
+            return
+        yield entry
+
+
+def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> bool:
+    return tags.may_match(entry.tag_bloom) and tags.matches(store.read(queue, entry)[1])
+
+
+def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
+    """Add a range of new messages, joined to the one before it if that is new too and ends where this begins."""
+    if pulled and first > begin:
+        last = pulled[-1]
+        if last.first_sequence >= begin and last.first_sequence + last.count == first:
+            pulled[-1] = Pulled(last.first_sequence, last.count + count, 1)
+            return
+    pulled.append(Pulled(first, count, 1))
+
+
+def lay_out(store: Store, queue: Queue, delivery: Delivery) -> tuple[list[Range], list[bytes], int]:
+    """(ranges, buffers of the batches, number of batches) of the answer. Raises LogDamaged."""
+    ranges: list[Range] = []
+    buffers: list[bytes] = []
+    places: dict[int, int] = {}
+    for piece in delivery.pieces:
+        place = places.get(piece.entry.position)
+        if place is None:
+            place = places[piece.entry.position] = len(places)
+            buffers += store.read(queue, piece.entry)
+        ranges.append(Range(piece.first, piece.count, piece.attempt, place))
+    return ranges, buffers, len(places)

@@ -1,0 +1,118 @@
+"""Checking what a producer sent, before a byte of it is stored. Pure.
+
+A batch is taken whole or refused whole. The broker never decodes a message one by one: it checks the producer's checksum, finds the columns,
+and checks each column's offsets as one vector, so that nobody who reads the log later can be led outside a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import unpack_from
+from typing import Final
+
+import numpy as np
+
+from qmq import limits
+from qmq.batch import (
+    BATCH_BYTES_MIN,
+    ENVELOPE_BYTES,
+    REGION_BYTES,
+    Layout,
+    RegionHeader,
+    check_region,
+    int_column,
+    parse_header,
+    sent_sizes,
+    tag_bloom,
+)
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from qmq.log.queue import Queue
+from qmq.log.store import Intake
+
+_VECTOR_MIN: Final = 32
+"""Below so many offsets a loop is faster than numpy."""
+
+FindQueue = Callable[[bytes, int], tuple[Queue, int]]
+"""(subject as bytes, partition) -> the queue and its largest body. Raises UnknownSubject, InvalidName."""
+
+
+def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
+    """The batches of a PRODUCE, checked.
+
+    Raises:
+        CorruptBatch: a checksum or an offset does not hold.
+        MessageTooLarge: a body is over the subject's limit.
+        UnknownSubject, InvalidName: from `find_queue`.
+    """
+    found: list[Intake] = []
+    at = 0
+    while at < len(payload):
+        total, region_crc = sent_sizes(payload, at)
+        region = bytes(payload[at + ENVELOPE_BYTES : at + total])
+        if len(region) != total - ENVELOPE_BYTES:
+            raise CorruptBatch(f"the frame ends within a batch of {total} bytes")
+        found.append(read_batch(region, region_crc, find_queue))
+        at += total
+    if not found:
+        raise InvalidArgument(f"PRODUCE without a batch (the smallest has {BATCH_BYTES_MIN} bytes)")
+    return found
+
+
+def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
+    """One batch, checked. Raises as `read_batches`."""
+    check_region(region, region_crc)
+    header = parse_header(region)
+    layout = Layout.walk(region, header)
+    subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
+    queue, body_bytes_max = find_queue(subject, header.partition)
+    stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
+    longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
+    if longest > body_bytes_max:
+        raise MessageTooLarge(
+            f"a body of {longest} bytes to {subject.decode()!r}, where {body_bytes_max} is the most: "
+            "send a reference to it instead, or raise the subject's body_bytes_max"
+        )
+    bloom = _check_columns(region, header, layout) if header.columns else 0
+    return Intake(queue, region, region_crc, header, bloom)
+
+
+def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
+    """Check the offsets of the optional columns; give the bloom of the tags."""
+    count = header.count
+    if layout.key >= 0:
+        longest = _check_offsets(region, layout.key, count, limits.BATCH_BYTES_MAX)
+        if longest > limits.KEY_BYTES_MAX:
+            raise MessageTooLarge(f"a key of {longest} bytes; the most is {limits.KEY_BYTES_MAX}")
+    if layout.header_list >= 0:
+        _check_offsets(region, layout.header_list, count, limits.BATCH_BYTES_MAX)
+        total = _last(region, layout.header_list, count)
+        _check_offsets(region, layout.header_name, total, limits.BATCH_BYTES_MAX)
+        _check_offsets(region, layout.header_value, total, limits.BATCH_BYTES_MAX)
+    if layout.tag_list < 0:
+        return 0
+    most = _check_offsets(region, layout.tag_list, count, limits.BATCH_BYTES_MAX)
+    if most > limits.TAGS_MAX:
+        raise InvalidArgument(f"a message with {most} tags; the most is {limits.TAGS_MAX}")
+    total = _last(region, layout.tag_list, count)
+    _check_offsets(region, layout.tag, total, limits.BATCH_BYTES_MAX)
+    return tag_bloom(set(int_column(region, layout.tag_hash, "Q", total)))
+
+
+def _last(region: bytes, at: int, count: int) -> int:
+    last: int = unpack_from("<i", region, at + 4 * count)[0]
+    return last
+
+
+def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
+    """Offsets begin at 0, never fall, and end at (or before) `end`; give the longest item. Raises CorruptBatch."""
+    if count < _VECTOR_MIN:
+        marks = unpack_from(f"<{count + 1}i", region, at)
+        lengths = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)
+    else:
+        vector = np.frombuffer(region, "<i4", count + 1, at)
+        steps = np.diff(vector)
+        first, last, shortest, longest = int(vector[0]), int(vector[-1]), int(steps.min()), int(steps.max())
+    if first != 0 or shortest < 0 or last > end or (exact and last != end):
+        raise CorruptBatch(f"the offsets at byte {at} of a region do not rise from 0 to {end}")
+    return longest

@@ -1,0 +1,143 @@
+"""Who consumes: groups on their queues, consumers attached over a connection, and pulls that wait for messages. No I/O.
+
+Rules:
+* A *session* is a consumer on one connection. The consumer outlives it: it may come back, under the same incarnation, with all it holds.
+* Its *lease* is counted from its last sign of life, by a monotonic clock, and begins anew when the broker starts. When it ends, what the
+  consumer holds goes to the others.
+* Waiting pulls are served in the order in which they came, so that consumers who are equally fast get equally much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qmq.broker.delivery import Reader, TagFilter
+from qmq.log.consumption import Share
+from qmq.log.queue import Queue
+
+
+class Peer(Protocol):
+    """The connection behind a session."""
+
+    @property
+    def is_writable(self) -> bool:
+        """False while its answers pile up unread."""
+        ...
+
+    def send(self, *buffers: bytes) -> None:
+        """Queue bytes for the end of the turn."""
+        ...
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A pull that found nothing yet."""
+
+    session: Session
+    request_id: int
+    messages_max: int
+    bytes_max: int
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Session:
+    """A consumer attached over a connection."""
+
+    number: int
+    peer: Peer
+    group: GroupState
+    consumer: str
+    tags: TagFilter | None
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One group on one queue, as the running broker sees it."""
+
+    queue: Queue
+    name: str
+    share: Share
+    reader: Reader
+    waiters: deque[Waiter] = field(default_factory=deque)
+    seen_ms: dict[str, int] = field(default_factory=dict)
+    """Last sign of life of each holder, monotonic."""
+
+    def expired(self, now_ms: int) -> list[str]:
+        """Consumers whose lease has ended."""
+        return [
+            name
+            for name, holder in self.share.holders.items()
+            if now_ms - self.seen_ms.setdefault(name, now_ms) > holder.lease_ms
+        ]
+
+    def take_waiter(self) -> Waiter | None:
+        """The next pull that can be answered; those whose connection is full keep their place."""
+        for at, waiter in enumerate(self.waiters):
+            if waiter.session.peer.is_writable:
+                del self.waiters[at]
+                return waiter
+        return None
+
+    def take_late(self, now_ms: int) -> list[Waiter]:
+        """Pulls whose wait is over."""
+        late = [waiter for waiter in self.waiters if waiter.deadline_ms <= now_ms]
+        if late:
+            self.waiters = deque([waiter for waiter in self.waiters if waiter.deadline_ms > now_ms])
+        return late
+
+    def drop_waiters(self, session: Session) -> None:
+        """The session is gone: nobody waits for its answers."""
+        self.waiters = deque([waiter for waiter in self.waiters if waiter.session is not session])
+
+
+class Groups:
+    """All groups of the broker, and all sessions."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[int, str], GroupState] = {}
+        self._by_queue: dict[int, list[GroupState]] = {}
+        self._sessions: dict[int, Session] = {}
+        self._next_session = 1
+
+    def state(self, queue: Queue, group: str) -> GroupState:
+        """The group on the queue; the share must exist or is made."""
+        key = (id(queue), group)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = GroupState(queue, group, queue.share(group), Reader(queue))
+            self._by_queue.setdefault(id(queue), []).append(state)
+        return state
+
+    def of_queue(self, queue: Queue) -> list[GroupState]:
+        """The groups that consume the queue."""
+        return self._by_queue.get(id(queue), [])
+
+    def __iter__(self) -> Iterator[GroupState]:
+        return iter(list(self._states.values()))
+
+    def attach(self, peer: Peer, state: GroupState, consumer: str, tags: TagFilter | None) -> Session:
+        """A new session; one that the consumer had before ends."""
+        for old in [each for each in self._sessions.values() if each.group is state and each.consumer == consumer]:
+            self.detach(old)
+        session = Session(self._next_session, peer, state, consumer, tags)
+        self._next_session += 1
+        self._sessions[session.number] = session
+        return session
+
+    def session(self, number: int, peer: Peer) -> Session | None:
+        """The session, if it is this connection's."""
+        session = self._sessions.get(number)
+        return session if session is not None and session.peer is peer else None
+
+    def detach(self, session: Session) -> None:
+        """The session is over; the consumer's lease goes on."""
+        self._sessions.pop(session.number, None)
+        session.group.drop_waiters(session)
+
+    def of_peer(self, peer: Peer) -> list[Session]:
+        """The sessions of a connection."""
+        return [session for session in self._sessions.values() if session.peer is peer]

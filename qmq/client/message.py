@@ -1,0 +1,210 @@
+"""What a consumer gets: one message, or many in their columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from qmq.batch import BatchView
+from qmq.errors import InvalidArgument
+from qmq.model import MessageId
+from qmq.wire.messages import Verdict
+
+if TYPE_CHECKING:
+    from qmq.client.consumer import Consumer
+
+
+class Decoded:
+    """A batch with its columns decoded at first use, shared by all its messages."""
+
+    __slots__ = ("_bodies", "_columns", "view")
+
+    def __init__(self, view: BatchView) -> None:
+        self.view = view
+        self._bodies: list[bytes] | None = None
+        self._columns: dict[str, Any] = {}
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """All bodies of the batch."""
+        if self._bodies is None:
+            self._bodies = self.view.bodies()
+        return self._bodies
+
+    def column(self, name: str) -> Any:
+        """Another column of the view, by the name of its method."""
+        if name not in self._columns:
+            self._columns[name] = getattr(self.view, name)()
+        return self._columns[name]
+
+
+@dataclass(slots=True)
+class Slice:
+    """Consecutive messages of one batch, as they were handed out: `pull` is the pull sequence of the first."""
+
+    batch: Decoded
+    offset: int
+    count: int
+    attempt: int
+    pull: int
+
+    def split(self, count: int) -> tuple[Slice, Slice]:
+        """The first `count` messages, and the rest."""
+        rest = self.count - count
+        head = Slice(self.batch, self.offset, count, self.attempt, self.pull)
+        return head, Slice(self.batch, self.offset + count, rest, self.attempt, self.pull + count)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of these messages."""
+        found = self.batch.bodies
+        return found if self.count == len(found) else found[self.offset : self.offset + self.count]
+
+
+class Message:
+    """One message. `attempt` is 1 the first time it is handed out."""
+
+    __slots__ = ("_batch", "_consumer", "_index", "_pull", "attempt", "body", "is_settled")
+
+    def __init__(self, consumer: Consumer, batch: Decoded, index: int, attempt: int, pull: int) -> None:
+        self.body = batch.bodies[index]
+        self.attempt = attempt
+        self.is_settled = False
+        self._batch = batch
+        self._index = index
+        self._consumer = consumer
+        self._pull = pull
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self._consumer.subject
+
+    @property
+    def sequence(self) -> int:
+        """Its number in its queue."""
+        return self._batch.view.base_sequence + self._index
+
+    @property
+    def id(self) -> MessageId:
+        """Its name, for ever."""
+        stored = self._batch.column("message_ids")
+        if stored is not None:
+            return MessageId.parse(stored[self._index].hex())
+        header = self._batch.view.header
+        return MessageId(header.producer_id, header.batch_sequence, self._index)
+
+    @property
+    def key(self) -> str | None:
+        """Its key as text; None if it has none. Raises UnicodeDecodeError for a key that is no UTF-8: see `key_bytes`."""
+        found = self.key_bytes
+        return None if found is None else found.decode()
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """Its key."""
+        keys = self._batch.column("keys")
+        return (keys[self._index] or None) if keys else None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags."""
+        tags = self._batch.column("tags")
+        return tags[self._index] if tags else ()
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """Its headers."""
+        headers = self._batch.column("headers")
+        return headers[self._index] if headers else {}
+
+    @property
+    def create_time_ms(self) -> int:
+        """When it was handed to the producer, milliseconds since 1970, by the producer's clock."""
+        return int(self._batch.column("create_times_ms")[self._index])
+
+    @property
+    def create_time(self) -> datetime:
+        """The same as a datetime in UTC."""
+        return datetime.fromtimestamp(self.create_time_ms / 1000, UTC)
+
+    @property
+    def append_time_ms(self) -> int:
+        """When the broker stored it, milliseconds since 1970, by the broker's clock."""
+        return self._batch.view.envelope.append_time_ms
+
+    def json(self) -> Any:
+        """The body read as JSON. Raises ValueError."""
+        return json.loads(self.body)
+
+    # --- settling ------------------------------------------------------------------------------------------------------
+
+    async def ack(self) -> None:
+        """It was worked on: never hand it out again. Returns when the broker has it; raises StaleDelivery if it went to another."""
+        self.is_settled = True
+        await self._consumer.settle_now(self._pull, self._pull, Verdict.ACK)
+
+    def ack_later(self) -> None:
+        """The same without waiting; it leaves with others."""
+        self.is_settled = True
+        self._consumer.settle(self._pull, self._pull, Verdict.ACK)
+
+    def nack(self, delay: timedelta | None = None) -> None:
+        """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts."""
+        self.is_settled = True
+        self._consumer.nack(self._pull, self._pull, self.attempt, delay)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
+
+
+class Messages:
+    """Messages pulled together: a sequence of Message, made when asked for, with the bodies as a list beside it."""
+
+    __slots__ = ("_consumer", "slices")
+
+    def __init__(self, consumer: Consumer, slices: list[Slice]) -> None:
+        self._consumer = consumer
+        self.slices = slices
+
+    def __len__(self) -> int:
+        return sum([each.count for each in self.slices])
+
+    def __iter__(self) -> Iterator[Message]:
+        for each in self.slices:
+            for index in range(each.count):
+                yield Message(
+                    self._consumer, each.batch, each.offset + index, each.attempt, each.pull + index
+                )
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """All bodies, without making a Message of each: the fast way."""
+        if len(self.slices) == 1:
+            return self.slices[0].bodies
+        return [body for each in self.slices for body in each.bodies]
+
+    def ack_later(self) -> None:
+        """All were worked on."""
+        for each in self.slices:
+            self._consumer.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
+
+    async def ack(self) -> None:
+        """All were worked on; returns when the broker has it. Raises StaleDelivery."""
+        for each in self.slices:
+            await self._consumer.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
+
+    def nack(self, delay: timedelta | None = None) -> None:
+        """All failed: hand them out again after `delay`."""
+        for each in self.slices:
+            self._consumer.nack(each.pull, each.pull + each.count - 1, each.attempt, delay)
+
+
+def delay_ms(delay: timedelta) -> int:
+    """A delay in milliseconds. Raises InvalidArgument if it is negative, no timedelta, or over 30 days."""
+    if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=30):
+        raise InvalidArgument(f"a delay is a timedelta of 0 to 30 days, not {delay!r}")
+    return int(delay.total_seconds() * 1000)

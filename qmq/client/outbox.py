@@ -1,0 +1,100 @@
+"""The messages a producer has not sent yet: one batch that is open, and how it is closed. No I/O.
+
+The common case, a body and nothing else, costs an append and an addition; the columns of keys, tags and headers come into being with the
+first message that has one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from qmq.batch import Columns
+from qmq.client import content
+from qmq.client.receipts import Ticket
+
+
+@dataclass(slots=True)
+class Batch:
+    """A closed batch on its way. `encoded` is kept so that a retry sends the same bytes."""
+
+    columns: Columns
+    create_time_ms: int
+    bytes: int
+    ticket: Ticket
+    sequence: int
+    until: float = 0.0
+    attempts: int = 0
+    is_uncertain: bool = False
+    """Whether a try ended without an answer: it may be stored."""
+    encoded: tuple[bytes, bytes] | None = None
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return len(self.columns.bodies)
+
+
+class OpenBatch:
+    """The batch that `send` adds to."""
+
+    __slots__ = ("_runs", "bodies", "bytes", "headers", "keys", "tags", "ticket")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.bytes = 0
+        self.keys: list[bytes] | None = None
+        self.tags: list[tuple[str, ...]] | None = None
+        self.headers: list[Mapping[str, bytes]] | None = None
+        self.ticket = Ticket()
+        self._runs: list[tuple[int, int]] = []
+
+    def stamp(self) -> None:
+        """The messages from here on are made now; once a round of the event loop is exact enough."""
+        now_ms = time.time_ns() // 1_000_000
+        if not self._runs or self._runs[-1][1] != now_ms:
+            self._runs.append((len(self.bodies), now_ms))
+
+    def add_columns(self, key: object, tags: object, headers: object) -> None:
+        """The columns of the message just added. Raises InvalidArgument, MessageTooLarge, and then the message is out again."""
+        try:
+            found_key, found_tags, found_headers = (
+                content.key_bytes(key),
+                content.tag_tuple(tags),
+                content.header_map(headers),
+            )
+        except Exception:
+            self.bytes -= len(self.bodies.pop())
+            raise
+        before = len(self.bodies) - 1
+        if found_key or self.keys is not None:
+            self.keys = self.keys if self.keys is not None else [b""] * before
+            self.keys.append(found_key)
+        if found_tags or self.tags is not None:
+            self.tags = self.tags if self.tags is not None else [()] * before
+            self.tags.append(found_tags)
+        if found_headers or self.headers is not None:
+            self.headers = self.headers if self.headers is not None else [{}] * before
+            self.headers.append(found_headers)
+        self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bodies are all there is."""
+        return self.keys is None and self.tags is None and self.headers is None
+
+    def close(self, sequence: int) -> Batch:
+        """Make it a batch to be sent."""
+        if not self._runs:
+            self.stamp()
+        columns = Columns(self.bodies, self.keys, self.tags, self.headers)
+        first_ms = min(ms for _, ms in self._runs)
+        if len(self._runs) > 1:
+            columns.create_deltas = list(self._deltas(first_ms))
+        return Batch(columns, first_ms, self.bytes, self.ticket, sequence)
+
+    def _deltas(self, first_ms: int) -> Iterable[int]:
+        ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
+        for (begin, ms), end in zip(self._runs, ends, strict=True):
+            yield from [ms - first_ms] * (end - begin)

@@ -1,0 +1,122 @@
+"""What a sender gets back: where its messages went. One ticket a batch, since a future a message would cost more than sending it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from qmq.errors import QmqError
+from qmq.model import MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One stored message: `sequence` is its number in its queue, for ever; `id` names it everywhere."""
+
+    subject: str
+    partition: int
+    sequence: int
+    id: MessageId
+    append_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A stored batch: its messages have consecutive sequences from `base_sequence` on."""
+
+    subject: str
+    partition: int
+    base_sequence: int
+    count: int
+    producer_id: int
+    batch_sequence: int
+    append_time_ms: int
+
+    def id(self, index: int) -> MessageId:
+        """The id of the batch's message number `index`."""
+        return MessageId(self.producer_id, self.batch_sequence, index)
+
+    def receipt(self, index: int) -> Receipt:
+        """The receipt of the batch's message number `index`."""
+        sequence = self.base_sequence + index
+        return Receipt(self.subject, self.partition, sequence, self.id(index), self.append_time_ms)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return map(self.receipt, range(self.count))
+
+
+class Ticket:
+    """Stands for a batch on its way. `await` it, as often as you like, for its BatchReceipt; a batch that failed raises its error."""
+
+    __slots__ = ("_error", "_future", "_receipt", "seen")
+
+    def __init__(self) -> None:
+        self._receipt: BatchReceipt | None = None
+        self._error: QmqError | None = None
+        self._future: asyncio.Future[None] | None = None
+        self.seen = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is decided."""
+        return self._receipt is not None or self._error is not None
+
+    def __await__(self) -> Generator[object, None, BatchReceipt]:
+        self.seen = True
+        if self._receipt is None and self._error is None:
+            if self._future is None:
+                self._future = asyncio.get_running_loop().create_future()
+            yield from asyncio.shield(self._future).__await__()
+        if self._error is not None:
+            raise self._error
+        assert self._receipt is not None
+        return self._receipt
+
+    def resolve(self, receipt: BatchReceipt) -> None:
+        """The batch is stored."""
+        self._receipt = receipt
+        self._wake()
+
+    def fail(self, error: QmqError) -> None:
+        """The batch failed; `error.outcome` says what is known of it."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Tickets:
+    """Several batches sent together. `await` for their BatchReceipts, in order; the first failure is raised."""
+
+    __slots__ = ("_tickets",)
+
+    def __init__(self, tickets: list[Ticket]) -> None:
+        self._tickets = tickets
+
+    def __await__(self) -> Generator[object, None, Receipts]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Receipts:
+        return Receipts([await ticket for ticket in self._tickets])
+
+
+class Receipts:
+    """Where many messages went: a sequence of Receipt, made when asked for."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self, batches: list[BatchReceipt]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return chain.from_iterable(self.batches)

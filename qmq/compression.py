@@ -1,0 +1,62 @@
+"""Compression of a batch's bodies as one buffer. The size after is known before, so a bomb cannot go off."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from qmq.errors import CorruptBatch, InvalidArgument
+
+
+class Compression(IntEnum):
+    """How bodies are stored. zstd and lz4 need `pip install qmq[compression]`."""
+
+    NONE = 0
+    ZSTD = 1
+    LZ4 = 2
+
+
+def _library(kind: Compression) -> Any:
+    try:
+        if kind is Compression.ZSTD:
+            import zstandard
+
+            return zstandard
+        import lz4.block
+
+        return lz4.block
+    except ImportError:
+        raise InvalidArgument(
+            f"compression {kind.name.lower()} needs its library: pip install 'qmq[compression]'"
+        ) from None
+
+
+def compress(kind: Compression, data: bytes) -> bytes:
+    """Raises InvalidArgument if the library is missing."""
+    library = _library(kind)
+    if kind is Compression.ZSTD:
+        return bytes(library.ZstdCompressor(level=3).compress(data))
+    return bytes(library.compress(data, store_size=False))
+
+
+def decompress(kind: Compression, data: bytes, size: int) -> bytes:
+    """Give back exactly `size` bytes. Raises CorruptBatch if the data holds anything else."""
+    library = _library(kind)
+    try:
+        if kind is Compression.ZSTD:
+            out = _zstd(library, data, size)
+        else:
+            out = library.decompress(data, uncompressed_size=size)
+    except Exception as cause:
+        raise CorruptBatch(f"the {kind.name.lower()} bodies cannot be decompressed: {cause}") from cause
+    if len(out) != size:
+        raise CorruptBatch(f"the bodies decompress to {len(out)} bytes instead of {size}")
+    return bytes(out)
+
+
+def _zstd(library: Any, data: bytes, size: int) -> bytes:
+    reader = library.ZstdDecompressor().stream_reader(data)
+    out: bytes = reader.read(size) if size else b""
+    if reader.read(1):
+        raise ValueError("more bytes than declared")
+    return out

@@ -1,0 +1,210 @@
+"""Every error that QMQ raises, in one tree with stable codes.
+
+    QmqError
+    ├── CallerError                 fix the request; sending it again will not help
+    │   ├── InvalidName             E101  a subject, group or consumer name breaks the grammar
+    │   ├── InvalidArgument         E102  a value has the wrong type or is out of range
+    │   ├── MessageTooLarge         E103  body or batch over the limit
+    │   ├── ClientClosed            E104  the client, producer or consumer was closed before the call
+    │   ├── UnknownSubject          E105  the subject does not exist and may not be created by sending
+    │   ├── UnknownGroup            E106  the group has never consumed this subject
+    │   ├── SubjectExists           E107  creating a subject that is there, with other settings
+    │   ├── UnknownConsumer         E108  the broker knows no such consumer session: attach again
+    │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease lost, group reset)
+    │   ├── MessagesExpired         E110  the group's next messages are gone: retention took them
+    │   ├── MessageNotFound         E111  no stored message has this id
+    │   └── BufferFull              E112  the producer's buffer is full: await drain() first
+    ├── PeerError                   the other side broke the protocol; the connection is closed
+    │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
+    │   └── CorruptBatch            E202  a checksum does not hold
+    ├── Unavailable                 try again after retry_after_ms
+    │   ├── NotConnected            E301  no connection to the server could be had
+    │   ├── Overloaded              E302  a limit of the server is reached for now
+    │   ├── DiskFull                E303  the broker refuses writes until there is space again
+    │   ├── Stopping                E304  the server is shutting down
+    │   └── DeadlineExceeded        E305  no answer in time
+    ├── StorageError                the server's own data
+    │   ├── LogDamaged              E401  damage that recovery must not cut away
+    │   ├── FlushFailed             E402  fsync failed: the log stops, for good
+    │   └── FolderInUse             E403  another process has this data folder
+    └── CoordinationError           the coordination store
+        ├── Compacted               E501  the revision is compacted away: list again, then watch from there
+        └── LeaseNotFound           E502  the lease has ended: what it held is gone
+
+Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message:
+stored, not stored, or unknown; it is never guessed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Outcome(Enum):
+    """What became of the request that failed."""
+
+    NOT_STORED = 0
+    UNKNOWN = 1
+    STORED = 2
+
+
+class QmqError(Exception):
+    """Root of the tree. `code` is stable across releases and languages; `outcome` is about the failed request."""
+
+    code = 100
+    retry_after_ms: int | None = None
+
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_STORED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"[E{self.code}] {self.message}"
+
+
+class CallerError(QmqError):
+    """The request itself is at fault; sending it again will not help."""
+
+
+class InvalidName(CallerError):
+    code = 101
+
+
+class InvalidArgument(CallerError):
+    code = 102
+
+
+class MessageTooLarge(CallerError):
+    code = 103
+
+
+class ClientClosed(CallerError):
+    code = 104
+
+
+class UnknownSubject(CallerError):
+    code = 105
+
+
+class UnknownGroup(CallerError):
+    code = 106
+
+
+class SubjectExists(CallerError):
+    code = 107
+
+
+class UnknownConsumer(CallerError):
+    code = 108
+
+
+class StaleDelivery(CallerError):
+    code = 109
+
+
+class MessagesExpired(CallerError):
+    code = 110
+
+
+class MessageNotFound(CallerError):
+    code = 111
+
+
+class BufferFull(CallerError):
+    code = 112
+
+
+class PeerError(QmqError):
+    """The other side broke the protocol; the connection is closed."""
+
+
+class ProtocolViolation(PeerError):
+    code = 201
+
+
+class CorruptBatch(PeerError):
+    code = 202
+
+
+class Unavailable(QmqError):
+    """Nothing is wrong with the request: try again after `retry_after_ms`."""
+
+    retry_after_ms: int | None = 200
+
+    def __init__(
+        self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        if retry_after_ms is not None:
+            self.retry_after_ms = retry_after_ms
+
+
+class NotConnected(Unavailable):
+    code = 301
+
+
+class Overloaded(Unavailable):
+    code = 302
+
+
+class DiskFull(Unavailable):
+    code = 303
+    retry_after_ms = 1000
+
+
+class Stopping(Unavailable):
+    code = 304
+
+
+class DeadlineExceeded(Unavailable):
+    code = 305
+
+
+class StorageError(QmqError):
+    """The server's own data; an operator has to look."""
+
+
+class LogDamaged(StorageError):
+    code = 401
+
+
+class FlushFailed(StorageError):
+    code = 402
+
+
+class FolderInUse(StorageError):
+    code = 403
+
+
+class CoordinationError(QmqError):
+    """The coordination store refused."""
+
+
+class Compacted(CoordinationError):
+    code = 501
+
+
+class LeaseNotFound(CoordinationError):
+    code = 502
+
+
+def _leaves(root: type[QmqError]) -> list[type[QmqError]]:
+    found = [root]
+    for child in root.__subclasses__():
+        found.extend(_leaves(child))
+    return found
+
+
+BY_CODE: dict[int, type[QmqError]] = {kind.code: kind for kind in _leaves(QmqError) if "code" in vars(kind)}
+
+
+def from_wire(code: int, message: str, outcome: int, retry_after_ms: int) -> QmqError:
+    """Rebuild the error that a peer sent. A code from a newer release becomes a plain QmqError that keeps it."""
+    kind = BY_CODE.get(code, QmqError)
+    error = kind(message, outcome=Outcome(outcome))
+    if kind is QmqError:
+        error.code = code
+    if retry_after_ms:
+        error.retry_after_ms = retry_after_ms
+    return error

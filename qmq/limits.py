@@ -1,0 +1,49 @@
+"""Every limit in one place, with its unit, its reason and a precedent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+NAME_CHARS_MAX: Final = 127
+"""Subject, group and consumer names. Kafka allows 249 (a file name), NATS 255; ours never become file names."""
+
+BODY_BYTES_MAX: Final = 4 * MIB
+"""Default largest body of one message. Kafka 1 MiB, NATS 1 MiB (advises < 8), RocketMQ 4 MiB."""
+
+BATCH_BYTES_MAX: Final = 16 * MIB
+"""Largest batch a broker takes, header included. Bounds what one checksum covers and one frame carries."""
+
+BATCH_MESSAGES_MAX: Final = 65_535
+"""Messages in a batch: the index inside a batch is 16 bits of the message id."""
+
+FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * KIB
+"""Largest frame, checked before a byte is allocated for it (Kafka KIP-498 is why)."""
+
+HELLO_BYTES_MAX: Final = 4 * KIB
+"""Until a connection has said hello it may not make us hold more than this."""
+
+INFLIGHT_BYTES_MAX: Final = 64 * MIB
+"""Unanswered bytes one connection may have at a broker before the broker stops reading from it."""
+
+PULL_MESSAGES_MAX: Final = 65_535
+"""Messages one pull may ask for."""
+
+PULL_BYTES_MAX: Final = 8 * MIB
+"""Bytes one pull answer aims at; one batch may exceed it, since a batch is never cut."""
+
+TAGS_MAX: Final = 10
+"""Tags on one message (the Java original's limit)."""
+
+TAG_BYTES_MAX: Final = 255
+KEY_BYTES_MAX: Final = 4 * KIB
+HEADER_BYTES_MAX: Final = 64 * KIB
+"""All headers of one message together, names and values."""
+
+CONSUMER_UNACKED_MAX: Final = 100_000
+"""Messages one consumer may hold of a group before its pulls wait for acknowledgements."""
+
+WAIT_MS_MAX: Final = 60_000
+"""Longest long-poll."""

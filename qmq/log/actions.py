@@ -1,0 +1,106 @@
+"""Actions: what consumers did, as the action log keeps it. The single source of all consumption state. Pure.
+
+An entry of the action log holds actions as MessagePack arrays, one after another:
+
+    [kind, subject, partition, group, consumer, ...]      the rest by kind, in the order of the class's fields
+
+    JOIN     incarnation, lease_ms,     a consumer came; what an earlier incarnation of it held goes back. Its pull sequences begin
+             received                   above `received`, the highest it says it ever got, and above all of the group's
+    RETURN   received                   it reconnected and never got what it was handed behind pull sequence `received`
+    PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they get its next pull sequences
+    SETTLE   now_ms, settlements        [first, last, verdict, delay_ms] on pull sequences
+    LEAVE    expired                    it went (or its lease did); what it held goes back
+    BEGIN    sequence                   the group is new on this queue and begins here
+    RESET    sequence                   an operator moved the group; everything handed out is void
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from qmq.errors import CorruptBatch
+
+
+class ActionKind(IntEnum):
+    """The first item of every action."""
+
+    BEGIN = 0
+    JOIN = 1
+    RETURN = 2
+    PULL = 3
+    SETTLE = 4
+    LEAVE = 5
+    RESET = 6
+
+
+class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
+    """What all actions name: the group's share of one queue, and the consumer ("" where none is meant)."""
+
+    subject: str
+    partition: int
+    group: str
+    consumer: str
+
+
+class Begin(Action, tag=int(ActionKind.BEGIN)):
+    sequence: int
+
+
+class Join(Action, tag=int(ActionKind.JOIN)):
+    incarnation: str
+    lease_ms: int
+    received: int
+
+
+class Return(Action, tag=int(ActionKind.RETURN)):
+    received: int
+
+
+class Pulled(msgspec.Struct, array_like=True, frozen=True):
+    """A range of consecutive sequences handed out together."""
+
+    first_sequence: int
+    count: int
+    attempt: int
+
+
+class PullAction(Action, tag=int(ActionKind.PULL)):
+    ranges: tuple[Pulled, ...]
+
+
+class SettleAction(Action, tag=int(ActionKind.SETTLE)):
+    now_ms: int
+    settlements: tuple[tuple[int, int, int, int], ...]
+
+
+class Leave(Action, tag=int(ActionKind.LEAVE)):
+    expired: bool
+
+
+class Reset(Action, tag=int(ActionKind.RESET)):
+    sequence: int
+
+
+AnyAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(list[AnyAction])
+
+
+
+
+def encode_actions(actions: Iterable[AnyAction]) -> bytes:
+    """One MessagePack array of actions."""
+    return _ENCODER.encode(list(actions))
+
+
+def decode_actions(payload: bytes) -> list[AnyAction]:
+    """The inverse. Raises CorruptBatch."""
+    try:
+        return _DECODER.decode(payload)
+    except msgspec.MsgspecError as cause:
+        raise CorruptBatch(f"an entry of the action log cannot be read: {cause}") from cause

@@ -1,0 +1,91 @@
+"""Checkpoints: all derived state at one point of both logs, so that a restart replays only what came after.
+
+File: magic "QMC1" | CRC-32C u32 of the rest | MessagePack of `Checkpoint`. Written to a temporary file, flushed, renamed, folder flushed;
+the newest two are kept, and one that does not hold its checksum is passed over for the older one, or for a replay of everything. A
+checkpoint is only written after both logs were flushed up to its positions; so a log that ends before a checkpoint has lost
+acknowledged data, and the store refuses to open it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from qmq.log.disk import Disk
+
+_MAGIC: Final = b"QMC1"
+_KEEP: Final = 2
+VERSION: Final = 1
+
+
+class QueueState(msgspec.Struct, array_like=True):
+    """One queue. `tail` are consume-log entries too few to be worth a file yet; they follow the `persisted` ones."""
+
+    snapshot: list[Any]
+    start_sequence: int
+    first_entry: int
+    persisted: int
+    tail: bytes
+    shares: dict[str, list[Any]]
+
+
+class Checkpoint(msgspec.Struct, array_like=True):
+    """All derived state. Positions are ends: everything before them is in it."""
+
+    version: int
+    index: int
+    epoch: int
+    time_ms: int
+    message_start: int
+    message_position: int
+    action_start: int
+    action_position: int
+    queues: list[QueueState]
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The file's content."""
+    payload = msgspec.msgpack.encode(checkpoint)
+    return _MAGIC + crc32c(payload).to_bytes(4, "little") + payload
+
+
+def decode(data: bytes) -> Checkpoint | None:
+    """The inverse; None if the file is damaged, empty or of another version."""
+    payload = data[8:]
+    if data[:4] != _MAGIC or crc32c(payload).to_bytes(4, "little") != data[4:8]:
+        return None
+    try:
+        found = msgspec.msgpack.decode(payload, type=Checkpoint)
+    except msgspec.MsgspecError:
+        return None
+    return found if found.version == VERSION else None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-*.qmc"), reverse=True)
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole."""
+    for path in _files(folder):
+        found = decode(path.read_bytes())
+        if found is not None:
+            return found
+    return None
+
+
+def save(disk: Disk, folder: Path, index: int, data: bytes) -> None:
+    """Write a checkpoint and delete all but the newest two. Safe in a thread. Raises DiskFull, FlushFailed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    disk.replace(folder / f"checkpoint-{index:020d}.qmc", data)
+    for path in _files(folder)[_KEEP:]:
+        path.unlink(missing_ok=True)
+
+
+def discard(folder: Path) -> None:
+    """Delete all checkpoints: the next start replays everything."""
+    for path in _files(folder):
+        path.unlink()

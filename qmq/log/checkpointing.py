@@ -1,0 +1,103 @@
+"""Taking a checkpoint while the broker works: capture in its thread, write in another, note in its thread again.
+
+The capture holds everything at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
+entries, then the checkpoint itself: so a checkpoint never knows more than the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from qmq.log import checkpoint as checkpoints
+from qmq.log.checkpoint import VERSION, Checkpoint, QueueState
+from qmq.log.consume_log import ENTRY_BYTES, Spill
+from qmq.log.disk import Disk
+from qmq.log.queue import Queue
+from qmq.log.store import FlushPlan, Store
+
+SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
+"""A queue with fewer entries in memory keeps them in the checkpoint: ten thousand tiny writes cost more than they save."""
+
+_SYNC_ALL_FILES: Final = 64
+"""With more files than this one sync of the file system is cheaper than one of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """A captured checkpoint: `run` it in a thread, then give it to `end_checkpoint`."""
+
+    disk: Disk
+    folder: Path
+    flush: FlushPlan
+    spills: tuple[Spill, ...]
+    checkpoint: Checkpoint
+
+    def run(self) -> None:
+        """Raises FlushFailed; DiskFull, and then there is no new checkpoint."""
+        self.flush.run()
+        written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
+        self._sync(written)
+        data = checkpoints.encode(self.checkpoint)
+        checkpoints.save(self.disk, self.folder / "checkpoint", self.checkpoint.index, data)
+
+    def _sync(self, paths: list[Path]) -> None:
+        if len(paths) > _SYNC_ALL_FILES:
+            os.sync()
+            return
+        for path in paths:
+            fd = self.disk.open_append(path)
+            try:
+                self.disk.sync(fd)
+            finally:
+                self.disk.close(fd)
+        if paths:
+            self.disk.sync_folder(paths[0].parent)
+
+
+def begin_checkpoint(store: Store) -> CheckpointPlan:
+    """Capture all derived state, between two turns."""
+    states: list[QueueState] = []
+    spills: list[Spill] = []
+    for queue in store.queues.values():
+        state, spill = _capture(queue, store.last_time_ms - store.config.producer_expiry_ms)
+        states.append(state)
+        if spill is not None:
+            spills.append(spill)
+    found = Checkpoint(
+        VERSION, store.index, store.epoch, store.last_time_ms, store.messages.start, store.messages.end,
+        store.actions.start, store.actions.end, states,
+    )  # fmt: skip
+    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found)
+
+
+def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | None]:
+    queue.producers.expire(expire_before_ms)
+    spill = queue.index.spill()
+    persisted, tail = queue.index.persisted, b""
+    if spill is not None and len(spill.data) >= SPILL_BYTES_MIN:
+        persisted += len(spill.data) // ENTRY_BYTES
+    elif spill is not None:
+        tail, spill = spill.data, None
+    shares = {group: share.to_state() for group, share in queue.shares.items()}
+    state = QueueState(queue.to_snapshot(), queue.start_sequence, queue.index.first, persisted, tail, shares)
+    return state, spill
+
+
+def end_checkpoint(store: Store, plan: CheckpointPlan) -> list[Queue]:
+    """The plan was run; give the queues of which consumers may see more now."""
+    for spill in plan.spills:
+        spill.log.spilled(spill)
+    return store.end_flush(plan.flush)
+
+
+def close_store(store: Store) -> None:
+    """Flush, write a checkpoint, close: the next opening replays nothing. Raises FlushFailed."""
+    try:
+        plan = begin_checkpoint(store)
+        plan.run()
+        end_checkpoint(store, plan)
+    finally:
+        store.close()

@@ -1,0 +1,207 @@
+"""The consume log: one queue's list of where its messages lie. Derived from the message log; lose it and it comes back.
+
+One entry of 64 bytes for each *batch*, not for each message: a batch holds consecutive sequences, so a sequence is found by binary
+search, and an entry a message would cost a quarter of the log at 100 bytes (docs/adr/0003). An entry has what reading, tag filtering,
+time lookup and lookup by id need:
+
+    base_sequence u64 | position u64 | append_time_ms u64 | producer_id u64 | batch_sequence u64 | tag_bloom u64 |
+    cumulative_bytes u64 | total_bytes u32 | count u32
+
+`cumulative_bytes` counts the queue's stored bytes before this batch, so that a backlog in bytes is one subtraction.
+
+The newest entries are in memory; `spill` hands out what is to be written to the queue's files, `spilled` forgets it. Files are named by a
+digest of the queue's name (a name never becomes a path) and the number of their first entry, 65,536 entries each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from qmq.errors import LogDamaged
+from qmq.log.disk import Disk
+from qmq.model import QueueId
+
+ENTRY: Final = Struct("<7Q2I")
+ENTRY_BYTES: Final = ENTRY.size
+FILE_ENTRIES: Final = 65_536
+SUFFIX: Final = ".idx"
+
+
+class IndexEntry(NamedTuple):
+    """Where one batch of the queue lies, and what is in it."""
+
+    base_sequence: int
+    position: int
+    append_time_ms: int
+    producer_id: int
+    batch_sequence: int
+    tag_bloom: int
+    cumulative_bytes: int
+    total_bytes: int
+    count: int
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence behind its last message."""
+        return self.base_sequence + self.count
+
+    @property
+    def end(self) -> int:
+        """Position behind it in the message log."""
+        return self.position + self.total_bytes
+
+
+def digest(queue: QueueId) -> str:
+    """32 hexadecimal digits that stand for the queue in file names."""
+    return hashlib.blake2b(str(queue).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Entries to write: `data` begins with entry number `first`."""
+
+    log: ConsumeLog
+    first: int
+    data: bytes
+
+
+class ConsumeLog:
+    """The entries of one queue, numbered from 0; `first` is the oldest that still counts."""
+
+    __slots__ = ("_disk", "_folder", "_name", "_tail", "first", "persisted")
+
+    def __init__(self, disk: Disk, folder: Path, queue: QueueId, first: int = 0, persisted: int = 0) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._name = digest(queue)
+        self._tail = bytearray()
+        self.first = first
+        self.persisted = persisted
+
+    @property
+    def count(self) -> int:
+        """Entry numbers run from `first` to `count - 1`."""
+        return self.persisted + len(self._tail) // ENTRY_BYTES
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes in memory only."""
+        return len(self._tail)
+
+    def append(self, entry: IndexEntry) -> None:
+        """Add the queue's next batch."""
+        self._tail += ENTRY.pack(*entry)
+
+    def entry(self, number: int) -> IndexEntry:
+        """One entry. Raises LogDamaged if its file is gone."""
+        at = number - self.persisted
+        if at >= 0:
+            return IndexEntry._make(ENTRY.unpack_from(self._tail, at * ENTRY_BYTES))
+        return self.entries(number, 1)[0]
+
+    def entries(self, number: int, most: int) -> list[IndexEntry]:
+        """Up to `most` entries from `number` on; at least one if there is one. Raises LogDamaged if a file is gone."""
+        at = number - self.persisted
+        if at >= 0:
+            data = bytes(self._tail[at * ENTRY_BYTES : (at + most) * ENTRY_BYTES])
+        else:
+            data = self._read(number, min(most, -at, FILE_ENTRIES - number % FILE_ENTRIES))
+        return [IndexEntry._make(each) for each in ENTRY.iter_unpack(data)]
+
+    def _file(self, number: int) -> Path:
+        base = number - number % FILE_ENTRIES
+        return self._folder / f"{self._name}-{base:012d}{SUFFIX}"
+
+    def _read(self, number: int, most: int) -> bytes:
+        path = self._file(number)
+        try:
+            fd = self._disk.open_read(path)
+        except FileNotFoundError:
+            raise LogDamaged(f"consume log {path.name} is gone: restart the broker, it will be rebuilt") from None
+        try:
+            data = self._disk.read(fd, most * ENTRY_BYTES, number % FILE_ENTRIES * ENTRY_BYTES)
+        finally:
+            self._disk.close(fd)
+        if len(data) != most * ENTRY_BYTES:
+            raise LogDamaged(f"consume log {path.name} is cut short: restart the broker, it will be rebuilt")
+        return data
+
+    def find_sequence(self, sequence: int) -> int:
+        """Number of the last entry that begins at or before `sequence`, at least `first`."""
+        return self._last_where(lambda entry: entry.base_sequence, sequence)
+
+    def find_position(self, position: int) -> int:
+        """Number of the first entry that lies at or behind `position` in the message log; `count` if none does."""
+        return self._first_where(lambda entry: entry.position, position)
+
+    def find_time(self, time_ms: int) -> int:
+        """Number of the first entry appended at or after `time_ms`; `count` if none was."""
+        return self._first_where(lambda entry: entry.append_time_ms, time_ms)
+
+    def find_bytes(self, cumulative_bytes: int) -> int:
+        """Number of the first entry with at least so many of the queue's bytes before it; `count` if there is none."""
+        return self._first_where(lambda entry: entry.cumulative_bytes, cumulative_bytes)
+
+    def _first_where(self, key: Callable[[IndexEntry], int], value: int) -> int:
+        numbers = range(self.first, self.count)
+        return self.first + bisect_left(numbers, value, key=lambda number: key(self.entry(number)))
+
+    def _last_where(self, key: Callable[[IndexEntry], int], value: int) -> int:
+        return max(self._first_where(key, value + 1) - 1, self.first)
+
+    def scan(self, number: int) -> Iterator[tuple[int, IndexEntry]]:
+        """Every entry from `number` on, with its number."""
+        while number < self.count:
+            for entry in self.entries(number, 4096):
+                yield number, entry
+                number += 1
+
+    def entries_in_memory(self) -> list[IndexEntry]:
+        """The newest entries, which no file has yet."""
+        return [IndexEntry._make(each) for each in ENTRY.iter_unpack(bytes(self._tail))]
+
+    def spill(self) -> Spill | None:
+        """What is only in memory, to be written with `write_spill`; None if there is nothing."""
+        return Spill(self, self.persisted, bytes(self._tail)) if self._tail else None
+
+    def write_spill(self, spill: Spill) -> list[Path]:
+        """Write entries to their files; give the files. Safe in a thread. Raises DiskFull."""
+        written: list[Path] = []
+        number, data = spill.first, spill.data
+        while data:
+            room = (FILE_ENTRIES - number % FILE_ENTRIES) * ENTRY_BYTES
+            path = self._file(number)
+            fd = self._disk.open_append(path)
+            try:
+                self._disk.write(fd, [data[:room]], number % FILE_ENTRIES * ENTRY_BYTES)
+            finally:
+                self._disk.close(fd)
+            written.append(path)
+            number, data = number + room // ENTRY_BYTES, data[room:]
+        return written
+
+    def spilled(self, spill: Spill) -> None:
+        """The entries were written: memory may forget them."""
+        del self._tail[: len(spill.data)]
+        self.persisted = spill.first + len(spill.data) // ENTRY_BYTES
+
+    def drop_before(self, number: int) -> list[Path]:
+        """Entries before `number` no longer count; give the files that hold only such, for the caller to delete."""
+        old = range(self.first // FILE_ENTRIES, min(number, self.persisted) // FILE_ENTRIES)
+        self.first = max(self.first, number)
+        return [self._file(each * FILE_ENTRIES) for each in old]
+
+    def is_whole(self) -> bool:
+        """Whether the files hold every entry that was persisted."""
+        for base in range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES):
+            path = self._file(base)
+            need = min(self.persisted - base, FILE_ENTRIES) * ENTRY_BYTES
+            if not path.exists() or path.stat().st_size < need:
+                return False
+        return True

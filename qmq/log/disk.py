@@ -1,0 +1,109 @@
+"""The disk, as a door: the few calls that storage makes, so that tests can hand in one that fails.
+
+Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second try would lie: "fsyncgate"); no space
+raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import DiskFull, FlushFailed
+
+_IOV_MAX: Final = 1024
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Disk:
+    """The real file system."""
+
+    def open_append(self, path: Path) -> int:
+        """A file for reading and for writing at given places; made if absent. Raises DiskFull, OSError."""
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as cause:
+            raise _translated(cause, path) from cause
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        """Write all buffers from byte `at` on. Raises DiskFull with an unknown part of them written."""
+        try:
+            for begin in range(0, len(buffers), _IOV_MAX):
+                chunk = buffers[begin : begin + _IOV_MAX]
+                at = self._write_chunk(fd, chunk, at)
+        except OSError as cause:
+            raise _translated(cause, None) from cause
+
+    def _write_chunk(self, fd: int, chunk: Sequence[bytes], at: int) -> int:
+        size = sum(map(len, chunk))
+        done = os.pwritev(fd, chunk, at)
+        if done < size:
+            rest = memoryview(b"".join(chunk))
+            while done < size:
+                done += os.pwrite(fd, rest[done:], at + done)
+        return at + size
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        """Up to `size` bytes from byte `at`; fewer only at the end of the file."""
+        data = os.pread(fd, size, at)
+        while len(data) < size:
+            more = os.pread(fd, size - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Make the file's data survive a power cut. Raises FlushFailed: never try again."""
+        try:
+            os.fdatasync(fd)
+        except OSError as cause:
+            raise FlushFailed(f"fdatasync failed: {cause}; this log stops, restart to recover") from cause
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises FlushFailed."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as cause:
+            raise FlushFailed(f"fsync of folder {folder} failed: {cause}") from cause
+        finally:
+            os.close(fd)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Put `data` at `path` all or nothing: temporary file, fsync, rename, fsync of the folder."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = self.open_append(temporary)
+        try:
+            self.truncate(fd, 0)
+            self.write(fd, [data], 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        temporary.rename(path)
+        self.sync_folder(path.parent)
+
+    def free_bytes(self, folder: Path) -> int:
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+
+
+def _translated(cause: OSError, path: Path | None) -> Exception:
+    if cause.errno in _NO_SPACE:
+        return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some, or shorten retention")
+    return cause

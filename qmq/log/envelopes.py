@@ -1,0 +1,142 @@
+"""Reading a log of enveloped entries: the walk at a restart, and the verdict on what does not hold.
+
+Both logs are made of envelopes (qmq/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
+every checksum. Where one does not hold, there are two cases, and they must not be confused:
+
+* *A torn tail.* What was written after the last flush may be gone or in pieces after a power cut, in any order. Nobody was promised it,
+  so it is cut off.
+* *Damage.* What was flushed must be there. Every envelope carries `flushed_position`, how far the log was flushed when it was written;
+  so if any whole entry after the bad one, or the checkpoint, says that the bad place was flushed, then it was acknowledged once.
+  That is never cut off: LogDamaged, and an operator (or, in a cluster, another replica) has to mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from qmq import limits
+from qmq.batch import ALIGN, ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
+from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.segments import Segments, segment_name
+
+_READ_BYTES: Final = 8 * limits.MIB
+_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
+_PAYLOAD: Final = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One enveloped entry and where it lies."""
+
+    position: int
+    envelope: Envelope
+    region: bytes
+
+    @property
+    def end(self) -> int:
+        """Position behind it."""
+        return self.position + self.envelope.total_bytes
+
+
+def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int) -> list[bytes]:
+    """An entry that is no batch of messages (actions, snapshots): its payload behind its length. `count` stands in base_sequence."""
+    size = _PAYLOAD.size + len(payload)
+    region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
+    if len(region) < 56:
+        region += bytes(56 - len(region))
+    total = ENVELOPE_BYTES + len(region)
+    return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
+
+
+def unwrap(region: bytes) -> bytes:
+    """The payload that `wrap` put in. Raises CorruptBatch."""
+    size: int = _PAYLOAD.unpack_from(region)[0]
+    if size > len(region) - _PAYLOAD.size:
+        raise CorruptBatch("the payload is longer than its entry")
+    return region[_PAYLOAD.size : _PAYLOAD.size + size]
+
+
+class _Window:
+    """A part of the log held in memory while walking."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._data = b""
+        self._start = 0
+
+    def read(self, position: int, size: int) -> bytes:
+        at = position - self._start
+        if at < 0 or at + size > len(self._data):
+            self._data = self._segments.read(position, max(size, _READ_BYTES))
+            self._start, at = position, 0
+        return self._data[at : at + size]
+
+
+def walk(segments: Segments, position: int) -> Iterator[Entry]:
+    """Every entry from `position` on, checked. Raises CorruptBatch at the first that does not hold (see `entry_at`)."""
+    window = _Window(segments)
+    while position < segments.end:
+        entry = _entry(window, position)
+        yield entry
+        position = entry.end
+
+
+def entry_at(segments: Segments, position: int) -> Entry:
+    """The entry at `position`, checked. Raises CorruptBatch."""
+    return _entry(_Window(segments), position)
+
+
+def _entry(window: _Window, position: int) -> Entry:
+    envelope = parse_envelope(window.read(position, ENVELOPE_BYTES))
+    region = window.read(position + ENVELOPE_BYTES, envelope.total_bytes - ENVELOPE_BYTES)
+    if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
+        raise CorruptBatch("the entry is cut short")
+    if crc32c(region) != envelope.region_crc:
+        raise CorruptBatch("the checksum of the region does not hold")
+    return Entry(position, envelope, region)
+
+
+def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch) -> None:
+    """Return if what begins at `bad` is a torn tail; raise LogDamaged if it was flushed once.
+
+    `flushed` is what the checkpoint knows to be flushed; every segment but the last was flushed before the next began.
+    """
+    if bad < max(flushed, segments.bases[-1]):
+        raise _damaged(segments, bad, cause)
+    for entry in _whole_entries_after(segments, bad):
+        if entry.envelope.flushed_position > bad:
+            raise _damaged(segments, bad, cause)
+
+
+def _damaged(segments: Segments, bad: int, cause: CorruptBatch) -> LogDamaged:
+    base = segments.base_of(bad)
+    return LogDamaged(
+        f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
+        f"was flushed, so acknowledged entries are hurt. Nothing was cut. Restore the segment from a copy; "
+        f"`qmq log dump` shows what is whole"
+    )
+
+
+def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:
+    """Entries found by their magic, at any aligned place after the bad one."""
+    position = bad + ALIGN
+    while position < segments.end:
+        segment_end = segments.segment_end(segments.base_of(position))
+        data = segments.read(position, min(_READ_BYTES, segment_end - position))
+        yield from _found_in(segments, position, data)
+        position += max(len(data) - ENVELOPE_BYTES, ALIGN) if position + len(data) < segment_end else len(data)
+
+
+def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]:
+    at = data.find(_MAGIC_BYTES)
+    while at >= 0:
+        try:
+            yield entry_at(segments, position + at)
+        except CorruptBatch:
+            pass
+        at = data.find(_MAGIC_BYTES, at + 1)

@@ -1,0 +1,27 @@
+"""One process to a data folder, held by a file lock that ends with the process, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from qmq.errors import FolderInUse
+
+
+class FolderLock:
+    """Held from construction to `release`. Raises FolderInUse."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise FolderInUse(
+                f"{folder} is used by another running broker: stop it first, or choose another folder"
+            ) from None
+
+    def release(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._fd)

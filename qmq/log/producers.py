@@ -1,0 +1,105 @@
+"""Idempotent producing: which batches of each producer a queue already has. Pure; derived from the message log.
+
+A producer numbers its batches, over all its subjects, and sends a batch again under the same number when it did not hear what became of
+it. A queue remembers the newest `WINDOW` numbers of each producer and where they went; a number in the window was stored, and the answer
+to it is given again. Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried again after later ones),
+so the window is a set, not a high-water mark. A number older than the window is looked up in the consume log by the caller: exact, only
+slower.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq.wire.messages import Produced
+
+WINDOW: Final = 64
+"""Not less than the batches a client keeps in flight."""
+
+PRODUCERS_MAX: Final = 10_000
+"""Producers remembered for one queue; the longest silent one goes first, after the expiry goes by time."""
+
+
+class Window:
+    """One producer's newest batches in one queue."""
+
+    __slots__ = ("_stored", "last_ms", "oldest_ever")
+
+    def __init__(self) -> None:
+        self._stored: dict[int, Produced] = {}
+        self.last_ms = 0
+        self.oldest_ever = 0
+        """Below this number the window cannot tell any more."""
+
+    def find(self, batch_sequence: int) -> Produced | None:
+        """Where the batch went, if the window knows it."""
+        return self._stored.get(batch_sequence)
+
+    def may_have_forgotten(self, batch_sequence: int) -> bool:
+        """Whether a number that is not in the window may have been stored all the same."""
+        return batch_sequence < self.oldest_ever
+
+    def add(self, batch_sequence: int, produced: Produced) -> None:
+        """The batch was stored."""
+        stored = self._stored
+        stored[batch_sequence] = produced
+        self.last_ms = produced.append_time_ms
+        if len(stored) > WINDOW:
+            oldest = next(iter(stored))
+            del stored[oldest]
+            if oldest >= self.oldest_ever:
+                self.oldest_ever = oldest + 1
+
+    def to_state(self) -> list[int]:
+        """For checkpoint and snapshot."""
+        flat = [self.oldest_ever, self.last_ms]
+        for number, produced in self._stored.items():
+            flat += (number, *produced)
+        return flat
+
+    @classmethod
+    def from_state(cls, flat: list[int]) -> Window:
+        """The inverse of `to_state`."""
+        window = cls()
+        window.oldest_ever, window.last_ms = flat[0], flat[1]
+        for at in range(2, len(flat), 3):
+            window._stored[flat[at]] = Produced(flat[at + 1], flat[at + 2])
+        return window
+
+
+class Producers:
+    """The windows of one queue."""
+
+    __slots__ = ("_windows",)
+
+    def __init__(self) -> None:
+        self._windows: dict[int, Window] = {}
+
+    def window(self, producer_id: int) -> Window | None:
+        """The producer's window, if it sent to this queue lately."""
+        return self._windows.get(producer_id)
+
+    def add(self, producer_id: int, batch_sequence: int, produced: Produced) -> None:
+        """A batch was stored."""
+        window = self._windows.get(producer_id)
+        if window is None:
+            if len(self._windows) >= PRODUCERS_MAX:
+                del self._windows[min(self._windows, key=lambda each: self._windows[each].last_ms)]
+            window = self._windows[producer_id] = Window()
+        window.add(batch_sequence, produced)
+
+    def expire(self, before_ms: int) -> None:
+        """Forget producers that have been silent since `before_ms` (append time, so that every replica forgets alike)."""
+        for producer_id in [each for each, window in self._windows.items() if window.last_ms < before_ms]:
+            del self._windows[producer_id]
+
+    def to_state(self) -> dict[int, list[int]]:
+        """For checkpoint and snapshot."""
+        return {producer_id: window.to_state() for producer_id, window in self._windows.items()}
+
+    @classmethod
+    def from_state(cls, state: dict[int, list[int]]) -> Producers:
+        """The inverse of `to_state`."""
+        producers = cls()
+        producers._windows = {producer_id: Window.from_state(flat) for producer_id, flat in state.items()}
+        return producers

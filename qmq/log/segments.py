@@ -1,0 +1,190 @@
+"""An append-only log of bytes in segment files, each named by the 20-digit position of its first byte.
+
+The file that holds a position is found by binary search. Only the last segment is written; the earlier ones are whole and never change.
+Rules:
+* `append` writes at the known end; if that fails half way, the next append overwrites the debris, and `truncate` removes it now.
+* A gap between two segments is damage, not an accident of retention: retention only takes from the front.
+* A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
+* Flushing is split in three, so that the slow part can run in a thread: `begin_sync` says what to do, `SyncPlan.run` does it,
+  `end_sync` notes that it was done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import LogDamaged
+from qmq.log.disk import Disk
+
+_OPEN_FILES_MAX: Final = 64
+SUFFIX: Final = ".log"
+
+
+def segment_name(position: int) -> str:
+    """20 digits, so that names sort as positions do."""
+    return f"{position:020d}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """What must reach the disk so that everything before `position` survives."""
+
+    disk: Disk
+    position: int
+    file: int
+    folder: Path | None
+    changes: int
+
+    def run(self) -> None:
+        """Safe in a thread. Raises FlushFailed."""
+        self.disk.sync(self.file)
+        if self.folder is not None:
+            self.disk.sync_folder(self.folder)
+
+
+class Segments:
+    """The files of one log. Positions count bytes from the log's first byte ever."""
+
+    def __init__(self, disk: Disk, folder: Path, segment_bytes: int) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._bases = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
+        self._readers: OrderedDict[int, int] = OrderedDict()
+        self._folder_changes = 1
+        self._folder_changes_synced = 0
+        if not self._bases:
+            self._bases = [0]
+        self._active = disk.open_append(self._path(self._bases[-1]))
+        self.end = self._bases[-1] + disk.size(self._active)
+        self.flushed = self._bases[-1]
+        self._check_gaps()
+
+    def _path(self, base: int) -> Path:
+        return self.folder / segment_name(base)
+
+    def _check_gaps(self) -> None:
+        for base, following in zip(self._bases, self._bases[1:], strict=False):
+            size = self._path(base).stat().st_size
+            if base + size != following:
+                raise LogDamaged(
+                    f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the next segment begins at "
+                    f"{following}: a segment is missing or cut. Restore it from a copy, then start again"
+                )
+
+    @property
+    def start(self) -> int:
+        """Position of the first byte that is still here."""
+        return self._bases[0]
+
+    @property
+    def bases(self) -> list[int]:
+        """First position of each segment, ascending. Not yours to change."""
+        return self._bases
+
+    def must_roll(self, size: int) -> bool:
+        """Whether `size` more bytes belong into a new segment. A segment always takes at least one append."""
+        used = self.end - self._bases[-1]
+        return used > 0 and used + size > self.segment_bytes
+
+    def roll(self) -> None:
+        """Flush, then begin a new segment at the end. Raises FlushFailed; DiskFull, leaving the old one active."""
+        fd = self.disk.open_append(self._path(self.end))
+        self.disk.sync(self._active)
+        self.flushed = self.end
+        self._readers[self._bases[-1]] = self._active
+        self._bases.append(self.end)
+        self._active = fd
+        self._folder_changes += 1
+
+    def append(self, buffers: Sequence[bytes], size: int) -> int:
+        """Write the buffers, `size` bytes together, at the end; give their position. Raises DiskFull, nothing appended."""
+        position = self.end
+        try:
+            self.disk.write(self._active, buffers, position - self._bases[-1])
+        except BaseException:
+            self.disk.truncate(self._active, position - self._bases[-1])
+            raise
+        self.end = position + size
+        return position
+
+    def base_of(self, position: int) -> int:
+        """First position of the segment that holds `position`."""
+        return self._bases[bisect_right(self._bases, position) - 1]
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes from `position` on, never across a segment's end, fewer at the end. Raises LogDamaged outside the log."""
+        if not self.start <= position <= self.end:
+            raise LogDamaged(f"position {position} is outside the log ({self.start} to {self.end})")
+        base = self.base_of(position)
+        return self.disk.read(self._reader(base), size, position - base)
+
+    def _reader(self, base: int) -> int:
+        if base == self._bases[-1]:
+            return self._active
+        fd = self._readers.get(base)
+        if fd is None:
+            fd = self._readers[base] = self.disk.open_read(self._path(base))
+            if len(self._readers) > _OPEN_FILES_MAX:
+                self.disk.close(self._readers.popitem(last=False)[1])
+        else:
+            self._readers.move_to_end(base)
+        return fd
+
+    def segment_end(self, base: int) -> int:
+        """Where the segment that begins at `base` ends."""
+        following = bisect_right(self._bases, base)
+        return self._bases[following] if following < len(self._bases) else self.end
+
+    def truncate(self, position: int) -> None:
+        """Cut the log so that it ends at `position`; later segments go. Only recovery does this."""
+        while self._bases[-1] > position and len(self._bases) > 1:
+            self.disk.close(self._active)
+            self._path(self._bases.pop()).unlink()
+            self._forget_reader(self._bases[-1])
+            self._active = self.disk.open_append(self._path(self._bases[-1]))
+        self.disk.truncate(self._active, position - self._bases[-1])
+        self.end = position
+        self._folder_changes += 1
+
+    def drop_before(self, position: int) -> list[Path]:
+        """Forget the segments that lie wholly before `position`; give their files, for the caller to delete."""
+        dropped: list[Path] = []
+        while len(self._bases) > 1 and self._bases[1] <= position:
+            base = self._bases.pop(0)
+            self._forget_reader(base)
+            dropped.append(self._path(base))
+        return dropped
+
+    def drop_files_before(self, position: int) -> None:
+        """Delete the segments that lie wholly before `position`."""
+        for path in self.drop_before(position):
+            path.unlink(missing_ok=True)
+
+    def _forget_reader(self, base: int) -> None:
+        fd = self._readers.pop(base, None)
+        if fd is not None:
+            self.disk.close(fd)
+
+    def begin_sync(self) -> SyncPlan:
+        """What is to be flushed now."""
+        changes = self._folder_changes
+        folder = self.folder if changes > self._folder_changes_synced else None
+        return SyncPlan(self.disk, self.end, self._active, folder, changes)
+
+    def end_sync(self, plan: SyncPlan) -> None:
+        """The plan was run: everything before its position survives a power cut."""
+        self.flushed = max(self.flushed, plan.position)
+        self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)
+
+    def close(self) -> None:
+        """Close all files; flush first if you want what is in them."""
+        for fd in (*self._readers.values(), self._active):
+            self.disk.close(fd)
+        self._readers.clear()

@@ -1,0 +1,109 @@
+"""The words of the system as types: ids that do not mix, names with one grammar, the message a user sees.
+
+A *subject* is what is published to. Its messages on one broker group form a *queue*, and a message's number in its queue is its
+*sequence*. Names follow one grammar, `[A-Za-z0-9_-][A-Za-z0-9._-]*` up to 127 characters, and never become paths.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from qmq import limits
+from qmq.errors import InvalidArgument, InvalidName
+
+Sequence = NewType("Sequence", int)
+"""A message's number in its queue, from 0, without gaps."""
+
+PullSequence = NewType("PullSequence", int)
+"""A message's number in what one consumer was handed, from 0, without gaps."""
+
+Position = NewType("Position", int)
+"""A byte's place in a log, counted from the log's first byte ever."""
+
+Epoch = NewType("Epoch", int)
+"""A master's term."""
+
+Partition = NewType("Partition", int)
+"""A queue's number within its subject."""
+
+TimeMs = NewType("TimeMs", int)
+"""Milliseconds since 1970-01-01 UTC."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\Z", re.ASCII)
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return `name` if it is a valid name of its kind ("subject", "group", ...).
+
+    Raises:
+        InvalidArgument: it is no string.
+        InvalidName: it is empty, over 127 characters, or breaks the grammar.
+    """
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{kind} must be a str, not {type(name).__name__}")
+    if not name:
+        raise InvalidName(f"{kind} is empty: give it 1 to {limits.NAME_CHARS_MAX} characters")
+    if len(name) > limits.NAME_CHARS_MAX:
+        raise InvalidName(f"{kind} has {len(name)} characters; the most is {limits.NAME_CHARS_MAX}")
+    if _NAME.match(name) is None:
+        raise InvalidName(
+            f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueId:
+    """One subject's partition on one broker group."""
+
+    subject: str
+    partition: Partition = Partition(0)
+
+    def __str__(self) -> str:
+        return f"{self.subject}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageId:
+    """Names one message for ever: who sent it, in which batch, at which place in it. Costs no byte in the log."""
+
+    producer_id: int
+    batch_sequence: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id:016x}{self.batch_sequence:012x}{self.index:04x}"
+
+    def to_bytes(self) -> bytes:
+        """The 16 bytes of the message-id column, big endian, so that bytes sort as ids do."""
+        return bytes.fromhex(str(self))
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Read the 32 hexadecimal digits that `str()` writes. Raises InvalidArgument."""
+        if not re.fullmatch(r"[0-9a-f]{32}", text):
+            raise InvalidArgument(f"{text!r} is no message id: it has 32 hexadecimal digits")
+        return cls(int(text[:16], 16), int(text[16:28], 16), int(text[28:], 16))
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectConfig:
+    """What was decided about a subject when it was created or altered. `None` means the broker's default holds."""
+
+    name: str
+    retention_ms: int | None = None
+    """Messages older than this may be deleted; consumption does not matter."""
+    retention_bytes: int | None = None
+    """Of one queue, the oldest messages beyond this many stored bytes may be deleted."""
+    body_bytes_max: int = limits.BODY_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        check_name("subject", self.name)
+        for field in ("retention_ms", "retention_bytes"):
+            value = getattr(self, field)
+            if value is not None and (not isinstance(value, int) or value <= 0):
+                raise InvalidArgument(f"{field} of subject {self.name!r} must be a positive int, not {value!r}")
+        if not 0 < self.body_bytes_max <= limits.BATCH_BYTES_MAX - limits.MIB:
+            raise InvalidArgument(f"body_bytes_max of subject {self.name!r} must be 1 byte to 15 MiB")

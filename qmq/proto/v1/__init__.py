@@ -1,0 +1,1 @@
+"""Version 1. Generated modules: do not edit; run scripts/generate."""

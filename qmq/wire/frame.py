@@ -1,0 +1,145 @@
+"""Frames: 16 bytes of header, then a payload. This file owns cutting a byte stream into them.
+
+    length u32 | kind u8 | flags u8 | reserved u16 | request_id u32 | deadline_ms u32 | payload
+
+`length` counts the whole frame. `request_id` pairs an answer with its request; answers may come in any order. `deadline_ms` is how
+long the asker will wait, counted from the frame's arrival, 0 for no limit.
+
+Rules:
+* The length is checked against the limit before anything is allocated for it. An HTTP request ("GET " is 542,393,671) and a TLS hello
+  (0x010316..., little endian) are refused by their first four bytes.
+* Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. Whoever keeps a
+  part copies that part, once.
+* A frame that does not fit the reused buffer is received straight into a buffer of its own size, without a copy.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.errors import ProtocolViolation
+
+HEADER: Final = Struct("<IBBHII")
+HEADER_BYTES: Final = HEADER.size
+BUFFER_BYTES: Final = 256 * limits.KIB
+
+
+class FrameKind(IntEnum):
+    """What a frame asks or answers."""
+
+    HELLO = 1
+    WELCOME = 2
+    PRODUCE = 3
+    PRODUCED = 4
+    ATTACH = 5
+    ATTACHED = 6
+    PULL = 7
+    MESSAGES = 8
+    SETTLE = 9
+    HEARTBEAT = 10
+    DETACH = 11
+    FETCH = 12
+    FETCHED = 13
+    OK = 14
+    ERROR = 15
+    SETTLED = 16
+
+
+_KIND_MAX: Final = max(FrameKind)
+
+
+class Frame(NamedTuple):
+    """One frame. `payload` is borrowed from the reader's buffer until the next `get_buffer`."""
+
+    kind: int
+    request_id: int
+    deadline_ms: int
+    payload: memoryview
+
+
+def header(kind: int, request_id: int, payload_bytes: int, deadline_ms: int = 0) -> bytes:
+    """The 16 bytes before a payload."""
+    return HEADER.pack(HEADER_BYTES + payload_bytes, kind, 0, 0, request_id, deadline_ms)
+
+
+def frame(kind: int, request_id: int, payload: bytes = b"", deadline_ms: int = 0) -> bytes:
+    """A whole frame as one piece."""
+    return HEADER.pack(HEADER_BYTES + len(payload), kind, 0, 0, request_id, deadline_ms) + payload
+
+
+class FrameReader:
+    """Cuts a byte stream into frames: fill `get_buffer()`, then tell `received(n)`.
+
+    `frame_bytes_max` may be raised once the peer has said who it is.
+    """
+
+    __slots__ = ("_buffer", "_end", "_large", "_large_end", "_start", "_view", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray(buffer_bytes)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._large: memoryview | None = None
+        self._large_end = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where to put the next bytes; never empty. Payloads handed out before are no longer valid."""
+        if self._large is not None:
+            return self._large[self._large_end :]
+        if self._start:
+            self._move_rest_to_front()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """The frames that are whole now that `count` bytes were put into the buffer. Raises ProtocolViolation."""
+        if self._large is not None:
+            return self._received_large(count)
+        self._end += count
+        frames: list[Frame] = []
+        start, end = self._start, self._end
+        while end - start >= HEADER_BYTES:
+            length, kind, flags, _, request_id, deadline_ms = HEADER.unpack_from(self._buffer, start)
+            if not HEADER_BYTES <= length <= self.frame_bytes_max or flags or not 0 < kind <= _KIND_MAX:
+                self._refuse(length, kind, flags)
+            if start + length > end:
+                if length > len(self._buffer):
+                    self._begin_large(start, length)
+                break
+            payload = self._view[start + HEADER_BYTES : start + length]
+            frames.append(Frame(kind, request_id, deadline_ms, payload))
+            start += length
+        if start == self._end or self._large is not None:
+            start = self._end = 0
+        self._start = start
+        return frames
+
+    def _refuse(self, length: int, kind: int, flags: int) -> None:
+        raise ProtocolViolation(
+            f"no frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "
+            "is this the data port of a QMQ broker, and the peer a QMQ client?"
+        )
+
+    def _move_rest_to_front(self) -> None:
+        rest = self._end - self._start
+        self._buffer[:rest] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, rest
+
+    def _begin_large(self, start: int, length: int) -> None:
+        large = memoryview(bytearray(length))
+        have = self._end - start
+        large[:have] = self._view[start : self._end]
+        self._large, self._large_end = large, have
+
+    def _received_large(self, count: int) -> list[Frame]:
+        assert self._large is not None
+        self._large_end += count
+        if self._large_end < len(self._large):
+            return []
+        whole, self._large = self._large, None
+        _, kind, _, _, request_id, deadline_ms = HEADER.unpack_from(whole)
+        return [Frame(kind, request_id, deadline_ms, whole[HEADER_BYTES:])]
