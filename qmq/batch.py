@@ -82,7 +82,7 @@ class Envelope(NamedTuple):
     region_crc: int
     base_sequence: int
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]
     append_time_ms: int
     flushed_position: int
 
@@ -93,7 +93,7 @@ class RegionHeader(NamedTuple):
     producer_id: int
     batch_sequence: int
     producer_epoch: int
-    count: int
+    count: int  # type: ignore[assignment]
     create_time_ms: int
     columns: int
     partition: int

@@ -43,10 +43,7 @@ def decompress(kind: Compression, data: bytes, size: int) -> bytes:
     """Give back exactly `size` bytes. Raises CorruptBatch if the data holds anything else."""
     library = _library(kind)
     try:
-        if kind is Compression.ZSTD:
-            out = _zstd(library, data, size)
-        else:
-            out = library.decompress(data, uncompressed_size=size)
+        out = _zstd(library, data, size) if kind is Compression.ZSTD else library.decompress(data, uncompressed_size=size)
     except Exception as cause:
         raise CorruptBatch(f"the {kind.name.lower()} bodies cannot be decompressed: {cause}") from cause
     if len(out) != size:

@@ -21,6 +21,7 @@ from typing import Final
 from qmq.errors import Compacted, CoordinationError, FolderInUse, LeaseNotFound
 from qmq_coordination.rows import Rows
 from qmq_coordination.store import (
+    NO_LEASE,
     Changes,
     Compare,
     Delete,
@@ -91,7 +92,7 @@ class EmbeddedStore:
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
-    async def put(self, key: str, value: bytes, lease: LeaseId = LeaseId(0)) -> Revision:
+    async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """See CoordinationStore."""
         return (await self.txn((), (Put(key, value, lease),))).revision
 

@@ -1,4 +1,4 @@
-"""The embedded store's rows: every version of every key, in SQLite. Multi-version: a change adds a row, a deletion adds one without a value.
+"""The embedded store's rows: every version of every key, in SQLite. A change adds a row, a deletion adds one without a value.
 
     kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
     lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease

@@ -1,7 +1,7 @@
 """The coordination store's interface: etcd v3's semantics, no more than etcd 3.4 offers.
 
-* One *revision* counts all changes. Every change of a key records its `mod_revision`; `create_revision` and `version` (1 for a new key) come
-  with it. All changes of one transaction share a revision.
+* One *revision* counts all changes. Every change of a key records its `mod_revision`; `create_revision` and `version` (1 for a new key)
+  come with it. All changes of one transaction share a revision.
 * A *transaction* compares, then does one of two lists of operations, at one moment. Compare-and-swap is a transaction on `mod_revision`;
   a key that does not exist has mod_revision, create_revision and version 0.
 * A *lease* ends when it is not kept alive, and takes its keys with it.
@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
 
 Revision = NewType("Revision", int)
 LeaseId = NewType("LeaseId", int)
+
+NO_LEASE: Final = LeaseId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class KeyValue:
     create_revision: int
     mod_revision: int
     version: int
-    lease: LeaseId = LeaseId(0)
+    lease: LeaseId = NO_LEASE
 
 
 class Target(Enum):
@@ -57,7 +59,7 @@ class Put:
 
     key: str
     value: bytes
-    lease: LeaseId = LeaseId(0)
+    lease: LeaseId = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class CoordinationStore(Protocol):
         """All keys that begin with `prefix`, in order, now or as of a revision. Raises Compacted."""
         ...
 
-    async def put(self, key: str, value: bytes, lease: LeaseId = LeaseId(0)) -> Revision:
+    async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """Set a key. Raises LeaseNotFound."""
         ...
 

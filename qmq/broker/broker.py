@@ -5,7 +5,9 @@
                                                       /    one write to the action log, answers out, a flush begun if it is due
 
 An answer leaves only when what it promises is true: with `Flush.ASYNC` when it is written, with `Flush.SYNC` when it is flushed. A full
-disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their actions are written.
+disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their actions are written. A delivery promises
+nothing and leaves first: if the process dies before its PULL is written, the messages are handed out again, and the late verdicts on the
+first delivery are stale.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Broker:
         self._staged: list[_Staged] = []
         self._settled: list[tuple[Peer, bytes]] = []
         self._held: deque[_Held] = deque()
-        self._full: set[Flushable] = set()
+        self._full: dict[Flushable, None] = {}
+        self.leisurely: dict[Flushable, None] = {}
+        """Outboxes that may wait for the next tick."""
         self._to_wake: dict[int, GroupState] = {}
         self._is_scheduled = False
         for queue in store.queues.values():
@@ -235,7 +239,7 @@ class Broker:
         done = self.store.act(
             SettleAction(
                 queue_id.subject, queue_id.partition, state.name, session.consumer, self.clock.time_ms(),
-                tuple([tuple(each) for each in settlements]),
+                tuple([(each.first, each.last, each.verdict, each.delay_ms) for each in settlements]),
             )
         )  # fmt: skip
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(*done))
@@ -307,8 +311,10 @@ class Broker:
             self._append()
         while self._to_wake:
             self.wake(self._to_wake.popitem()[1])
-        self._write_actions()
         self.flush_outboxes()
+        if self.store.unwritten:
+            self._write_actions()
+            self.flush_outboxes()
         self.on_turn_end()
 
     def _append(self) -> None:
@@ -320,14 +326,14 @@ class Broker:
             for each in staged:
                 self.answer_error(each.peer, each.request_id, failure)
             return
+        if self.store.config.flush is Flush.ASYNC:
+            self.wake_queues([batch.queue for batch in batches])
         at, end = 0, self.store.messages.end
         for each in staged:
             produced = results[at : at + len(each.batches)]
             at += len(each.batches)
             answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
             self._answer_when_safe(each.peer, answer, end, 0)
-        if self.store.config.flush is Flush.ASYNC:
-            self.wake_queues([batch.queue for batch in batches])
 
     def wake_queues(self, queues: list[Queue]) -> None:
         """Consumers may see more of these queues."""
@@ -377,12 +383,12 @@ class Broker:
 
     def register_outbox(self, outbox: Flushable) -> None:
         """`outbox` has something to write at the end of the turn."""
-        self._full.add(outbox)
+        self._full[outbox] = None
         self.schedule()
 
     def flush_outboxes(self) -> None:
         """Write what the connections have to say."""
-        full, self._full = self._full, set()
+        full, self._full = self._full, {}
         for outbox in full:
             outbox.flush()
 
@@ -397,7 +403,9 @@ class Broker:
             for consumer in state.expired(now_ms):
                 log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
                 self._leave(state, consumer, expired=True)
-        if self._settled or self.store.unwritten:
+        self._full.update(self.leisurely)
+        self.leisurely.clear()
+        if self._full or self._settled or self.store.unwritten:
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:

@@ -20,13 +20,18 @@ _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
 
 class Connection(Flushable):
-    """Serves one connection. Until it has said HELLO only a small frame is taken from it."""
+    """Serves one connection. Until it has said HELLO only a small frame is taken from it.
+
+    The answer to a SETTLE without a deadline is in no hurry: it rides along with the next answer, or leaves with the next tick. That
+    saves a write for every lone message.
+    """
 
     def __init__(self, broker: Broker, on_closed: Callable[[Connection], None]) -> None:
         self._broker = broker
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
+        self._hurried: set[int] = set()
         self.has_said_hello = False
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
@@ -45,8 +50,12 @@ class Connection(Flushable):
         _, kind, _, _, request_id, _ = HEADER.unpack_from(buffers[0])
         if kind in _ANSWERS_PRODUCE:
             self._answered(request_id)
-        if self.stream.put(*buffers):
-            self._broker.register_outbox(self)
+        self.stream.put(*buffers)
+        if kind == FrameKind.SETTLED and request_id not in self._hurried:
+            self._broker.leisurely[self] = None
+            return
+        self._hurried.discard(request_id)
+        self._broker.register_outbox(self)
 
     def flush(self) -> None:
         """End of the turn."""
@@ -109,6 +118,8 @@ class Connection(Flushable):
         self._broker.pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
 
     def _settle(self, each: Frame) -> None:
+        if each.deadline_ms:
+            self._hurried.add(each.request_id)
         self._broker.settle(self, each.request_id, *wire.unpack_settle(each.payload))
 
     def _heartbeat(self, each: Frame) -> None:

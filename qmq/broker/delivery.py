@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 
     entry: IndexEntry
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
     attempt: int
 
 
@@ -99,7 +99,9 @@ class Reader:
         """Number of the entry that holds `sequence`, or of the next one; the index's count if there is none."""
         index = self._queue.index
         number = self._number
-        if not index.first <= number <= index.count or not self._holds(number, sequence):
+        if self._holds(number + 1, sequence):
+            number += 1
+        elif not self._holds(number, sequence):
             number = index.find_sequence(sequence) if index.count > index.first else index.count
             if number < index.count and self.entry(number).next_sequence <= sequence:
                 number += 1
@@ -108,6 +110,8 @@ class Reader:
 
     def _holds(self, number: int, sequence: int) -> bool:
         index = self._queue.index
+        if not index.first <= number <= index.count:
+            return False
         if number > index.first and self.entry(number - 1).next_sequence > sequence:
             return False
         return number == index.count or self.entry(number).next_sequence > sequence
@@ -185,9 +189,9 @@ def _collect_new(
             sequence = first + count
         else:
             sequence = entry.next_sequence
-    if not delivery.pulled or sequence > delivery.pulled[-1].first_sequence + delivery.pulled[-1].count:
-        if sequence > begin:
-            delivery.pulled.append(Pulled(sequence, 0, 1))
+    last = delivery.pulled[-1] if delivery.pulled else None
+    if sequence > begin and (last is None or sequence > last.first_sequence + last.count):
+        delivery.pulled.append(Pulled(sequence, 0, 1))
 
 
 def _entries(queue: Queue, reader: Reader, sequence: int) -> Iterator[IndexEntry]:

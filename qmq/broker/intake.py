@@ -1,12 +1,13 @@
 """Checking what a producer sent, before a byte of it is stored. Pure.
 
-A batch is taken whole or refused whole. The broker never decodes a message one by one: it checks the producer's checksum, finds the columns,
-and checks each column's offsets as one vector, so that nobody who reads the log later can be led outside a batch.
+A batch is taken whole or refused whole. The broker never decodes a message one by one: it checks the producer's checksum, finds the
+columns, and checks each column's offsets as one vector, so that nobody who reads the log later can be led outside a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from struct import unpack_from
 from typing import Final
 
@@ -107,7 +108,7 @@ def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool 
     """Offsets begin at 0, never fall, and end at (or before) `end`; give the longest item. Raises CorruptBatch."""
     if count < _VECTOR_MIN:
         marks = unpack_from(f"<{count + 1}i", region, at)
-        lengths = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        lengths = [b - a for a, b in pairwise(marks)]
         first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)
     else:
         vector = np.frombuffer(region, "<i4", count + 1, at)

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from qmq.broker.broker import Broker
 from qmq.errors import DiskFull
@@ -47,7 +47,7 @@ class Upkeep:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "qmq-disk")
         self._flush: asyncio.Future[None] | None = None
-        self._checkpoint: asyncio.Task[None] | None = None
+        self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._flushed_ms = self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)

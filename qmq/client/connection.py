@@ -35,6 +35,7 @@ class Connection:
         self._next_id = 1
         self._sweeper: asyncio.TimerHandle | None = None
         self._cause: QmqError | None = None
+        self.ended = asyncio.Event()
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable, on_violation=self._violated
         )
@@ -101,6 +102,7 @@ class Connection:
             on_answer(failure)
         for each in self.on_closed:
             each()
+        self.ended.set()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 

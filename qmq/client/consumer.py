@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from collections import deque
@@ -89,7 +90,7 @@ class Consumer:
         self._is_pulling = False
         self._connection: Connection | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._changed: asyncio.Event = asyncio.Event()
+        self._waiting: asyncio.Future[bool] | None = None
         self._ended = asyncio.Event()
         self._failure: QmqError | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -104,6 +105,7 @@ class Consumer:
     async def __anext__(self) -> Message:
         self._finish_current()
         part = await self._next_slice(1)
+        assert part is not None
         message = Message(self, part.batch, part.offset, part.attempt, part.pull)
         if self._most_once:
             message.is_settled = True
@@ -120,12 +122,10 @@ class Consumer:
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
-        slices: list[Slice] = []
-        try:
-            async with asyncio.timeout(wait.total_seconds()):
-                slices.append(await self._next_slice(messages_max))
-        except TimeoutError:
+        first = await self._next_slice(messages_max, wait.total_seconds())
+        if first is None:
             return Messages(self, [])
+        slices = [first]
         room = messages_max - slices[0].count
         while room > 0 and self._slices and not self._most_once:
             slices.append(self._take(room))
@@ -142,18 +142,33 @@ class Consumer:
             if self._is_auto and not self._most_once:
                 found.ack_later()
 
-    async def _next_slice(self, messages_max: int) -> Slice:
+    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> Slice | None:
+        """The next messages that lie together; None if there were none for `wait_s`."""
+        until = self._loop.time() + wait_s
         while not self._slices:
             self._check_open()
             self._start_running()
-            if self._settlements.messages:
-                self._flush_settlements()
-            self._changed.clear()
-            await self._changed.wait()
+            if not await self._wait(until):
+                return None
         part = self._take(messages_max)
         if self._most_once:
             await self.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
         return part
+
+    async def _wait(self, until: float) -> bool:
+        """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
+        self._waiting = waiting = self._loop.create_future()
+        timer = self._loop.call_at(until, _set_result, waiting, False) if until < math.inf else None
+        try:
+            is_changed: bool = await waiting
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return is_changed
+
+    def _notify(self) -> None:
+        """Something changed: whoever waits looks again."""
+        _set_result(self._waiting, True)
 
     def _take(self, messages_max: int) -> Slice:
         first = self._slices[0]
@@ -175,7 +190,7 @@ class Consumer:
         """Give a verdict on pull sequences; it leaves soon, with others."""
         self._settlements.add(first, last, verdict, delay)
         self._unsettled -= last - first + 1
-        if not self._slices or self._settlements.messages * 4 >= self._prefetch:
+        if self._settlements.messages * 4 >= self._prefetch:
             self._loop.call_soon(self._flush_settlements)
         elif self._flush_timer is None:
             self._flush_timer = self._loop.call_later(SETTLE_DELAY_S, self._flush_settlements)
@@ -195,7 +210,7 @@ class Consumer:
             raise UnknownConsumer(f"consumer {self.name} is not attached just now: the message will come again")
         self._unsettled -= last - first + 1
         payload = wire.pack_settle(self._session, [wire.Settlement(first, last, verdict, 0)])
-        answer = await connection.call(FrameKind.SETTLE, payload, timeout_s=_ANSWER_S)
+        answer = await connection.call(FrameKind.SETTLE, payload, timeout_s=_ANSWER_S, deadline_ms=10_000)
         self._pull_more()
         _, stale = wire.unpack_settled(answer.payload)
         if stale:
@@ -220,20 +235,20 @@ class Consumer:
     def _settled(self, taken: list[wire.Settlement], answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
             self._settlements.lost(taken)
-            self._changed.set()
+            self._notify()
             return
         _, stale = wire.unpack_settled(answer.payload)
         if stale:
             self.stale += stale
             log.warning("%s: %d messages were handed to another consumer before they were settled", self.name, stale)
-        self._changed.set()
+        self._notify()
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
     def _pull_more(self) -> None:
         room = self._prefetch - self._unsettled
         connection = self._connection
-        if self._is_pulling or connection is None or room <= 0 or room * 4 < self._prefetch and self._slices:
+        if self._is_pulling or connection is None or room <= 0 or (room * 4 < self._prefetch and self._slices):
             return
         self._is_pulling = True
         request = wire.pack_pull(wire.Pull(self._session, min(room, limits.PULL_MESSAGES_MAX), self._pull_bytes, WAIT_MS))
@@ -267,15 +282,15 @@ class Consumer:
             self._accept(Slice(batch, each.first_sequence - batch.view.base_sequence, each.count, each.attempt, pull))
             pull += each.count
         self._received = max(self._received, pull - 1)
-        self._changed.set()
+        self._notify()
 
     def _accept(self, part: Slice) -> None:
         self._unsettled += part.count
         if not self._tags_any and not self._tags_all:
             self._slices.append(part)
             return
-        for index in range(part.count):
-            head, part = part.split(1) if part.count > 1 else (part, part)
+        while part.count:
+            head, part = part.split(1)
             tags = head.batch.column("tags")
             if self._matches(tags[head.offset] if tags else ()):
                 self._slices.append(head)
@@ -293,14 +308,14 @@ class Consumer:
             self._resetting = self._loop.create_task(self._skip())
             return
         self._failure = failure
-        self._changed.set()
+        self._notify()
 
     async def _skip(self) -> None:
         try:
             await self._reset(self.subject, self.group)
         except QmqError as failure:
             self._failure = failure
-            self._changed.set()
+            self._notify()
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
@@ -319,7 +334,7 @@ class Consumer:
                 attempt = 0
                 await self._stay_attached()
             except CallerError as failure:
-                if isinstance(failure, ClientClosed) or attempt > 2 and not isinstance(failure, UnknownConsumer):
+                if isinstance(failure, ClientClosed) or (attempt > 2 and not isinstance(failure, UnknownConsumer)):
                     self._fail(failure)
                     return
             except QmqError as failure:
@@ -383,7 +398,7 @@ class Consumer:
         self._flush_settlements()
         self._is_closed = True
         connection, self._connection = self._connection, None
-        self._changed.set()
+        self._notify()
         self._ended.set()
         if self._runner is not None:
             self._runner.cancel()
@@ -406,3 +421,8 @@ class Consumer:
 def _host() -> str:
     name = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
     return name[:60].lstrip("-.") or "host"
+
+
+def _set_result(future: asyncio.Future[bool] | None, result: bool) -> None:
+    if future is not None and not future.done():
+        future.set_result(result)

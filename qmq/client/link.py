@@ -60,5 +60,5 @@ class Links:
             attempt.cancel()
         for connection in self._connections.values():
             connection.close()
-        while any(connection.stream.transport is not None for connection in self._connections.values()):
-            await asyncio.sleep(0)
+        for connection in self._connections.values():
+            await connection.ended.wait()

@@ -21,7 +21,8 @@ class Batch:
 
     columns: Columns
     create_time_ms: int
-    bytes: int
+    size: int
+    """Bytes of its bodies and columns, about."""
     ticket: Ticket
     sequence: int
     until: float = 0.0

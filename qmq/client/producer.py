@@ -149,6 +149,8 @@ class Producer:
     def _end_of_round(self) -> None:
         self._is_awake = False
         self._pump()
+        if self._connection is not None:
+            self._connection.stream.flush()
 
     def send_many(
         self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
@@ -198,7 +200,7 @@ class Producer:
             return
         batch = self._open.close(self._identity.next_sequence())
         batch.until = self._loop.time() + self._timeout_s
-        self._closed_bytes += batch.bytes
+        self._closed_bytes += batch.size
         self._last_count = batch.count
         self._waiting.append(batch)
         self._open = OpenBatch()
@@ -227,7 +229,7 @@ class Producer:
             return
         room = min(INFLIGHT_BYTES_MAX, connection.inflight_bytes_max)
         while self._waiting and len(self._inflight) < INFLIGHT_BATCHES_MAX:
-            if self._inflight and self._inflight_bytes + self._waiting[0].bytes > room or not connection.stream.is_writable:
+            if (self._inflight and self._inflight_bytes + self._waiting[0].size > room) or not connection.stream.is_writable:
                 return
             self._transmit(connection, self._waiting.popleft())
 
@@ -242,7 +244,7 @@ class Producer:
             self._fail(batch, failure)
             return
         self._inflight[batch.sequence] = batch
-        self._inflight_bytes += batch.bytes
+        self._inflight_bytes += batch.size
         batch.attempts += 1
         left_s = max(batch.until - self._loop.time(), 0.1)
         connection.request(
@@ -281,12 +283,12 @@ class Producer:
     def _answered(self, batch: Batch, answer: Frame | QmqError) -> None:
         if self._inflight.pop(batch.sequence, None) is None:
             return
-        self._inflight_bytes -= batch.bytes
+        self._inflight_bytes -= batch.size
         if isinstance(answer, QmqError):
             self._refused(batch, answer)
         else:
             produced = wire.unpack_produced(answer.payload)[0]
-            self._closed_bytes -= batch.bytes
+            self._closed_bytes -= batch.size
             batch.ticket.resolve(
                 BatchReceipt(
                     self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
@@ -313,11 +315,11 @@ class Producer:
             self._timers = {each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()}
             self._timers.add(timer)
             self._inflight[batch.sequence] = batch
-            self._inflight_bytes += batch.bytes
+            self._inflight_bytes += batch.size
 
     def _again(self, batch: Batch) -> None:
         if self._inflight.pop(batch.sequence, None) is not None:
-            self._inflight_bytes -= batch.bytes
+            self._inflight_bytes -= batch.size
             self._requeue(batch)
             self._transmit_waiting()
 
@@ -339,7 +341,7 @@ class Producer:
             self._fail(self._waiting.popleft(), failure)
 
     def _fail(self, batch: Batch, failure: QmqError) -> None:
-        self._closed_bytes -= batch.bytes
+        self._closed_bytes -= batch.size
         self._failure = self._failure or failure
         batch.ticket.fail(failure)
         self._wake_drained()

@@ -46,17 +46,17 @@ class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
     consumer: str
 
 
-class Begin(Action, tag=int(ActionKind.BEGIN)):
+class Begin(Action, frozen=True, tag=int(ActionKind.BEGIN)):
     sequence: int
 
 
-class Join(Action, tag=int(ActionKind.JOIN)):
+class Join(Action, frozen=True, tag=int(ActionKind.JOIN)):
     incarnation: str
     lease_ms: int
     received: int
 
 
-class Return(Action, tag=int(ActionKind.RETURN)):
+class Return(Action, frozen=True, tag=int(ActionKind.RETURN)):
     received: int
 
 
@@ -68,20 +68,20 @@ class Pulled(msgspec.Struct, array_like=True, frozen=True):
     attempt: int
 
 
-class PullAction(Action, tag=int(ActionKind.PULL)):
+class PullAction(Action, frozen=True, tag=int(ActionKind.PULL)):
     ranges: tuple[Pulled, ...]
 
 
-class SettleAction(Action, tag=int(ActionKind.SETTLE)):
+class SettleAction(Action, frozen=True, tag=int(ActionKind.SETTLE)):
     now_ms: int
     settlements: tuple[tuple[int, int, int, int], ...]
 
 
-class Leave(Action, tag=int(ActionKind.LEAVE)):
+class Leave(Action, frozen=True, tag=int(ActionKind.LEAVE)):
     expired: bool
 
 
-class Reset(Action, tag=int(ActionKind.RESET)):
+class Reset(Action, frozen=True, tag=int(ActionKind.RESET)):
     sequence: int
 
 

@@ -48,8 +48,8 @@ class Checkpoint(msgspec.Struct, array_like=True):
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """The file's content."""
-    payload = msgspec.msgpack.encode(checkpoint)
-    return _MAGIC + crc32c(payload).to_bytes(4, "little") + payload
+    payload: bytes = msgspec.msgpack.encode(checkpoint)
+    return _MAGIC + int(crc32c(payload)).to_bytes(4, "little") + payload
 
 
 def decode(data: bytes) -> Checkpoint | None:

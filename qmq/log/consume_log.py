@@ -44,7 +44,7 @@ class IndexEntry(NamedTuple):
     tag_bloom: int
     cumulative_bytes: int
     total_bytes: int
-    count: int
+    count: int  # type: ignore[assignment]
 
     @property
     def next_sequence(self) -> int:

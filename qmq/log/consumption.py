@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from qmq.log.actions import AnyAction, Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
@@ -36,7 +37,7 @@ class Held(NamedTuple):
 
     pull: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
     attempt: int
 
 
@@ -45,7 +46,7 @@ class Requeued(NamedTuple):
 
     due_ms: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
     attempt: int
 
 
@@ -115,11 +116,11 @@ class Share:
         for holder in self.holders.values():
             assert holder.unacked == sum(item.count for item in holder.held)
             pulls = [(item.pull, item.count) for item in holder.held]
-            assert all(a + n <= b for (a, n), (b, _) in zip(pulls, pulls[1:], strict=False)), pulls
+            assert all(a + n <= b for (a, n), (b, _) in pairwise(pulls)), pulls
             assert all(a + n <= holder.next_pull <= self.pulls for a, n in pulls), pulls
             spans += [(item.first, item.count) for item in holder.held]
         spans.sort()
-        assert all(a + n <= b for (a, n), (b, _) in zip(spans, spans[1:], strict=False)), spans
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(spans)), spans
         assert all(n > 0 and a + n <= self.next_sequence for a, n in spans), spans
         assert self.requeued == sorted(self.requeued)
 

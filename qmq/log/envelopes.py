@@ -13,6 +13,7 @@ every checksum. Where one does not hold, there are two cases, and they must not 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -135,8 +136,6 @@ def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:
 def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]:
     at = data.find(_MAGIC_BYTES)
     while at >= 0:
-        try:
+        with suppress(CorruptBatch):
             yield entry_at(segments, position + at)
-        except CorruptBatch:
-            pass
         at = data.find(_MAGIC_BYTES, at + 1)

@@ -216,7 +216,7 @@ def _stored_bytes(store: Store, until: int) -> dict[int, int]:
 
 
 def _settle_ends(store: Store) -> None:
-    """What is on disk now is the truth, and is flushed before it is served; a sequence that a consumer ever saw is not given to another message."""
+    """What is on disk now is flushed, then it is the truth; a sequence that a consumer ever saw is not given to another message."""
     plan = store.begin_flush()
     plan.run()
     store.end_flush(plan)

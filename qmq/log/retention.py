@@ -57,10 +57,7 @@ def _move_start(queue: Queue, before_ms: int, bytes_max: int | None, floor: int)
     number = max(index.find_time(before_ms), index.find_position(floor))
     if bytes_max is not None:
         number = max(number, index.find_bytes(queue.cumulative_bytes - bytes_max))
-    if number >= index.count:
-        start = queue.visible_sequence
-    else:
-        start = index.entry(number).base_sequence
+    start = queue.visible_sequence if number >= index.count else index.entry(number).base_sequence
     queue.start_sequence = max(queue.start_sequence, min(start, queue.visible_sequence))
 
 

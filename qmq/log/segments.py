@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +71,7 @@ class Segments:
         return self.folder / segment_name(base)
 
     def _check_gaps(self) -> None:
-        for base, following in zip(self._bases, self._bases[1:], strict=False):
+        for base, following in pairwise(self._bases):
             size = self._path(base).stat().st_size
             if base + size != following:
                 raise LogDamaged(

@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from qmq_coordination.registry import BrokerRecord, brokers
+from qmq_coordination.store import CoordinationStore
+from qmq_coordination.subjects import SubjectCatalog
 
 from qmq.broker.control import bind
 from qmq.errors import MessageNotFound, NotConnected, UnknownGroup, UnknownSubject
@@ -15,9 +18,6 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, answering, typed_error
-from qmq_coordination.registry import BrokerRecord, brokers
-from qmq_coordination.store import CoordinationStore
-from qmq_coordination.subjects import SubjectCatalog
 
 BROKER_TIMEOUT_S: Final = 5.0
 

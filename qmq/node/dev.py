@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.registry import BrokerRecord, Registration
+from qmq_coordination.subjects import SubjectCache
 
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
@@ -24,9 +27,6 @@ from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.log.store import Store
 from qmq.meta.service import MetaService, serve_meta
-from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.registry import BrokerRecord, Registration
-from qmq_coordination.subjects import SubjectCache
 
 STOP_GRACE_S = 1.0
 

@@ -39,7 +39,7 @@ class _JsonMessage:
     """A payload that is one JSON object; unknown fields are passed over, so that a newer peer may add some."""
 
     def pack(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload,no-any-return]
+        return json.dumps(asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload]
 
     @classmethod
     def unpack(cls: type[_J], payload: memoryview | bytes) -> _J:
@@ -143,7 +143,7 @@ class Range(NamedTuple):
     """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0."""
 
     first_sequence: int
-    count: int
+    count: int  # type: ignore[assignment]
     attempt: int
     batch: int
 

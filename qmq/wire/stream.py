@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from qmq import limits
 from qmq.errors import ProtocolViolation
@@ -42,10 +42,9 @@ class FrameStream(asyncio.BufferedProtocol):
     # --- asyncio's side ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = cast(asyncio.Transport, transport)
         tune_socket(transport.get_extra_info("socket"))
-        self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)  # type: ignore[union-attr]
+        self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # type: ignore[override]
         return self.reader.get_buffer()

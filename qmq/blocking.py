@@ -1,0 +1,132 @@
+"""The client without asyncio, for scripts: the same names, each call waits.
+
+    with qmq.blocking.connect("localhost:20880") as mq:
+        mq.send("flight.departed", b"...", key="N14228")
+        for message in mq.consumer("flight.departed", group="ops"):
+            ...
+
+An event loop runs in a thread of its own; any thread may call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+from qmq.client.client import Client
+from qmq.client.consumer import Consumer
+from qmq.client.message import Message, Messages
+from qmq.client.receipts import Receipt, Receipts
+from qmq.errors import ClientClosed
+
+_R = TypeVar("_R")
+
+
+class BlockingClient:
+    """See `qmq.Client`."""
+
+    def __init__(self, addresses: str | Sequence[str], *, create_subjects: bool = True) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
+        self._client = Client(addresses, create_subjects=create_subjects)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _R]) -> _R:
+        """Run a coroutine of the asyncio client in the thread, and wait for it. Raises ClientClosed."""
+        if self._loop.is_closed():
+            work.close()
+            raise ClientClosed("the client is closed: make a new one with qmq.blocking.connect()")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def send(
+        self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+    ) -> Receipt:  # fmt: skip
+        """See `qmq.Client.send`."""
+        return self.run(self._client.send(subject, body, key=key, tags=tags, headers=headers))
+
+    def send_many(
+        self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
+    ) -> Receipts:  # fmt: skip
+        """See `qmq.Client.send_many`."""
+        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers))
+
+    def consumer(self, subject: str, group: str, **options: Any) -> BlockingConsumer:
+        """See `qmq.Client.consumer`."""
+
+        async def make() -> Consumer:
+            return self._client.consumer(subject, group, **options)
+
+        return BlockingConsumer(self, self.run(make()))
+
+    def close(self) -> None:
+        """See `qmq.Client.close`."""
+        if self._loop.is_closed():
+            return
+        self.run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingConsumer:
+    """See `qmq.Consumer`."""
+
+    def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
+        self._client = client
+        self._consumer = consumer
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            yield self._client.run(self._consumer.__anext__())
+
+    def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
+        """See `qmq.Consumer.pull`."""
+        return self._client.run(self._consumer.pull(messages_max, wait))
+
+    def ack(self, messages: Message | Messages) -> None:
+        """Acknowledge, and wait until the broker has it. Raises StaleDelivery."""
+        self._client.run(messages.ack())
+
+    def nack(self, messages: Message | Messages, delay: timedelta | None = None) -> None:
+        """Have them handed out again."""
+
+        async def say() -> None:
+            messages.nack(delay)
+
+        self._client.run(say())
+
+    def close(self) -> None:
+        """See `qmq.Consumer.close`."""
+        self._client.run(self._consumer.close())
+
+    def __enter__(self) -> BlockingConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True) -> BlockingClient:
+    """See `qmq.connect`."""
+    return BlockingClient(addresses, create_subjects=create_subjects)

@@ -1,0 +1,1 @@
+"""The `qmq` command: runs a node, sends, consumes, administers, looks into log files. One file a group of verbs."""

@@ -1,0 +1,64 @@
+"""`qmq consume`: messages out, as lines or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, Json, Server, run
+
+
+def consume(
+    subject: Annotated[str, typer.Argument(help="What to consume.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many messages; 0 for no end.")] = 0,
+    idle_s: Annotated[float, typer.Option("--idle", help="Stop when nothing came for so many seconds; 0 for never.")] = 0.0,
+    start: Annotated[str, typer.Option("--from", help="Where a new group begins: 'earliest' or 'latest'.")] = "earliest",
+    tag: Annotated[list[str] | None, typer.Option(help="Only messages with any of these tags.")] = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Print messages, one a line, and acknowledge them: the body, or with --json all there is to know."""
+    run(_consume(server, subject, group, count, idle_s, start, tag or [], as_json))
+
+
+async def _consume(
+    server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], as_json: bool
+) -> None:
+    printed = 0
+    async with qmq.connect(server) as mq, mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
+        while not count or printed < count:
+            most = min(count - printed, 1000) if count else 1000
+            found = await consumer.pull(most, timedelta(seconds=idle_s or 3600))
+            if idle_s and not found.slices:
+                return
+            for message in found:
+                _print(message, as_json)
+            sys.stdout.buffer.flush()
+            await found.ack()
+            printed += len(found)
+
+
+def _print(message: qmq.Message, as_json: bool) -> None:
+    line = json.dumps(_fields(message)).encode() if as_json else message.body
+    sys.stdout.buffer.write(line + b"\n")
+
+
+def _fields(message: qmq.Message) -> dict[str, Any]:
+    return {
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "id": str(message.id),
+        "key": message.key,
+        "tags": list(message.tags),
+        "headers": {name: value.decode(errors="replace") for name, value in message.headers.items()},
+        "attempt": message.attempt,
+        "create_time_ms": message.create_time_ms,
+        "append_time_ms": message.append_time_ms,
+        "body": message.body.decode(errors="replace"),
+    }

@@ -1,0 +1,108 @@
+"""`qmq dev`: a whole node in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from qmq.cli.output import errors, fail, run
+from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from qmq.node.dev import Node
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A thread that finished a flush waits this long for the interpreter at most, instead of Python's 5 ms."""
+
+
+def dev(
+    data: Annotated[Path, typer.Option(help="The node's data folder; made if absent.")] = Path("qmq-data"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The metaserver's port; 0 for a free one.")] = 20880,
+    data_port: Annotated[int, typer.Option(help="The broker's data port; 0 for a free one.")] = 20881,
+    control_port: Annotated[int, typer.Option(help="The broker's control port; 0 for a free one.")] = 20882,
+    flush: Annotated[str, typer.Option(help="'async' or 'sync': when the disk must have a message.")] = "async",
+    flush_messages: Annotated[int, typer.Option(help="With async: flush after so many messages ...")] = 1_000,
+    flush_interval_ms: Annotated[int, typer.Option(help="... or after so many milliseconds.")] = 10_000,
+    segment_mib: Annotated[int, typer.Option(help="Size of a segment of the message log.")] = 1024,
+    retention_hours: Annotated[float, typer.Option(help="Messages older than this may be deleted.")] = 168.0,
+    retention_mib: Annotated[int | None, typer.Option(help="The message log's size beyond which old segments go.")] = None,
+    disk_free_mib: Annotated[int, typer.Option(help="Free space below which messages are refused.")] = 64,
+    create_subjects: Annotated[bool, typer.Option(help="Let a first message create its subject.")] = True,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+) -> None:
+    """Run a whole node in this process: metaserver, broker and coordination store, on one data folder.
+
+    Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
+    """
+    from qmq.log.config import Flush, LogConfig
+    from qmq.node.dev import Node, NodeConfig
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    if flush not in ("async", "sync"):
+        raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
+    try:
+        log = LogConfig(
+            segment_bytes=segment_mib << 20, flush=Flush(flush), flush_messages=flush_messages,
+            flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
+            retention_bytes=None if retention_mib is None else retention_mib << 20,
+            disk_free_bytes_min=disk_free_mib << 20,
+        )  # fmt: skip
+        config = NodeConfig(data, host, port, data_port, control_port, create_subjects, log)
+        with _RecoveryBar() as bar:
+            run(_serve(Node(config, bar)))
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+async def _serve(node: Node) -> None:
+    from qmq.node.tuning import keep_freed_memory
+
+    keep_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    await node.start()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    gc.collect()
+    gc.freeze()
+    sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data})\n")
+    sys.stdout.flush()
+    await stop.wait()
+    await node.stop()
+
+
+class _RecoveryBar:
+    """A progress bar for a long recovery; nothing for a short one."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _RecoveryBar:
+        return self
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if total < 64 << 20:
+            return
+        if self._bar is None:
+            columns = (TextColumn("replaying {task.description}"), BarColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=errors, transient=True)
+            self._bar.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total)
+        self._bar.update(self._tasks[what], completed=done)
+        if done >= total:
+            self._bar.stop()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,76 @@
+"""How the CLI speaks: tables for people, JSON for machines, errors that say what to do, all in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from qmq.errors import CallerError, QmqError, Unavailable
+
+EXIT_CALLER: Final = 2
+EXIT_UNAVAILABLE: Final = 3
+EXIT_FAILED: Final = 1
+
+console = Console()
+errors = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Server = Annotated[str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaserver's address.")]
+SERVER: Final = "localhost:20880"
+
+_R = TypeVar("_R")
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
+    """Print rows: a table, or a JSON array of objects with the columns' names."""
+    if as_json:
+        names = [column.replace(" ", "_") for column in columns]
+        sys.stdout.write(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n")
+        return
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
+    for row in rows:
+        table.add_row(*[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row])
+    console.print(table)
+
+
+def fail(failure: BaseException) -> NoReturn:
+    """Print an error and leave: 2 the call was wrong, 3 nobody answers, 1 all else."""
+    errors.print(f"[red]error:[/red] {failure}", highlight=False, soft_wrap=True)
+    if isinstance(failure, CallerError):
+        raise typer.Exit(EXIT_CALLER)
+    raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable) else EXIT_FAILED)
+
+
+def run(work: Coroutine[Any, Any, _R]) -> _R:
+    """Run to the end in a fast event loop; QMQ's errors become messages."""
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(work)
+    except QmqError as failure:
+        fail(failure)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def loop_factory() -> Any:
+    """uvloop's, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def time_text(time_ms: int) -> str:
+    """A time for people; empty for none."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds") if time_ms else ""
