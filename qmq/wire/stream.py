@@ -46,7 +46,7 @@ class FrameStream(asyncio.BufferedProtocol):
         tune_socket(transport.get_extra_info("socket"))
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # type: ignore[override]
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -1,0 +1,5 @@
+"""`python -m qmq.cli` is `qmq`."""
+
+from qmq.cli.main import main
+
+main()

@@ -1,0 +1,258 @@
+"""The demo: publish every flight, consume with one, two, then three consumers, and compare what came out with the source rows.
+
+Exit status 1 if a row was lost, corrupted or came from nowhere. The last 2,000 flights are sent live, at 1,000 a second, for the latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing as mp
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+from flights import Flight, flights  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, Progress, TextColumn  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import qmq  # noqa: E402
+
+SUBJECT: Final = "flight.departed"
+GROUP: Final = "ops"
+LIVE: Final = 2_000
+LIVE_RATE: Final = 1_000
+WORK_S: Final = 8e-6
+"""What a consumer does with each flight, so that the backlog lasts long enough to be watched."""
+
+console = Console()
+
+
+@dataclass
+class Outcome:
+    """What the consumers got."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    by_consumer: Counter[int] = field(default_factory=Counter)
+    latencies_ns: list[int] = field(default_factory=list)
+    first_s: float = 0.0
+    backlog_s: float = 0.0
+
+
+# --- the node ------------------------------------------------------------------------------------------------------------
+
+
+def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
+    """Run `qmq dev` on free ports; the process and its address."""
+    command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--port", "0", "--data-port", "0", "--control-port", "0"]
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    line = node.stdout.readline()
+    if "ready at" not in line:
+        raise SystemExit("the node did not start")
+    return node, line.split("ready at ")[1].split()[0]
+
+
+# --- the producer --------------------------------------------------------------------------------------------------------
+
+
+async def publish(address: str, rows: list[Flight], bar: Progress) -> float:
+    """Send the flights as fast as they go; messages a second."""
+    task = bar.add_task("published", total=len(rows))
+    async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
+        begin = time.perf_counter()
+        for at, row in enumerate(rows):
+            producer.send(row.line.encode(), row.tail_number, (row.carrier,))
+            if at % 1000 == 999:
+                bar.update(task, completed=at + 1)
+                await (producer.drain() if producer.full else asyncio.sleep(0))
+        await producer.flush()
+        rate = len(rows) / (time.perf_counter() - begin)
+        bar.update(task, completed=len(rows))
+    return rate
+
+
+async def publish_live(address: str, rows: list[Flight], bar: Progress) -> None:
+    """Send the last flights one by one, at a steady rate, each with the time in a header."""
+    task = bar.add_task("live", total=len(rows))
+    async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
+        await asyncio.sleep(0.2)
+        begin = time.perf_counter()
+        for at, row in enumerate(rows):
+            await asyncio.sleep(max(begin + at / LIVE_RATE - time.perf_counter(), 0))
+            producer.send(row.line.encode(), row.tail_number, (row.carrier,), {"sent": str(time.monotonic_ns())})
+            bar.update(task, completed=at + 1)
+
+
+# --- a consumer, in a process of its own ---------------------------------------------------------------------------------
+
+
+def consume(number: int, address: str, start: Event, stop: Event, results: Any) -> None:
+    """Take part in the group from `start` until `stop`; report every row."""
+    asyncio.run(_consume(number, address, start, stop, results))
+
+
+async def _consume(number: int, address: str, start: Event, stop: Event, results: Any) -> None:
+    await asyncio.to_thread(start.wait)
+    async with qmq.connect(address) as mq, mq.consumer(SUBJECT, GROUP, prefetch=1000) as consumer:
+        while not stop.is_set():
+            found = await consumer.pull(500, timedelta(seconds=0.5))
+            now_ns = time.monotonic_ns()
+            rows, latencies = [], []
+            for message in found:
+                rows.append(f"{message.body.decode()}|{message.key or ''}|{','.join(message.tags)}")
+                if "sent" in message.headers:
+                    latencies.append(now_ns - int(message.headers["sent"]))
+            busy_until = time.perf_counter() + WORK_S * len(rows)
+            while time.perf_counter() < busy_until:
+                pass
+            if rows:
+                results.put((number, rows, latencies))
+                await found.ack()
+            await asyncio.sleep(0)
+
+
+# --- watching ------------------------------------------------------------------------------------------------------------
+
+
+def watch(results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any) -> Outcome:
+    """Collect what the consumers report; start the second and third while the first is at work."""
+    outcome = Outcome()
+    tasks = {number: bar.add_task(f"consumer {number}", total=total) for number in (1, 2, 3)}
+    join_at = {total // 6: 1, total // 3: 2}
+    starts[0].set()
+    silent_since = time.perf_counter()
+    while (done := sum(outcome.rows.values())) < total + live and time.perf_counter() - silent_since < 20:
+        try:
+            number, rows, latencies = results.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        silent_since = time.perf_counter()
+        outcome.first_s = outcome.first_s or silent_since
+        outcome.rows.update(rows)
+        outcome.by_consumer[number] += len(rows)
+        outcome.latencies_ns += latencies
+        bar.update(tasks[number], completed=outcome.by_consumer[number])
+        for at in [each for each in join_at if done >= each]:
+            starts[join_at.pop(at)].set()
+        if done + len(rows) >= total and not outcome.backlog_s:
+            outcome.backlog_s = silent_since
+            on_backlog_done()
+    return outcome
+
+
+def compare(source: list[Flight], outcome: Outcome) -> tuple[int, int, int]:
+    """(lost, twice, corrupted or from nowhere), compared row by row with the source."""
+    wanted = Counter(f"{row.line}|{row.tail_number}|{row.carrier}" for row in source)
+    lost = sum((wanted - outcome.rows).values())
+    extra = outcome.rows - wanted
+    foreign = sum(count for row, count in extra.items() if row not in wanted)
+    return lost, sum(extra.values()) - foreign, foreign
+
+
+def percentile(values: list[int], share: float) -> float:
+    """In milliseconds."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)] / 1e6 if values else float("nan")
+
+
+def report(source: list[Flight], outcome: Outcome, rate: float, disk_bytes: int, *, as_json: bool) -> bool:
+    """Print the table; True if nothing is wrong."""
+    lost, twice, foreign = compare(source, outcome)
+    consumed_s = max(outcome.backlog_s - outcome.first_s, 1e-9)
+    figures = {
+        "sent": len(source),
+        "received": sum(outcome.rows.values()),
+        "lost": lost,
+        "twice": twice,
+        "corrupted": foreign,
+        "published, messages/s": round(rate),
+        "consumed, messages/s": round((len(source) - LIVE) / consumed_s),
+        "by consumer": ", ".join(f"{number}: {count:,}" for number, count in sorted(outcome.by_consumer.items())),
+        "bytes on disk": disk_bytes,
+        "latency p50, ms": round(percentile(outcome.latencies_ns, 0.5), 3),
+        "latency p99, ms": round(percentile(outcome.latencies_ns, 0.99), 3),
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+    else:
+        table = Table(title="336,776 flights through one node", title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in figures.items():
+            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+        console.print(table)
+    return lost == 0 and foreign == 0
+
+
+def main() -> int:
+    """Run it all."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--json", action="store_true", help="print the table as JSON")
+    options.add_argument("--rows", type=int, default=0, help="only so many flights")
+    chosen = options.parse_args()
+    source = list(flights())[: chosen.rows or None]
+    live = min(LIVE, len(source) // 2)
+    backlog, latest = source[:-live], source[-live:]
+    folder = Path(tempfile.mkdtemp(prefix="qmq-demo-"))
+    context = mp.get_context("spawn")
+    results, stop = context.Queue(), context.Event()
+    starts = [context.Event() for _ in range(3)]
+    node, address = start_node(folder)
+    consumers = [context.Process(target=consume, args=(n, address, starts[n - 1], stop, results), daemon=True) for n in (1, 2, 3)]
+    columns = (TextColumn("{task.description:>12}"), BarColumn(40), TextColumn("{task.completed:>8,} of {task.total:,}"))
+    try:
+        for each in consumers:
+            each.start()
+        with Progress(*columns, console=console, disable=chosen.json) as bar:
+            rate = asyncio.run(publish(address, backlog, bar))
+            outcome = _consume_all(address, results, starts, backlog, latest, bar)
+        stop.set()
+        for each in consumers:
+            each.join(10)
+        disk_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return 0 if report(source, outcome, rate, disk_bytes, as_json=chosen.json) else 1
+    finally:
+        for each in consumers:
+            if each.is_alive():
+                each.kill()
+        node.terminate()
+        node.wait()
+        shutil.rmtree(folder)
+
+
+def _consume_all(
+    address: str, results: Any, starts: list[Event], backlog: list[Flight], latest: list[Flight], bar: Progress
+) -> Outcome:
+    async def both() -> Outcome:
+        loop = asyncio.get_running_loop()
+        drained = asyncio.Event()
+        watching = asyncio.to_thread(
+            watch, results, starts, len(backlog), len(latest), bar, lambda: loop.call_soon_threadsafe(drained.set)
+        )
+        task = asyncio.create_task(watching)
+        waiting = asyncio.create_task(drained.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if drained.is_set():
+            await publish_live(address, latest, bar)
+        waiting.cancel()
+        return await task
+
+    return asyncio.run(both())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
