@@ -1,0 +1,90 @@
+"""The frame codec: any split of a stream gives the same frames; garbage gives ProtocolViolation, and never much memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import ProtocolViolation
+from qmq.wire.frame import HEADER_BYTES, FrameKind, FrameReader, frame
+
+FRAMES = st.lists(
+    st.tuples(st.sampled_from(list(FrameKind)), st.integers(0, 2**32 - 1), st.binary(max_size=300), st.integers(0, 2**32 - 1)),
+    max_size=12,
+)
+
+
+def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[tuple[int, int, bytes, int]]:
+    """Give the reader `data` in pieces; what it found, payloads copied before they are overwritten."""
+    found, at, turn = [], 0, 0
+    while at < len(data):
+        buffer = reader.get_buffer()
+        count = min(len(buffer), len(data) - at, sizes[turn % len(sizes)])
+        buffer[:count] = data[at : at + count]
+        found += [(each.kind, each.request_id, bytes(each.payload), each.deadline_ms) for each in reader.received(count)]
+        at += count
+        turn += 1
+    return found
+
+
+@given(FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.sampled_from([64, 256, 4096]))
+def test_any_split_of_a_stream_gives_the_same_frames(frames: list, sizes: list[int], buffer_bytes: int) -> None:
+    data = b"".join(frame(kind, request, payload, deadline) for kind, request, payload, deadline in frames)
+    assert feed(FrameReader(buffer_bytes=buffer_bytes), data, sizes) == [(k, r, p, d) for k, r, p, d in frames]
+
+
+def test_every_truncation_of_a_frame_waits_for_the_rest() -> None:
+    data = frame(FrameKind.PULL, 7, b"payload")
+    for end in range(len(data)):
+        assert feed(FrameReader(), data[:end], [1000]) == [] if end else True
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes.fromhex("160301020001000001fc0303") + bytes(32),
+        bytes(16),
+        b"\xff" * 16,
+        (HEADER_BYTES - 1).to_bytes(4, "little") + bytes(12),
+        (2**31).to_bytes(4, "little") + bytes([1]) + bytes(11),
+        (2**32 - 1).to_bytes(4, "little") + bytes([1]) + bytes(11),
+        frame(99, 1, b""),
+        frame(0, 1, b""),
+    ],
+    ids=["http", "tls", "zeros", "ones", "short length", "2^31", "2^32-1", "unknown kind", "kind 0"],
+)
+def test_garbage_is_refused_by_its_first_bytes(garbage: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="is this the data port"):
+        feed(FrameReader(), garbage, [5])
+
+
+@given(st.binary(min_size=16, max_size=2000), st.lists(st.integers(1, 100), min_size=1, max_size=5))
+def test_random_bytes_give_frames_or_a_violation_and_nothing_else(data: bytes, sizes: list[int]) -> None:
+    try:
+        feed(FrameReader(frame_bytes_max=512, buffer_bytes=256), data, sizes)
+    except ProtocolViolation:
+        pass
+
+
+def test_a_lying_length_over_the_limit_allocates_nothing() -> None:
+    reader = FrameReader(frame_bytes_max=4096)
+    lie = (4097).to_bytes(4, "little") + bytes([1]) + bytes(11)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolViolation):
+            feed(reader, lie, [16])
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_larger_than_the_buffer_comes_in_one_piece() -> None:
+    payload = bytes(range(256)) * 4096
+    data = frame(FrameKind.PRODUCE, 1, b"before") + frame(FrameKind.PRODUCE, 2, payload) + frame(FrameKind.PRODUCE, 3, b"after")
+    found = feed(FrameReader(), data, [70_000])
+    assert [(request, len(body)) for _, request, body, _ in found] == [(1, 6), (2, len(payload)), (3, 5)]
+    assert found[1][2] == payload

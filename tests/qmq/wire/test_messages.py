@@ -1,0 +1,67 @@
+"""Payloads of frames: what is packed is unpacked, and anything else is a ProtocolViolation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import BY_CODE, DiskFull, Outcome, ProtocolViolation, UnknownSubject, from_wire
+from qmq.wire import messages as wire
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+U32 = st.integers(0, 2**32 - 1)
+
+
+@given(st.lists(st.builds(wire.Range, I64, U32, U32, U32), max_size=9), U32, I64, U32)
+def test_a_delivery_comes_back(ranges: list[wire.Range], session: int, first: int, batches: int) -> None:
+    packed = wire.pack_delivery(session, first, ranges, batches)
+    assert wire.unpack_delivery(packed + b"batches") == (session, first, ranges, batches, len(packed))
+
+
+@given(st.lists(st.builds(wire.Settlement, I64, I64, st.integers(0, 2), U32), max_size=9), U32)
+def test_settlements_come_back(settlements: list[wire.Settlement], session: int) -> None:
+    assert wire.unpack_settle(wire.pack_settle(session, settlements)) == (session, settlements)
+
+
+@given(st.lists(st.builds(wire.Produced, I64, I64), max_size=9))
+def test_produced_comes_back(results: list[wire.Produced]) -> None:
+    assert wire.unpack_produced(wire.pack_produced(results)) == results
+
+
+@given(st.binary(max_size=200))
+def test_random_payloads_are_read_or_refused(data: bytes) -> None:
+    readers = (
+        wire.unpack_delivery, wire.unpack_settle, wire.unpack_produced, wire.unpack_pull, wire.unpack_error,
+        wire.unpack_session, wire.unpack_settled, wire.Hello.unpack, wire.Attach.unpack, wire.Fetch.unpack,
+    )  # fmt: skip
+    for read in readers:
+        try:
+            read(data)
+        except ProtocolViolation:
+            pass
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"null", b'{"version": "1", "client": "x"}', b'{"version": true, "client": ""}', b"{}", b"[" * 5000])
+def test_json_of_another_shape_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        wire.Hello.unpack(text)
+
+
+def test_a_newer_peer_may_say_more() -> None:
+    assert wire.Hello.unpack(b'{"version": 1, "client": "x", "colour": "blue"}') == wire.Hello(1, "x")
+
+
+def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
+    sent = DiskFull("no space", outcome=Outcome.UNKNOWN, retry_after_ms=1234)
+    found = wire.unpack_error(wire.pack_error(sent))
+    assert (type(found), found.code, found.message, found.outcome, found.retry_after_ms) == (
+        DiskFull, 303, "no space", Outcome.UNKNOWN, 1234,
+    )  # fmt: skip
+
+
+def test_every_error_has_a_code_of_its_own_and_an_unknown_code_is_kept() -> None:
+    assert BY_CODE[105] is UnknownSubject
+    codes = [kind.code for kind in BY_CODE.values()]
+    assert len(codes) == len(set(codes))
+    assert from_wire(999, "from the future", 0, 0).code == 999

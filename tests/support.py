@@ -1,0 +1,130 @@
+"""What the tests share: nodes in this process and in their own, batches, a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from qmq.batch import Columns, encode, parse_header, sent_sizes
+from qmq.broker.config import BrokerConfig
+from qmq.errors import DiskFull
+from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
+from qmq.log.queue import Queue
+from qmq.log.store import Intake
+from qmq.node.dev import Node, NodeConfig
+
+
+class ManualClock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+
+class SmallDisk(Disk):
+    """A disk with so many bytes left for appends."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        size = sum(map(len, buffers))
+        if size > self.left:
+            super().write(fd, [b"".join(buffers)[: self.left]], at)
+            raise DiskFull("no space left (in this test)")
+        self.left -= size
+        super().write(fd, buffers, at)
+
+    def free_bytes(self, folder: Path) -> int:
+        return 1 << 40
+
+
+def intake(queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None) -> Intake:
+    """A batch as the broker takes it in."""
+    envelope, region = encode(
+        queue.id.subject.encode(), Columns(bodies, tags=tags), producer_id=producer, batch_sequence=number, create_time_ms=1
+    )
+    return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
+
+
+def node_config(data: Path, log: LogConfig | None = None, *, auto_create: bool = True, broker: BrokerConfig | None = None) -> NodeConfig:
+    """A node on loopback and free ports."""
+    return NodeConfig(data, "127.0.0.1", 0, 0, 0, auto_create, log or LogConfig(), broker or BrokerConfig())
+
+
+@asynccontextmanager
+async def running(config: NodeConfig) -> AsyncIterator[Node]:
+    """A node in this process and loop."""
+    node = Node(config)
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+class NodeProcess:
+    """`qmq dev` as a process of its own, on the folder it is given."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        self.options = options
+        self.address = ""
+        self.data_address = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> str:
+        """Start, wait until it is ready, give the metaserver's address."""
+        command = [
+            sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), "--port", "0", "--data-port", "0",
+            "--control-port", "0", *self.options,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if "ready at" not in line:
+            _, errors = self.process.communicate()
+            raise AssertionError(f"the node did not start: {errors}")
+        self.address = line.split("ready at ")[1].split()[0]
+        self.data_address = line.split("data at ")[1].split(",")[0]
+        threading.Thread(target=self.process.stderr.read if self.process.stderr else None, daemon=True).start()
+        return self.address
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        status = process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+        return status
+
+
+async def eventually(condition: object, *, within_s: float = 20.0) -> None:
+    """Wait until a condition holds; for what another process or a timer brings about."""
+    assert callable(condition)
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
