@@ -73,10 +73,12 @@ class BlockingClient:
         """See `qmq.Client.close`."""
         if self._loop.is_closed():
             return
-        self.run(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self.run(self._client.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -93,14 +95,19 @@ class BlockingConsumer:
     def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
         self._client = client
         self._consumer = consumer
+        self._settler = _Settler(client, consumer)
 
     def __iter__(self) -> Iterator[Message]:
         while True:
-            yield self._client.run(self._consumer.__anext__())
+            message = self._client.run(self._consumer.__anext__())
+            message.settle_through(self._settler)
+            yield message
 
     def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """See `qmq.Consumer.pull`."""
-        return self._client.run(self._consumer.pull(messages_max, wait))
+        found = self._client.run(self._consumer.pull(messages_max, wait))
+        found.settle_through(self._settler)
+        return found
 
     def ack(self, messages: Message | Messages) -> None:
         """Acknowledge, and wait until the broker has it. Raises StaleDelivery."""
@@ -108,11 +115,7 @@ class BlockingConsumer:
 
     def nack(self, messages: Message | Messages, delay: timedelta | None = None) -> None:
         """Have them handed out again."""
-
-        async def say() -> None:
-            messages.nack(delay)
-
-        self._client.run(say())
+        messages.nack(delay)
 
     def close(self) -> None:
         """See `qmq.Consumer.close`."""
@@ -125,6 +128,30 @@ class BlockingConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Settler:
+    """Carries verdicts from any thread into the loop's."""
+
+    def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
+        self._client = client
+        self._consumer = consumer
+        self.subject = consumer.subject
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+        async def say() -> None:
+            self._consumer.settle(first, last, verdict, delay)
+
+        self._client.run(say())
+
+    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
+        async def say() -> None:
+            self._consumer.nack(first, last, attempt, delay)
+
+        self._client.run(say())
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        await self._consumer.settle_now(first, last, verdict)
 
 
 def connect(addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True) -> BlockingClient:

@@ -22,6 +22,9 @@ BATCH_MESSAGES_MAX: Final = 65_535
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * KIB
 """Largest frame, checked before a byte is allocated for it (Kafka KIP-498 is why)."""
 
+ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX + 2 * 8 * MIB
+"""Largest answer: a delivery is full when it reaches what the pull asked for, and the batch that fills it may be of the largest size."""
+
 HELLO_BYTES_MAX: Final = 4 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 

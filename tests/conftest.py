@@ -15,14 +15,14 @@ settings.register_profile("ci", deadline=None, max_examples=100, derandomize=Fal
 settings.load_profile("ci")
 
 
-@pytest.fixture()
+@pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """A node on an empty folder."""
     async with running(node_config(tmp_path / "node")) as found:
         yield found
 
 
-@pytest.fixture()
+@pytest.fixture
 def node_process(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node process, not started yet; killed at the end."""
     found = NodeProcess(tmp_path / "node")

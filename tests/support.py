@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 from qmq.batch import Columns, encode, parse_header, sent_sizes
 from qmq.broker.config import BrokerConfig
@@ -100,7 +101,8 @@ class NodeProcess:
             raise AssertionError(f"the node did not start: {errors}")
         self.address = line.split("ready at ")[1].split()[0]
         self.data_address = line.split("data at ")[1].split(",")[0]
-        threading.Thread(target=self.process.stderr.read if self.process.stderr else None, daemon=True).start()
+        self._errors = threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True)
+        self._errors.start()
         return self.address
 
     def kill(self) -> None:
@@ -119,7 +121,13 @@ class NodeProcess:
         status = process.wait(30)
         assert process.stdout is not None
         process.stdout.close()
+        self._errors.join(10)
         return status
+
+
+def _drain(stream: IO[str]) -> None:
+    with stream:
+        stream.read()
 
 
 async def eventually(condition: object, *, within_s: float = 20.0) -> None:

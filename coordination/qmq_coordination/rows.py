@@ -70,15 +70,15 @@ class Rows:
         self._db.execute("INSERT OR REPLACE INTO kv VALUES (?,?,?,?,?,?,?)", (key, mod, sub, created, version, value, lease))
 
     def events(self, prefix: str, after: int) -> list[Event]:
-        """Changes under a prefix behind revision `after`, in order."""
+        """Changes under a prefix behind revision `after`, in order: about a thousand, and always whole revisions."""
         end = prefix_end(prefix)
+        under = "key >= :prefix AND (:end IS NULL OR key < :end) AND mod > :after"
         found = self._db.execute(
-            f"SELECT {_COLUMNS} FROM kv WHERE mod > ? AND key >= ? AND (? IS NULL OR key < ?) ORDER BY mod, sub LIMIT 1000",  # noqa: S608
-            (after, prefix, end, end),
-        ).fetchall()
-        last = found[-1][3] if len(found) == 1000 else None
-        whole = [row for row in found if row[3] != last] or found
-        return [Event(row[0], row[3], None if row[1] is None else _item(row)) for row in whole]
+            f"SELECT {_COLUMNS} FROM kv WHERE {under} AND mod <= "  # noqa: S608
+            f"(SELECT max(mod) FROM (SELECT mod FROM kv WHERE {under} ORDER BY mod LIMIT 1000)) ORDER BY mod, sub",
+            {"prefix": prefix, "end": end, "after": after},
+        )
+        return [Event(row[0], row[3], None if row[1] is None else _item(row)) for row in found]
 
     def compact(self, revision: int) -> None:
         """Drop versions that were replaced or deleted at or before `revision`."""

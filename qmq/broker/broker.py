@@ -175,10 +175,22 @@ class Broker:
     def _park(self, waiter: Waiter) -> None:
         state = waiter.session.group
         state.waiters.append(waiter)
-        due = state.share.next_due_ms()
-        if due is not None:
-            delay_ms = min(max(due - self.clock.time_ms(), 1), _DUE_WAIT_MS)
-            self._loop.call_later(delay_ms / 1000, self.wake, state)
+        self._wake_when_due(state)
+
+    def _wake_when_due(self, state: GroupState) -> None:
+        """Somebody waits: look again when the next message that came back may go out."""
+        due_ms = state.share.next_due_ms()
+        if due_ms is None or due_ms == state.wakes_ms:
+            return
+        if state.timer is not None:
+            state.timer.cancel()
+        state.wakes_ms = due_ms
+        delay_ms = min(max(due_ms - self.clock.time_ms(), 1), _DUE_WAIT_MS)
+        state.timer = self._loop.call_later(delay_ms / 1000, self._due, state)
+
+    def _due(self, state: GroupState) -> None:
+        state.timer, state.wakes_ms = None, -1
+        self.wake(state)
 
     def wake(self, state: GroupState) -> None:
         """The group may have messages: serve its waiting pulls, the longest waiting first."""
@@ -189,6 +201,7 @@ class Broker:
             try:
                 if not self._serve(waiter):
                     state.waiters.appendleft(waiter)
+                    self._wake_when_due(state)
                     return
             except QmqError as failure:
                 self.answer_error(waiter.session.peer, waiter.request_id, failure)

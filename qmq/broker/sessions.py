@@ -19,6 +19,14 @@ from qmq.log.consumption import Share
 from qmq.log.queue import Queue
 
 
+class Cancellable(Protocol):
+    """A timer."""
+
+    def cancel(self) -> None:
+        """It shall not fire."""
+        ...
+
+
 class Peer(Protocol):
     """The connection behind a session."""
 
@@ -65,6 +73,9 @@ class GroupState:
     waiters: deque[Waiter] = field(default_factory=deque)
     seen_ms: dict[str, int] = field(default_factory=dict)
     """Last sign of life of each holder, monotonic."""
+    timer: Cancellable | None = None
+    """Fires at `wakes_ms`, when the next message that came back may go out again."""
+    wakes_ms: int = -1
 
     def expired(self, now_ms: int) -> list[str]:
         """Consumers whose lease has ended."""

@@ -1,16 +1,19 @@
 """One connection to a broker's data port: requests out, answers back, in any order.
 
 Every request has a callback, called exactly once: with the answering frame, or with a QmqError. A request whose connection ended, or whose
-time is up, ends with an error whose outcome is *unknown*: it may have been done.
+time is up, ends with an error whose outcome is *unknown*: it may have been done. An answer of the wrong kind, or one that the callback
+cannot read, closes the connection, and the callback hears of that instead. A peer that says nothing at all while a request runs out of
+time is taken for gone: a machine that lost its power never closes a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-from qmq.errors import ClientClosed, DeadlineExceeded, NotConnected, Outcome, ProtocolViolation, QmqError
+from qmq import limits
+from qmq.errors import ClientClosed, DeadlineExceeded, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -19,7 +22,31 @@ from qmq.wire.stream import FrameStream
 SWEEP_S: Final = 0.1
 CONNECT_TIMEOUT_S: Final = 5.0
 
+CLOSE_TIMEOUT_S: Final = 1.0
+"""How long a peer that does not read may hold up the end of a connection."""
+
 OnAnswer = Callable[[Frame | QmqError], None]
+
+_ANSWERS: Final[dict[int, int]] = {
+    FrameKind.HELLO: FrameKind.WELCOME,
+    FrameKind.PRODUCE: FrameKind.PRODUCED,
+    FrameKind.ATTACH: FrameKind.ATTACHED,
+    FrameKind.PULL: FrameKind.MESSAGES,
+    FrameKind.SETTLE: FrameKind.SETTLED,
+    FrameKind.HEARTBEAT: FrameKind.OK,
+    FrameKind.DETACH: FrameKind.OK,
+    FrameKind.FETCH: FrameKind.FETCHED,
+}
+
+
+class _Pending(NamedTuple):
+    """A request without an answer yet; `credit` is what it takes of the broker's credit, in bytes."""
+
+    on_answer: OnAnswer
+    answer: int
+    until_s: float
+    timeout_s: float
+    credit: int
 
 
 class Connection:
@@ -31,13 +58,17 @@ class Connection:
         self.inflight_bytes_max = 0
         self.on_closed: list[Callable[[], None]] = []
         self.on_writable: list[Callable[[], None]] = []
-        self._pending: dict[int, tuple[OnAnswer, float]] = {}
+        self.produce_bytes = 0
+        """Bytes of PRODUCE that are not answered, of all producers on this connection."""
+        self._pending: dict[int, _Pending] = {}
+        self._heard_s = 0.0
         self._next_id = 1
         self._sweeper: asyncio.TimerHandle | None = None
         self._cause: QmqError | None = None
         self.ended = asyncio.Event()
         self.stream = FrameStream(
-            on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable, on_violation=self._violated
+            on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable, on_violation=self._violated,
+            frame_bytes_max=limits.ANSWER_BYTES_MAX,
         )
 
     @property
@@ -49,8 +80,11 @@ class Connection:
         """Send a request with the next write; `on_answer` is called once, later."""
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
-        self._pending[number] = (on_answer, self.loop.time() + timeout_s)
-        head = frames.header(kind, number, sum(map(len, buffers)), deadline_ms)
+        size = sum(map(len, buffers))
+        credit = size if kind == FrameKind.PRODUCE else 0
+        self.produce_bytes += credit
+        self._pending[number] = _Pending(on_answer, _ANSWERS[kind], self.loop.time() + timeout_s, timeout_s, credit)
+        head = frames.header(kind, number, size, deadline_ms)
         if self.stream.put(head, *buffers):
             self.loop.call_soon(self.stream.flush)
 
@@ -72,17 +106,33 @@ class Connection:
     # --- what comes in -------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
+        self._heard_s = self.loop.time()
         for each in received:
-            found = self._pending.pop(each.request_id, None)
-            if each.kind == FrameKind.ERROR:
-                failure = wire.unpack_error(each.payload)
-                if found is None:
-                    self._cause = failure
-                    self.stream.close()
-                else:
-                    found[0](failure)
-            elif found is not None:
-                found[0](each)
+            found = self._pop(each.request_id)
+            if found is not None:
+                self._answer(found, each)
+            elif each.kind == FrameKind.ERROR and each.request_id == 0:
+                self._cause = wire.unpack_error(each.payload)
+                self.stream.close()
+
+    def _pop(self, number: int) -> _Pending | None:
+        found = self._pending.pop(number, None)
+        if found is not None:
+            self.produce_bytes -= found.credit
+        return found
+
+    def _answer(self, found: _Pending, answer: Frame) -> None:
+        try:
+            if answer.kind == FrameKind.ERROR:
+                found.on_answer(wire.unpack_error(answer.payload))
+            elif answer.kind == found.answer:
+                found.on_answer(answer)
+            else:
+                raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to what was asked")
+        except PeerError as violation:
+            self._cause = self._cause or violation
+            found.on_answer(self._ended_error(violation))
+            self.stream.close()
 
     def _violated(self, violation: ProtocolViolation) -> None:
         self._cause = violation
@@ -95,14 +145,18 @@ class Connection:
         if self._sweeper is not None:
             self._sweeper.cancel()
         reason = self._cause or cause or "the broker closed it"
-        failure = NotConnected(f"the connection to {self.address} ended: {reason}", outcome=Outcome.UNKNOWN)
+        failure = self._ended_error(reason)
         self._cause = self._cause or failure
-        pending, self._pending = self._pending, {}
-        for on_answer, _ in pending.values():
-            on_answer(failure)
+        for number in list(self._pending):
+            found = self._pop(number)
+            if found is not None:
+                found.on_answer(failure)
         for each in self.on_closed:
             each()
         self.ended.set()
+
+    def _ended_error(self, reason: object) -> NotConnected:
+        return NotConnected(f"the connection to {self.address} ended: {reason}", outcome=Outcome.UNKNOWN)
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -112,17 +166,35 @@ class Connection:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        late = [number for number, (_, until) in self._pending.items() if until < now]
-        for number in late:
-            on_answer, _ = self._pending.pop(number)
-            on_answer(DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN))
-        self.start_sweeping()
+        for number in [number for number, each in self._pending.items() if each.until_s < now]:
+            late = self._pop(number)
+            if late is not None:
+                late.on_answer(DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN))
+                if now - self._heard_s > late.timeout_s:
+                    self.abort(f"it has been silent for {now - self._heard_s:.1f} s")
+        if self.is_open:
+            self.start_sweeping()
+
+    def abort(self, reason: str) -> None:
+        """Cut it at once."""
+        self._cause = self._cause or self._ended_error(reason)
+        if self.stream.transport is not None:
+            self.stream.transport.abort()
 
     def close(self) -> None:
         """End it; what waits for an answer fails with NotConnected."""
         if self._cause is None:
             self._cause = ClientClosed("the client was closed")
         self.stream.close()
+
+    async def wait_closed(self) -> None:
+        """Wait for the end; a peer that does not read is cut off."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.ended.wait()
+        except TimeoutError:
+            self.abort("the client was closed")
+            await self.ended.wait()
 
 
 async def connect(address: str, client: str) -> Connection:
@@ -134,14 +206,13 @@ async def connect(address: str, client: str) -> Connection:
             await connection.loop.create_connection(lambda: connection.stream, host.strip("[]"), int(port))
             hello = wire.Hello(wire.PROTOCOL_VERSION, client).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
+            welcome = wire.Welcome.unpack(answer.payload)
     except (OSError, ValueError, TimeoutError) as cause:
-        connection.close()
+        connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
-    except QmqError:
-        connection.close()
+    except BaseException:
+        connection.abort("no greeting")
         raise
-    welcome = wire.Welcome.unpack(answer.payload)
     connection.inflight_bytes_max = welcome.inflight_bytes_max
-    connection.stream.reader.frame_bytes_max = welcome.frame_bytes_max
     connection.start_sweeping()
     return connection

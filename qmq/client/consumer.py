@@ -27,13 +27,15 @@ from qmq.batch import BatchView
 from qmq.client.connection import Connection
 from qmq.client.link import Links
 from qmq.client.message import Decoded, Message, Messages, Slice, delay_ms
-from qmq.client.settlements import Settlements
+from qmq.client.settlements import Outstanding, Settlements
 from qmq.errors import (
     CallerError,
     ClientClosed,
     InvalidArgument,
     MessagesExpired,
+    NotConnected,
     PeerError,
+    ProtocolViolation,
     QmqError,
     StaleDelivery,
     StorageError,
@@ -85,12 +87,15 @@ class Consumer:
         self._slices: deque[Slice] = deque()
         self._settlements = Settlements()
         self._received = -1
-        self._unsettled = 0
+        self._lost_before = 0
+        """Pull sequences before it went back to the group, settled or not."""
+        self._outstanding = Outstanding()
+        self._resetting: asyncio.Task[None] | None = None
         self._session = -1
         self._is_pulling = False
         self._connection: Connection | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._waiting: asyncio.Future[bool] | None = None
+        self._waiting: list[asyncio.Future[bool]] = []
         self._ended = asyncio.Event()
         self._failure: QmqError | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -115,13 +120,15 @@ class Consumer:
     def _finish_current(self) -> None:
         current, self._current = self._current, None
         if current is not None and self._is_auto and not current.is_settled:
-            current.ack_later()
+            self.settle(current.pull_sequence, current.pull_sequence, Verdict.ACK)
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """Up to `messages_max` messages; none if there were none for `wait`. Settle them with `Messages.ack` or one by one.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
+        if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
+            raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
         first = await self._next_slice(messages_max, wait.total_seconds())
         if first is None:
             return Messages(self, [])
@@ -157,7 +164,8 @@ class Consumer:
 
     async def _wait(self, until: float) -> bool:
         """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
-        self._waiting = waiting = self._loop.create_future()
+        waiting: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append(waiting)
         timer = self._loop.call_at(until, _set_result, waiting, False) if until < math.inf else None
         try:
             is_changed: bool = await waiting
@@ -168,7 +176,9 @@ class Consumer:
 
     def _notify(self) -> None:
         """Something changed: whoever waits looks again."""
-        _set_result(self._waiting, True)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            _set_result(each, True)
 
     def _take(self, messages_max: int) -> Slice:
         first = self._slices[0]
@@ -187,9 +197,9 @@ class Consumer:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
-        """Give a verdict on pull sequences; it leaves soon, with others."""
-        self._settlements.add(first, last, verdict, delay)
-        self._unsettled -= last - first + 1
+        """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
+        for begin, end in self._outstanding.remove(first, last):
+            self._settlements.add(begin, end, verdict, delay)
         if self._settlements.messages * 4 >= self._prefetch:
             self._loop.call_soon(self._flush_settlements)
         elif self._flush_timer is None:
@@ -204,20 +214,33 @@ class Consumer:
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected, ClientClosed."""
-        self._check_open()
-        connection = self._connection
-        if connection is None:
-            raise UnknownConsumer(f"consumer {self.name} is not attached just now: the message will come again")
-        self._unsettled -= last - first + 1
+        connection = await self._attached()
+        if not self._outstanding.remove(first, last):
+            if first < self._lost_before:
+                raise self._stale(last - first + 1)
+            return
         payload = wire.pack_settle(self._session, [wire.Settlement(first, last, verdict, 0)])
         answer = await connection.call(FrameKind.SETTLE, payload, timeout_s=_ANSWER_S, deadline_ms=10_000)
         self._pull_more()
         _, stale = wire.unpack_settled(answer.payload)
         if stale:
-            raise StaleDelivery(
-                f"{stale} of the messages were handed to another consumer since: the lease of {self._lease_ms} ms was lost, "
-                "or the group was reset"
-            )
+            raise self._stale(stale)
+
+    def _stale(self, count: int) -> StaleDelivery:
+        return StaleDelivery(
+            f"{count} of the messages were handed to another consumer since: the lease of {self._lease_ms} ms was lost, "
+            "or the group was reset"
+        )
+
+    async def _attached(self) -> Connection:
+        """The connection, waited for if it is just being made again. Raises NotConnected, ClientClosed."""
+        until = self._loop.time() + _ANSWER_S
+        while self._connection is None:
+            self._check_open()
+            self._start_running()
+            if not await self._wait(until):
+                raise NotConnected(f"consumer {self.name} could not come back to its broker: the messages will come again")
+        return self._connection
 
     def _flush_settlements(self) -> None:
         if self._flush_timer is not None:
@@ -235,7 +258,8 @@ class Consumer:
     def _settled(self, taken: list[wire.Settlement], answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
             self._settlements.lost(taken)
-            self._notify()
+            if self._flush_timer is None and not self._is_closed:
+                self._flush_timer = self._loop.call_later(_RETRY_S[-1], self._flush_settlements)
             return
         _, stale = wire.unpack_settled(answer.payload)
         if stale:
@@ -246,9 +270,11 @@ class Consumer:
     # --- messages in ---------------------------------------------------------------------------------------------------
 
     def _pull_more(self) -> None:
-        room = self._prefetch - self._unsettled
+        room = self._prefetch - self._outstanding.messages
         connection = self._connection
-        if self._is_pulling or connection is None or room <= 0 or (room * 4 < self._prefetch and self._slices):
+        if self._is_pulling or connection is None or self._is_closed or self._failure is not None:
+            return
+        if room <= 0 or (room * 4 < self._prefetch and self._slices):
             return
         self._is_pulling = True
         request = wire.pack_pull(wire.Pull(self._session, min(room, limits.PULL_MESSAGES_MAX), self._pull_bytes, WAIT_MS))
@@ -262,6 +288,7 @@ class Consumer:
             self._take_delivery(answer.payload)
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
+            return
         except QmqError as failure:
             log.debug("%s: %s", self.name, failure)
             self._detached()
@@ -278,6 +305,8 @@ class Consumer:
             at += view.envelope.total_bytes
             batches.append(Decoded(view))
         for each in ranges:
+            if each.batch >= count or not _lies_in(each, batches[each.batch].view):
+                raise ProtocolViolation(f"{each} lies outside its batch")
             batch = batches[each.batch]
             self._accept(Slice(batch, each.first_sequence - batch.view.base_sequence, each.count, each.attempt, pull))
             pull += each.count
@@ -285,7 +314,7 @@ class Consumer:
         self._notify()
 
     def _accept(self, part: Slice) -> None:
-        self._unsettled += part.count
+        self._outstanding.add(part.pull, part.count)
         if not self._tags_any and not self._tags_all:
             self._slices.append(part)
             return
@@ -305,7 +334,8 @@ class Consumer:
     def _fail(self, failure: QmqError) -> None:
         if isinstance(failure, MessagesExpired) and self._expired == "skip":
             log.warning("%s: %s; skipping to the oldest that are left", self.name, failure)
-            self._resetting = self._loop.create_task(self._skip())
+            if self._resetting is None:
+                self._resetting = self._loop.create_task(self._skip())
             return
         self._failure = failure
         self._notify()
@@ -313,14 +343,17 @@ class Consumer:
     async def _skip(self) -> None:
         try:
             await self._reset(self.subject, self.group)
+            self._pull_more()
         except QmqError as failure:
             self._failure = failure
             self._notify()
+        finally:
+            self._resetting = None
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
     def _start_running(self) -> None:
-        if self._runner is None:
+        if self._runner is None or self._runner.done():
             self._runner = self._loop.create_task(self._run())
         elif self._connection is not None:
             self._pull_more()
@@ -353,17 +386,21 @@ class Consumer:
         attached = wire.Attached.unpack(answer.payload)
         if self._is_closed:
             return
+        if not connection.is_open:
+            raise NotConnected("the connection ended while attaching")
         self._session, self._connection, self._is_pulling = attached.session, connection, False
         self._ended.clear()
         if not attached.resumed:
             self._forget_unseen()
+            self._lost_before = attached.next_pull_sequence
         connection.on_closed.append(self._detached)
+        self._notify()
         self._flush_settlements()
         self._pull_more()
 
     def _forget_unseen(self) -> None:
         """What we hold went back to the group: hand none of it to the application."""
-        self._unsettled -= sum([each.count for each in self._slices])
+        self._outstanding.clear()
         self._slices.clear()
         self._settlements.take()
 
@@ -391,12 +428,14 @@ class Consumer:
             return
         current, self._current = self._current, None
         if current is not None and self._is_auto and not current.is_settled:
-            self.nack(current._pull, current._pull, current.attempt, timedelta(0))
+            self.nack(current.pull_sequence, current.pull_sequence, current.attempt, timedelta(0))
+        self._is_closed = True
         for each in self._slices:
             self.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
         self._slices.clear()
         self._flush_settlements()
-        self._is_closed = True
+        if self._resetting is not None:
+            self._resetting.cancel()
         left = self._leave()
         self._connection = None
         self._notify()
@@ -430,6 +469,10 @@ def _host() -> str:
     return name[:60].lstrip("-.") or "host"
 
 
-def _set_result(future: asyncio.Future[bool] | None, result: bool) -> None:
-    if future is not None and not future.done():
+def _set_result(future: asyncio.Future[bool], result: bool) -> None:
+    if not future.done():
         future.set_result(result)
+
+
+def _lies_in(part: wire.Range, view: BatchView) -> bool:
+    return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count

@@ -61,4 +61,4 @@ class Links:
         for connection in self._connections.values():
             connection.close()
         for connection in self._connections.values():
-            await connection.ended.wait()
+            await connection.wait_closed()

@@ -6,15 +6,30 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from qmq.batch import BatchView
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 from qmq.wire.messages import Verdict
 
-if TYPE_CHECKING:
-    from qmq.client.consumer import Consumer
+
+class Settler(Protocol):
+    """Takes verdicts: the consumer, or something in front of it."""
+
+    subject: str
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+        """Leaves soon, with others."""
+        ...
+
+    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
+        """Have them handed out again."""
+        ...
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        """Returns when the broker has it."""
+        ...
 
 
 class Decoded:
@@ -67,16 +82,16 @@ class Slice:
 class Message:
     """One message. `attempt` is 1 the first time it is handed out."""
 
-    __slots__ = ("_batch", "_consumer", "_index", "_pull", "attempt", "body", "is_settled")
+    __slots__ = ("_batch", "_consumer", "_index", "attempt", "body", "is_settled", "pull_sequence")
 
-    def __init__(self, consumer: Consumer, batch: Decoded, index: int, attempt: int, pull: int) -> None:
+    def __init__(self, consumer: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
         self.body = batch.bodies[index]
         self.attempt = attempt
         self.is_settled = False
         self._batch = batch
         self._index = index
         self._consumer = consumer
-        self._pull = pull
+        self.pull_sequence = pull
 
     @property
     def subject(self) -> str:
@@ -140,22 +155,26 @@ class Message:
         """The body read as JSON. Raises ValueError."""
         return json.loads(self.body)
 
+    def settle_through(self, settler: Settler) -> None:
+        """Have its verdicts go another way."""
+        self._consumer = settler
+
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
         """It was worked on: never hand it out again. Returns when the broker has it; raises StaleDelivery if it went to another."""
         self.is_settled = True
-        await self._consumer.settle_now(self._pull, self._pull, Verdict.ACK)
+        await self._consumer.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def ack_later(self) -> None:
         """The same without waiting; it leaves with others."""
         self.is_settled = True
-        self._consumer.settle(self._pull, self._pull, Verdict.ACK)
+        self._consumer.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None) -> None:
         """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts."""
         self.is_settled = True
-        self._consumer.nack(self._pull, self._pull, self.attempt, delay)
+        self._consumer.nack(self.pull_sequence, self.pull_sequence, self.attempt, delay)
 
     def __repr__(self) -> str:
         return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
@@ -166,9 +185,13 @@ class Messages:
 
     __slots__ = ("_consumer", "slices")
 
-    def __init__(self, consumer: Consumer, slices: list[Slice]) -> None:
+    def __init__(self, consumer: Settler, slices: list[Slice]) -> None:
         self._consumer = consumer
         self.slices = slices
+
+    def settle_through(self, settler: Settler) -> None:
+        """Have the verdicts go another way."""
+        self._consumer = settler
 
     def __len__(self) -> int:
         return sum([each.count for each in self.slices])
@@ -179,6 +202,14 @@ class Messages:
                 yield Message(
                     self._consumer, each.batch, each.offset + index, each.attempt, each.pull + index
                 )
+
+    def __getitem__(self, index: int) -> Message:
+        place = index + len(self) if index < 0 else index
+        for each in self.slices:
+            if 0 <= place < each.count:
+                return Message(self._consumer, each.batch, each.offset + place, each.attempt, each.pull + place)
+            place -= each.count
+        raise IndexError(f"{index} of {len(self)} messages")
 
     @property
     def bodies(self) -> list[bytes]:

@@ -80,10 +80,12 @@ class OpenBatch:
             self.headers.append(found_headers)
         self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether bodies are all there is."""
-        return self.keys is None and self.tags is None and self.headers is None
+    def fill(self, columns: Columns, size: int) -> Ticket:
+        """Make these its messages; it must be empty."""
+        self.stamp()
+        self.bodies, self.bytes = columns.bodies, size
+        self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
+        return self.ticket
 
     def close(self, sequence: int) -> Batch:
         """Make it a batch to be sent."""
@@ -99,3 +101,25 @@ class OpenBatch:
         ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
         for (begin, ms), end in zip(self._runs, ends, strict=True):
             yield from [ms - first_ms] * (end - begin)
+
+
+def cut(columns: Columns, begin: int, end: int) -> Columns:
+    """Some of the messages."""
+    return Columns(
+        columns.bodies[begin:end],
+        columns.keys and columns.keys[begin:end],
+        columns.tags and columns.tags[begin:end],
+        columns.headers and columns.headers[begin:end],
+    )
+
+
+def size_of(columns: Columns) -> int:
+    """Bytes of the columns, about."""
+    size = sum(map(len, columns.bodies))
+    if columns.keys:
+        size += sum(map(len, columns.keys))
+    if columns.tags:
+        size += sum([16 + len(tag) for tags in columns.tags for tag in tags])
+    if columns.headers:
+        size += sum([16 + len(name) + len(value) for headers in columns.headers for name, value in headers.items()])
+    return size

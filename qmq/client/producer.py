@@ -21,11 +21,11 @@ from types import TracebackType
 from typing import Final
 
 from qmq import limits
-from qmq.batch import encode
+from qmq.batch import Columns, encode
 from qmq.client import content
 from qmq.client.connection import Connection
 from qmq.client.link import Links
-from qmq.client.outbox import Batch, OpenBatch
+from qmq.client.outbox import Batch, OpenBatch, cut, size_of
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
 from qmq.errors import (
@@ -35,6 +35,7 @@ from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
     Outcome,
+    ProtocolViolation,
     QmqError,
     Unavailable,
     UnknownSubject,
@@ -49,6 +50,8 @@ BATCH_BYTES: Final = 256 * limits.KIB
 INFLIGHT_BATCHES_MAX: Final = 32
 """Half of the broker's window of remembered batches (qmq/log/producers.py), so that a retry always falls into it."""
 INFLIGHT_BYTES_MAX: Final = 8 * limits.MIB
+ANSWER_S: Final = 15.0
+"""A broker that has not answered a batch by then is asked again."""
 DRAIN_BYTES: Final = 4 * limits.MIB
 BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 _RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -103,7 +106,7 @@ class Producer:
         self._connecting: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
         self._drained: list[asyncio.Future[None]] = []
-        self._failure: QmqError | None = None
+        self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ class Producer:
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = content.body_bytes(body, self._body_bytes_max)
-        if not self._is_awake:
+        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         batch = self._open
         bodies = batch.bodies
@@ -162,36 +165,28 @@ class Producer:
             if column is not None and len(column) != len(bodies):
                 raise InvalidArgument(f"{len(bodies)} bodies, but {len(column)} {name}: give one for each message")
         self._close_open()
+        if bodies and (set(map(type, bodies)) != {bytes} or max(map(len, bodies)) > self._body_bytes_max):
+            bodies = [content.body_bytes(body, self._body_bytes_max) for body in bodies]
+        columns = Columns(
+            bodies,
+            [content.key_bytes(key) for key in keys] if keys else None,
+            [content.tag_tuple(each) for each in tags] if tags else None,
+            [content.header_map(each) for each in headers] if headers else None,
+        )
+        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
+            self._wake()
         tickets: list[Ticket] = []
-        self._wake_for_many()
         for begin in range(0, len(bodies), self._batch_messages):
-            part = slice(begin, begin + self._batch_messages)
-            self._add_many(tickets, bodies[part], keys and keys[part], tags and tags[part], headers and headers[part])
+            self._add_many(tickets, cut(columns, begin, begin + self._batch_messages))
         return Tickets(tickets)
 
-    def _wake_for_many(self) -> None:
-        if not self._is_awake:
-            self._wake()
-
-    def _add_many(
-        self, tickets: list[Ticket], bodies: list[bytes], keys: Sequence[str | bytes | None] | None,
-        tags: Sequence[Iterable[str]] | None, headers: Sequence[Mapping[str, str | bytes]] | None,
-    ) -> None:  # fmt: skip
-        if set(map(type, bodies)) != {bytes} or max(map(len, bodies)) > self._body_bytes_max:
-            bodies = [content.body_bytes(body, self._body_bytes_max) for body in bodies]
-        size = sum(map(len, bodies))
-        if size > self._batch_bytes and len(bodies) > 1:
-            half = len(bodies) // 2
-            for part in (slice(0, half), slice(half, None)):
-                self._add_many(tickets, bodies[part], keys and keys[part], tags and tags[part], headers and headers[part])
+    def _add_many(self, tickets: list[Ticket], columns: Columns) -> None:
+        size, count = size_of(columns), len(columns.bodies)
+        if size > self._batch_bytes and count > 1:
+            self._add_many(tickets, cut(columns, 0, count // 2))
+            self._add_many(tickets, cut(columns, count // 2, count))
             return
-        batch = self._open
-        batch.stamp()
-        batch.bodies, batch.bytes = bodies, size
-        batch.keys = [content.key_bytes(key) for key in keys] if keys else None
-        batch.tags = [content.tag_tuple(each) for each in tags] if tags else None
-        batch.headers = [content.header_map(each) for each in headers] if headers else None
-        tickets.append(batch.ticket)
+        tickets.append(self._open.fill(columns, size))
         self._close_open()
 
     def _close_open(self) -> None:
@@ -228,8 +223,8 @@ class Producer:
                 self._connecting = self._loop.create_task(self._connect())
             return
         room = min(INFLIGHT_BYTES_MAX, connection.inflight_bytes_max)
-        while self._waiting and len(self._inflight) < INFLIGHT_BATCHES_MAX:
-            if (self._inflight and self._inflight_bytes + self._waiting[0].size > room) or not connection.stream.is_writable:
+        while self._waiting and len(self._inflight) < INFLIGHT_BATCHES_MAX and connection.is_open:
+            if (self._inflight and connection.produce_bytes + self._waiting[0].size > room) or not connection.stream.is_writable:
                 return
             self._transmit(connection, self._waiting.popleft())
 
@@ -246,7 +241,7 @@ class Producer:
         self._inflight[batch.sequence] = batch
         self._inflight_bytes += batch.size
         batch.attempts += 1
-        left_s = max(batch.until - self._loop.time(), 0.1)
+        left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
         connection.request(
             FrameKind.PRODUCE, lambda answer: self._answered(batch, answer), *batch.encoded, timeout_s=left_s
         )
@@ -264,6 +259,7 @@ class Producer:
                     attempt += 1
                 except QmqError as failure:
                     self._fail_all(failure)
+                    self._close_open()
         finally:
             self._connecting = None
             self._transmit_waiting() if self._connection is not None else None
@@ -281,13 +277,14 @@ class Producer:
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _answered(self, batch: Batch, answer: Frame | QmqError) -> None:
-        if self._inflight.pop(batch.sequence, None) is None:
+        if batch.sequence not in self._inflight:
             return
+        produced = None if isinstance(answer, QmqError) else _single(wire.unpack_produced(answer.payload))
+        del self._inflight[batch.sequence]
         self._inflight_bytes -= batch.size
         if isinstance(answer, QmqError):
             self._refused(batch, answer)
-        else:
-            produced = wire.unpack_produced(answer.payload)[0]
+        elif produced is not None:
             self._closed_bytes -= batch.size
             batch.ticket.resolve(
                 BatchReceipt(
@@ -335,6 +332,8 @@ class Producer:
         for batch in [each for each in self._waiting if each.until <= now]:
             self._waiting.remove(batch)
             self._fail(batch, _final(failure, batch))
+        if not self._waiting:
+            self._close_open()
 
     def _fail_all(self, failure: QmqError) -> None:
         while self._waiting:
@@ -342,8 +341,9 @@ class Producer:
 
     def _fail(self, batch: Batch, failure: QmqError) -> None:
         self._closed_bytes -= batch.size
-        self._failure = self._failure or failure
         batch.ticket.fail(failure)
+        if not batch.ticket.seen:
+            self._failed.append((batch.ticket, failure))
         self._wake_drained()
 
     # --- back-pressure and the end -------------------------------------------------------------------------------------
@@ -363,9 +363,10 @@ class Producer:
         self._close_open()
         while self._closed_bytes > 0 or self._inflight or self._waiting:
             await self._wait_for_answer()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        failed, self._failed = self._failed, []
+        for ticket, failure in failed:
+            if not ticket.seen:
+                raise failure
 
     async def _wait_for_answer(self) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -424,3 +425,9 @@ def _final(failure: QmqError, batch: Batch) -> QmqError:
         return failure
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     return DeadlineExceeded(f"not stored in time after {batch.attempts} tries; the last: {failure}", outcome=outcome)
+
+
+def _single(results: list[wire.Produced]) -> wire.Produced:
+    if len(results) != 1:
+        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
+    return results[0]

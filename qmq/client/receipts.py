@@ -120,3 +120,11 @@ class Receipts:
 
     def __iter__(self) -> Iterator[Receipt]:
         return chain.from_iterable(self.batches)
+
+    def __getitem__(self, index: int) -> Receipt:
+        place = index + len(self) if index < 0 else index
+        for batch in self.batches:
+            if 0 <= place < batch.count:
+                return batch.receipt(place)
+            place -= batch.count
+        raise IndexError(f"{index} of {len(self)} receipts")

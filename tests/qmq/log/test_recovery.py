@@ -11,6 +11,7 @@ from support import ManualClock, SmallDisk, intake
 
 from qmq.batch import BatchView
 from qmq.errors import DiskFull, FolderInUse, LogDamaged
+from qmq.limits import KIB, MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled, SettleAction
 from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.config import Flush, LogConfig
@@ -18,7 +19,6 @@ from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
-from qmq.limits import KIB, MIB
 from qmq.model import MessageId, SubjectConfig
 from qmq.wire.messages import Verdict
 

@@ -1,0 +1,174 @@
+"""What every coordination store must do. One suite for all implementations; etcd joins by one more parameter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.store import (
+    Changes,
+    Compare,
+    CoordinationStore,
+    Delete,
+    Get,
+    LeaseId,
+    Put,
+    Target,
+    absent,
+    unchanged,
+)
+
+from qmq.errors import Compacted, CoordinationError, LeaseNotFound
+
+
+@pytest.fixture(params=["memory", "disk"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CoordinationStore]:
+    found = EmbeddedStore(None if request.param == "memory" else tmp_path / "c.db")
+    yield found
+    await found.close()
+
+
+async def take(store: CoordinationStore, prefix: str, start: int, count: int) -> list[Changes]:
+    found: list[Changes] = []
+    watch = store.watch(prefix, start)
+    try:
+        async with asyncio.timeout(10):
+            async for changes in watch:
+                found.append(changes)
+                if len(found) == count:
+                    break
+    finally:
+        await watch.aclose()  # type: ignore[attr-defined]
+    return found
+
+
+async def test_every_change_has_a_revision_of_its_own_and_versions_count(store: CoordinationStore) -> None:
+    first = await store.put("k", b"1")
+    second = await store.put("k", b"2")
+    found = await store.get("k")
+    assert second == first + 1
+    assert found is not None
+    assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", first, second, 2)
+    assert await store.delete("k") == 1
+    assert await store.get("k") is None
+    assert await store.delete("k") == 0
+    third = await store.put("k", b"3")
+    again = await store.get("k")
+    assert again is not None
+    assert (again.create_revision, again.version) == (third, 1)
+
+
+async def test_of_many_compare_and_swaps_exactly_one_wins(store: CoordinationStore) -> None:
+    results = await asyncio.gather(*[store.txn([absent("m")], [Put("m", b"%d" % n)], [Get("m")]) for n in range(20)])
+    won = [result for result in results if result.succeeded]
+    assert len(won) == 1
+    assert all(result.results[0][0].value == b"0" for result in results if not result.succeeded)
+
+
+@pytest.mark.parametrize(
+    ("compare", "holds"),
+    [
+        (Compare("k", Target.VALUE, "=", b"v"), True),
+        (Compare("k", Target.VALUE, "!=", b"v"), False),
+        (Compare("k", Target.VALUE, ">", b"a"), True),
+        (Compare("k", Target.VERSION, "=", 1), True),
+        (Compare("k", Target.VERSION, ">", 1), False),
+        (Compare("k", Target.MOD, "<", 1 << 40), True),
+        (Compare("none", Target.VERSION, "=", 0), True),
+        (Compare("none", Target.CREATE, ">", 0), False),
+        (Compare("none", Target.VALUE, "=", b""), False),
+    ],
+)
+async def test_comparisons_look_at_what_they_name(store: CoordinationStore, compare: Compare, holds: bool) -> None:
+    await store.put("k", b"v")
+    assert (await store.txn([compare], [])).succeeded is holds
+
+
+async def test_a_transaction_is_one_revision_or_nothing(store: CoordinationStore) -> None:
+    before = await store.put("a", b"1")
+    done = await store.txn([], [Put("b", b"2"), Delete("a"), Get("", is_prefix=True), Put("c", b"3")])
+    assert done.revision == before + 1
+    assert [item.key for item in done.results[2]] == ["b"]
+    with pytest.raises(LeaseNotFound):
+        await store.txn([], [Put("d", b"4"), Put("e", b"5", LeaseId(12345))])
+    with pytest.raises(CoordinationError):
+        await store.txn([], [Put("d", b"4"), Put("d", b"5")])
+    assert await store.get("d") is None
+    assert (await store.list("")).revision == done.revision
+
+
+async def test_a_swap_on_a_stale_read_fails(store: CoordinationStore) -> None:
+    await store.put("k", b"1")
+    seen = await store.get("k")
+    assert seen is not None
+    assert (await store.txn([unchanged(seen)], [Put("k", b"2")])).succeeded
+    assert not (await store.txn([unchanged(seen)], [Put("k", b"3")])).succeeded
+
+
+async def test_the_past_can_be_listed_until_it_is_compacted(store: CoordinationStore) -> None:
+    first = await store.put("p/a", b"1")
+    await store.put("p/b", b"2")
+    await store.delete("p/a")
+    last = await store.put("q", b"x")
+    assert [item.key for item in (await store.list("p/", revision=first)).items] == ["p/a"]
+    assert [item.key for item in (await store.list("p/")).items] == ["p/b"]
+    assert [item.key for item in (await store.list("", limit=1)).items] == ["p/b"]
+    await store.compact(last)
+    with pytest.raises(Compacted, match="list again"):
+        await store.list("p/", revision=first)
+    with pytest.raises(Compacted):
+        await store.compact(last)
+    with pytest.raises(CoordinationError):
+        await store.list("p/", revision=last + 1)
+    assert [item.key for item in (await store.list("")).items] == ["p/b", "q"]
+
+
+async def test_a_watch_gives_every_change_from_its_revision_once_in_order(store: CoordinationStore) -> None:
+    start = await store.put("w/0", b"")
+    watching = asyncio.create_task(take(store, "w/", start, 51))
+    for number in range(1, 50):
+        await store.put(f"w/{number % 7}", b"%d" % number)
+        await store.put("other", b"")
+    await store.txn([], [Put("w/x", b""), Delete("w/0"), Put("other", b"")])
+    found = await watching
+    revisions = [changes.revision for changes in found]
+    assert revisions == sorted(set(revisions))
+    assert [event.key for event in found[-1].events] == ["w/x", "w/0"]
+    assert found[-1].events[1].now is None
+    assert await take(store, "w/", start, 51) == found
+
+
+async def test_a_watch_from_a_compacted_revision_says_so(store: CoordinationStore) -> None:
+    first = await store.put("k", b"1")
+    last = await store.put("k", b"2")
+    await store.compact(last)
+    with pytest.raises(Compacted):
+        await take(store, "k", first, 1)
+    assert (await take(store, "k", last, 1))[0].revision == last
+
+
+async def test_a_backlog_of_thousands_of_changes_is_watched_without_a_gap(store: CoordinationStore) -> None:
+    start = await store.put("n", b"")
+    await store.txn([], [Put(f"n/{at:05}", b"") for at in range(2500)])
+    for _ in range(5):
+        await store.put("n", b"")
+    found = await take(store, "n", start, 7)
+    assert sum(len(changes.events) for changes in found) == 2506
+
+
+async def test_a_revoked_lease_takes_its_keys_with_it(store: CoordinationStore) -> None:
+    lease, other = await store.grant(100), await store.grant(100)
+    start = await store.put("l/a", b"", lease)
+    await store.put("l/b", b"", lease)
+    await store.put("l/b", b"", other)
+    assert await store.keep_alive(lease) == 100
+    await store.revoke(lease)
+    assert [item.key for item in (await store.list("l/")).items] == ["l/b"]
+    with pytest.raises(LeaseNotFound):
+        await store.keep_alive(lease)
+    with pytest.raises(LeaseNotFound):
+        await store.put("l/c", b"", lease)
+    assert (await take(store, "l/", start + 3, 1))[0].events[0].now is None
