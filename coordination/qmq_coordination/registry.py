@@ -9,7 +9,7 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from qmq.errors import CoordinationError, LeaseNotFound
+from qmq.errors import CoordinationError, DiskFull, LeaseNotFound
 from qmq_coordination.store import CoordinationStore, LeaseId
 
 log = logging.getLogger("qmq.coordination")
@@ -68,5 +68,5 @@ class Registration:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        with contextlib.suppress(CoordinationError):
+        with contextlib.suppress(CoordinationError, DiskFull):
             await self._store.revoke(self._lease)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from qmq.errors import DiskFull
 from qmq_coordination.store import Event, KeyValue, LeaseId, prefix_end
 
 _SCHEMA: Final = """
@@ -37,14 +38,17 @@ class Rows:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, on disk when it ends."""
-        self._db.execute("BEGIN IMMEDIATE")
+        """All or nothing, on disk when it ends. Raises DiskFull."""
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as cause:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if isinstance(cause, sqlite3.OperationalError) and "full" in str(cause):
+                raise DiskFull("no space left for the coordination store: free some") from cause
             raise
-        self._db.execute("COMMIT")
 
     def number(self, name: str) -> int:
         """A counter of the meta table."""

@@ -68,18 +68,14 @@ def reset(
     server: Server = SERVER,
 ) -> None:
     """Move a group. What its consumers hold is void; they go on from the new place."""
-    target = run(_async(parse_target(to)))
 
     async def _reset() -> list[Any]:
+        target = parse_target(to)
         async with qmq.connect(server) as mq:
             return await mq.metadata.reset_group(subject, group, **target)
 
     rows = [(each.partition, each.from_sequence, each.to_sequence) for each in run(_reset())]
     show(f"group {group} on {subject}", ("partition", "from", "to"), rows, as_json=as_json)
-
-
-async def _async(value: dict[str, Any]) -> dict[str, Any]:
-    return value
 
 
 def parse_target(to: str) -> dict[str, Any]:

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import grpc
 from qmq_coordination.embedded import EmbeddedStore
@@ -22,13 +24,16 @@ from qmq.broker.control import serve_control
 from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep
 from qmq.clock import SystemClock
+from qmq.errors import DiskFull
 from qmq.log.checkpointing import close_store
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.log.store import Store
 from qmq.meta.service import MetaService, serve_meta
 
-STOP_GRACE_S = 1.0
+log = logging.getLogger("qmq.node")
+
+STOP_GRACE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +131,10 @@ class Node:
 
 
 def _close(store: Store) -> None:
-    store.write_actions()
-    close_store(store)
+    """Close; on a full disk without the checkpoint, so that the next start replays a little."""
+    try:
+        store.write_actions()
+        close_store(store)
+    except DiskFull as failure:
+        log.warning("closed without a checkpoint: %s", failure)
+        store.close()

@@ -118,6 +118,11 @@ class FrameReader:
         self._start = start
         return frames
 
+    def release(self) -> None:
+        """The stream has ended: let go of the buffers now, not when the garbage collector finds the connection."""
+        self._buffer, self._view, self._large = bytearray(), memoryview(b""), None
+        self._start = self._end = 0
+
     def _refuse(self, length: int, kind: int, flags: int) -> None:
         raise ProtocolViolation(
             f"no frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "

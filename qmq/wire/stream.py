@@ -72,6 +72,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.transport = None
         self.is_writable = False
         self._outbox.clear()
+        self.reader.release()
         self._on_closed(exc)
 
     # --- our side ------------------------------------------------------------------------------------------------------

@@ -226,7 +226,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
     close_store(store)
     path = next((tmp_path / "checkpoint").glob("*.qmc"))
     data = path.read_bytes()
-    path.write_bytes({"flip": data[:-1] + bytes([data[-1] ^ 1]), "empty": b"", "cut": data[: len(data) // 2], "foreign": b"PK\3\4" * 50}[damage])
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    path.write_bytes({"flip": flipped, "empty": b"", "cut": data[: len(data) // 2], "foreign": b"PK\3\4" * 50}[damage])
     store = opened(tmp_path)
     assert bodies(store) == expected(20)
     assert store.queue("s", 0).shares["g"].next_sequence == 9

@@ -42,7 +42,9 @@ def test_random_payloads_are_read_or_refused(data: bytes) -> None:
             pass
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"null", b'{"version": "1", "client": "x"}', b'{"version": true, "client": ""}', b"{}", b"[" * 5000])
+@pytest.mark.parametrize(
+    "text", [b"[1]", b"null", b'{"version": "1", "client": "x"}', b'{"version": true, "client": ""}', b"{}", b"[" * 5000]
+)
 def test_json_of_another_shape_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         wire.Hello.unpack(text)

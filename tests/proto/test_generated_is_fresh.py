@@ -1,0 +1,19 @@
+"""The generated code in the repository is what the .proto files say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_generated_modules_are_those_of_the_proto_files(tmp_path: Path) -> None:
+    environment = {**os.environ, "QMQ_PYTHON": sys.executable}
+    subprocess.run([str(ROOT / "scripts" / "generate"), str(tmp_path)], check=True, env=environment)
+    generated = sorted((tmp_path / "qmq" / "proto" / "v1").iterdir())
+    assert len(generated) == 8
+    for path in generated:
+        assert path.read_bytes() == (ROOT / "qmq" / "proto" / "v1" / path.name).read_bytes(), f"run scripts/generate: {path.name} is stale"

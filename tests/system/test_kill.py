@@ -1,0 +1,115 @@
+"""kill -9 at random moments under load: what was acknowledged is there and intact, and what was acknowledged by a consumer stays away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from support import NodeProcess
+
+import qmq
+from qmq.errors import QmqError
+
+KILLS = int(os.environ.get("QMQ_KILLS", "50"))
+POLL = timedelta(seconds=0.1)
+
+
+class Load:
+    """A producer and a consumer that go on through every kill, and what they were told."""
+
+    def __init__(self) -> None:
+        self.acknowledged: set[bytes] = set()
+        self.sent = 0
+        self.seen: Counter[bytes] = Counter()
+        self.acked: set[bytes] = set()
+        self.after_ack: Counter[bytes] = Counter()
+
+    async def produce(self, mq: qmq.Client, seconds: float) -> None:
+        """Send for a while; a batch counts when its ticket is resolved."""
+        producer = mq.producer("s", batch_messages=20, delivery_timeout_s=0.2)
+        until = asyncio.get_running_loop().time() + seconds
+        waiting = []
+        while asyncio.get_running_loop().time() < until:
+            bodies = []
+            for _ in range(20):
+                bodies.append(b"%d:%s" % (self.sent, os.urandom(random.randrange(200)).hex().encode()))
+                self.sent += 1
+            tickets = producer.send_many(bodies)
+            waiting.append(asyncio.create_task(self._note(tickets, bodies)))
+            await asyncio.sleep(0.001)
+        await asyncio.wait(waiting, timeout=0.1)
+        producer.abort()
+        await asyncio.wait(waiting)
+
+    async def _note(self, tickets: object, bodies: list[bytes]) -> None:
+        try:
+            await tickets  # type: ignore[misc]
+        except QmqError:
+            return
+        self.acknowledged.update(bodies)
+
+    async def consume(self, mq: qmq.Client, seconds: float, name: str) -> None:
+        """Consume for a while, acknowledging each batch and waiting for the answer."""
+        consumer = mq.consumer("s", "g", name=name, ack="explicit", prefetch=200)
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            try:
+                found = await consumer.pull(50, POLL)
+                self.seen.update(found.bodies)
+                self.after_ack.update(body for body in found.bodies if body in self.acked)
+                async with asyncio.timeout(0.3):
+                    await found.ack()
+                self.acked.update(found.bodies)
+            except (QmqError, TimeoutError):
+                await asyncio.sleep(0.02)
+
+
+async def one_round(node: NodeProcess, load: Load, number: int) -> None:
+    """Start, load, kill in the middle."""
+    node.start()
+    mq = qmq.connect(node.address)
+    seconds = random.uniform(0.05, 0.4)
+    work = [load.produce(mq, seconds + 0.2), load.consume(mq, seconds + 0.2, f"c{number}")]
+    loop = asyncio.get_running_loop()
+    loop.call_later(seconds, node.process.send_signal, 9)  # type: ignore[union-attr]
+    await asyncio.gather(*work)
+    node.kill()
+    mq._links.is_closed = True
+    for producer in [*mq._producers.values(), *mq._owned]:
+        producer.abort()
+    for consumer in mq._consumers:
+        await consumer.close()
+    await mq._links.close()
+    if mq._metadata is not None:
+        await mq._metadata.close()
+
+
+async def drain(node: NodeProcess) -> Counter[bytes]:
+    """Everything that is stored, by a group of its own."""
+    async with qmq.connect(node.address) as mq:
+        consumer, found = mq.consumer("s", "audit", prefetch=50_000), Counter[bytes]()
+        while part := await consumer.pull(5000, timedelta(seconds=1)):
+            found.update(part.bodies)
+            part.ack_later()
+        return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, flush: str) -> None:
+    node_process.options = ("--flush", flush)
+    load = Load()
+    for number in range(KILLS // 2):
+        await one_round(node_process, load, number)
+    node_process.start()
+    stored = await drain(node_process)
+    assert load.acknowledged
+    assert load.acked
+    assert load.acknowledged - stored.keys() == set()
+    assert set(stored.values()) == {1}
+    assert load.after_ack == Counter(), "what a consumer acknowledged, and heard so, came back"
+    assert node_process.stop() == 0
