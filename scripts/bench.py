@@ -1,0 +1,405 @@
+"""Benchmarks: one producer process, one broker process, one consumer process on this machine, persisted.
+
+Each scenario runs `--runs` times, the scenarios in turn, so that a machine that drifts hurts all alike; the medians are printed, with the
+ratio to a raw loopback copy of the same bytes, and to NATS JetStream through nats-py where nats-server is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import qmq
+from qmq.node.tuning import keep_freed_memory
+
+SUBJECTS: Final = 10_000
+console = Console()
+errors = Console(stderr=True)
+
+
+# --- processes -----------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A `qmq dev` process on a folder of its own."""
+
+    def __init__(self, *options: str, data: Path | None = None) -> None:
+        self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+        ports = ("--port", "0", "--data-port", "0", "--control-port", "0")
+        command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.address = line.split("ready at ")[1].split()[0]
+
+    def resident_mib(self) -> float:
+        """Memory of the process."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def stop(self, *, keep: bool = False) -> None:
+        """End it, and its data."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+        if not keep:
+            shutil.rmtree(self.data)
+
+
+def in_loop(work: Callable[..., Any], *words: Any) -> Any:
+    """Run a coroutine function in a fast loop of this process, tuned as a program that cares would be."""
+    import uvloop
+
+    keep_freed_memory()
+    gc.freeze()
+    return uvloop.run(work(*words))
+
+
+def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
+    """Entry of a child process."""
+    results.put(in_loop(work, *words))
+
+
+def together(*jobs: tuple[Any, ...]) -> list[Any]:
+    """Run jobs, each in a process of its own; their results in order."""
+    context = mp.get_context("spawn")
+    queues = [context.Queue() for _ in jobs]
+    children = [context.Process(target=in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
+    for child in children:
+        child.start()
+    found = [queue.get(timeout=300) for queue in queues]
+    for child in children:
+        child.join()
+    return found
+
+
+# --- throughput ----------------------------------------------------------------------------------------------------------
+
+
+async def produce(address: str, count: int, size: int, mode: str) -> float:
+    """Send `count` messages; when the first left, monotonic seconds."""
+    async with qmq.connect(address) as mq:
+        producer = mq.producer("bench")
+        bodies = [os.urandom(size) for _ in range(1000)]
+        await producer.send(b"ready")
+        await asyncio.sleep(0.3)
+        begin = time.monotonic()
+        for _ in range(count // 1000):
+            if mode == "send":
+                send = producer.send
+                for body in bodies:
+                    send(body)
+            else:
+                producer.send_many(bodies)
+            await (producer.drain() if producer.full else asyncio.sleep(0))
+        await producer.flush()
+        return begin
+
+
+async def consume(address: str, count: int) -> float:
+    """Consume them all; when the last was decoded."""
+    async with qmq.connect(address) as mq:
+        consumer, got = mq.consumer("bench", "g", prefetch=100_000), 0
+        while got < count + 1:
+            found = await consumer.pull(100_000)
+            got += len(found.bodies)
+            found.ack_later()
+        return time.monotonic()
+
+
+def throughput(count: int, size: int, mode: str, flush: str) -> float:
+    """Messages a second, from the first sent to the last decoded."""
+    node = Node("--flush", flush)
+    try:
+        begin, end = together((produce, node.address, count, size, mode), (consume, node.address, count))
+        return count / (end - begin)
+    finally:
+        node.stop()
+
+
+async def produce_subjects(address: str, count: int, subjects: int) -> float:
+    """100 messages at a time, to one subject after another; messages a second, all acknowledged."""
+    async with qmq.connect(address) as mq:
+        producers = [mq.producer(f"subject-{number}") for number in range(subjects)]
+        bodies = [os.urandom(100) for _ in range(100)]
+        for at in range(0, subjects, 100):
+            await asyncio.gather(*[_first(producer, b"x") for producer in producers[at : at + 100]])
+        begin = time.monotonic()
+        for number in range(count // 100):
+            producer = producers[number % subjects]
+            tickets = producer.send_many(bodies)
+            if number % 200 == 199:
+                await tickets
+        for producer in producers:
+            await producer.flush()
+        return count / (time.monotonic() - begin)
+
+
+async def _first(producer: qmq.Producer, body: bytes) -> None:
+    await producer.send(body)
+
+
+def many_subjects(count: int, subjects: int) -> float:
+    """See `produce_subjects`."""
+    node = Node()
+    try:
+        return float(together((produce_subjects, node.address, count, subjects))[0])
+    finally:
+        node.stop()
+
+
+# --- latency -------------------------------------------------------------------------------------------------------------
+
+
+async def pace(address: str, rate: int, count: int) -> None:
+    """Send at a steady rate; each body begins with the time."""
+    async with qmq.connect(address) as mq, mq.producer("bench") as producer:
+        await producer.send(b"%020d" % 0)
+        await asyncio.sleep(0.5)
+        begin, sent = time.perf_counter(), 0
+        while sent < count:
+            await asyncio.sleep(max(begin + sent / rate - time.perf_counter(), 0))
+            while sent < count and begin + sent / rate <= time.perf_counter():
+                producer.send(b"%020d" % time.monotonic_ns() + bytes(80))
+                sent += 1
+
+
+async def clock(address: str, count: int) -> list[int]:
+    """When each arrived after it was sent, nanoseconds; the first twentieth is left out."""
+    found: list[int] = []
+    async with qmq.connect(address) as mq:
+        consumer = mq.consumer("bench", "g")
+        while len(found) < count + 1:
+            part = await consumer.pull(1000)
+            now = time.monotonic_ns()
+            found += [now - int(body[:20]) for body in part.bodies]
+            part.ack_later()
+    return sorted(found[1 + count // 20 :])
+
+
+def latency(rate: int, count: int, flush: str = "async") -> tuple[float, float]:
+    """(p50, p99) in milliseconds."""
+    node = Node("--flush", flush)
+    try:
+        found = together((clock, node.address, count), (pace, node.address, rate, count))[0]
+        return found[len(found) // 2] / 1e6, found[int(len(found) * 0.99)] / 1e6
+    finally:
+        node.stop()
+
+
+# --- memory and start ----------------------------------------------------------------------------------------------------
+
+
+def memory(count: int) -> tuple[float, float]:
+    """The broker's resident memory after a tenth of the messages and after all, none of them consumed, in MiB."""
+    node = Node()
+    try:
+        together((produce, node.address, count // 10, 100, "many"))
+        early = node.resident_mib()
+        together((produce, node.address, count - count // 10, 100, "many"))
+        return early, node.resident_mib()
+    finally:
+        node.stop()
+
+
+def start_time(gib: float) -> float:
+    """Seconds to ready on a log of so many GiB, after a clean stop."""
+    node = Node()
+    together((produce, node.address, int(gib * (1 << 30) / 10_240) // 1000 * 1000, 10_240, "many"))
+    node.stop(keep=True)
+    begin = time.monotonic()
+    node = Node(data=node.data)
+    took = time.monotonic() - begin
+    node.stop()
+    return took
+
+
+# --- what to compare with ------------------------------------------------------------------------------------------------
+
+
+def loopback(size: int, count: int) -> float:
+    """Messages' worth of bytes a second through a bare loopback connection, 64 KiB at a time."""
+    total = size * count
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def receive() -> None:
+        peer, _ = server.accept()
+        buffer, got = bytearray(1 << 18), 0
+        while got < total:
+            got += peer.recv_into(buffer)
+        peer.close()
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    client = socket.create_connection(server.getsockname())
+    chunk, begin = bytes(65536), time.monotonic()
+    for _ in range(total // len(chunk)):
+        client.sendall(chunk)
+    client.sendall(bytes(total % len(chunk)))
+    reader.join()
+    took = time.monotonic() - begin
+    client.close()
+    server.close()
+    return count / took
+
+
+async def nats_round(port: int, size: int, count: int) -> tuple[float, float]:
+    """(published, fetched) messages a second through JetStream with file storage, by nats-py."""
+    import nats
+
+    client = await nats.connect(f"nats://127.0.0.1:{port}")
+    stream = client.jetstream(publish_async_max_pending=4000)
+    await stream.add_stream(name="bench", subjects=["bench"])
+    body, begin = os.urandom(size), time.monotonic()
+    for _ in range(count):
+        await stream.publish_async("bench", body)
+    await stream.publish_async_completed()
+    published = count / (time.monotonic() - begin)
+    pull, got, begin = await stream.pull_subscribe("bench", "g"), 0, time.monotonic()
+    while got < count:
+        found = await pull.fetch(min(1000, count - got))
+        got += len(found)
+        for message in found:
+            await message.ack()
+    fetched = count / (time.monotonic() - begin)
+    await client.close()
+    return published, fetched
+
+
+def nats(size: int, count: int) -> tuple[float, float] | None:
+    """None where NATS is not installed."""
+    server = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
+    try:
+        import nats as _installed  # noqa: F401
+    except ImportError:
+        return None
+    if server is None:
+        return None
+    folder = tempfile.mkdtemp(prefix="qmq-nats-")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [server, "-js", "-sd", folder, "-a", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        return in_loop(nats_round, port, size, count)  # type: ignore[no-any-return]
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+# --- the table -----------------------------------------------------------------------------------------------------------
+
+
+def measure(runs: int, scale: float) -> dict[str, float]:
+    """All figures: medians."""
+
+    def n(count: int) -> int:
+        return max(int(count * scale) // 1000 * 1000, 2000)
+
+    scenarios: dict[str, Callable[[], Any]] = {
+        "100 B, send, messages/s": lambda: throughput(n(3_000_000), 100, "send", "async"),
+        "100 B, send_many, messages/s": lambda: throughput(n(5_000_000), 100, "many", "async"),
+        "1 KB, send, messages/s": lambda: throughput(n(600_000), 1024, "send", "async"),
+        "1 KB, send_many, messages/s": lambda: throughput(n(600_000), 1024, "many", "async"),
+        "100 B, send, sync flush, messages/s": lambda: throughput(n(2_000_000), 100, "send", "sync"),
+        "latency 1,000/s": lambda: latency(1_000, n(5_000)),
+        "latency 20,000/s": lambda: latency(20_000, n(60_000)),
+        "1 subject, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), 1),
+        "10,000 subjects, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), SUBJECTS),
+        "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
+        "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),
+        "NATS 100 B": lambda: nats(100, n(40_000)),
+        "NATS 1 KB": lambda: nats(1024, n(40_000)),
+    }
+    found: dict[str, list[Any]] = {name: [] for name in scenarios}
+    with Progress(console=errors, transient=True) as bar:
+        task = bar.add_task("benchmarks", total=runs * len(scenarios))
+        for _ in range(runs):
+            for name, scenario in scenarios.items():
+                bar.update(task, description=name)
+                found[name].append(scenario())
+                bar.advance(task)
+    return flatten(found)
+
+
+def flatten(found: dict[str, list[Any]]) -> dict[str, float]:
+    """Medians, pairs taken apart."""
+    figures: dict[str, float] = {}
+    for name, values in found.items():
+        if values[0] is None:
+            continue
+        if isinstance(values[0], tuple):
+            parts = ("p50, ms", "p99, ms") if name.startswith("latency") else ("published, messages/s", "fetched, messages/s")
+            for place, part in enumerate(parts):
+                figures[f"{name}, {part}"] = statistics.median(value[place] for value in values)
+        else:
+            figures[name] = statistics.median(values)
+    return figures
+
+
+def ratio(figures: dict[str, float], name: str, base: str) -> str:
+    """One figure over another, where it makes sense."""
+    if "messages/s" not in name or base not in figures or name.startswith(("loopback", "NATS")):
+        return ""
+    return f"{figures[name] / figures[base]:.3g}"
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--json", action="store_true", help="print JSON only")
+    options.add_argument("--runs", type=int, default=5)
+    options.add_argument("--scale", type=float, default=1.0, help="fewer or more messages")
+    options.add_argument("--long", action="store_true", help="also memory over 50 M messages and the start on a 5 GiB log")
+    chosen = options.parse_args()
+    figures = measure(chosen.runs, chosen.scale)
+    if chosen.long:
+        early, late = memory(int(50_000_000 * chosen.scale))
+        figures["broker memory after a tenth of 50 M messages, MiB"] = early
+        figures["broker memory after 50 M messages, MiB"] = late
+        figures["start on a 5 GiB log, s"] = start_time(5 * chosen.scale)
+    if chosen.json:
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        return
+    table = Table(title=f"medians of {chosen.runs}")
+    for column in ("figure", "value", "to loopback", "to NATS publish", "to NATS fetch"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name, value in figures.items():
+        size = "1 KB" if "1 KB" in name else "100 B"
+        table.add_row(
+            name,
+            f"{value:,.0f}" if value >= 100 else f"{value:,.3f}",
+            ratio(figures, name, f"loopback {size}, messages/s"),
+            ratio(figures, name, f"NATS {size}, published, messages/s"),
+            ratio(figures, name, f"NATS {size}, fetched, messages/s"),
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Reads the golden files with a reader that follows docs/FORMAT.md and uses nothing of QMQ; then checks that QMQ still writes the same."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import msgspec
+import pytest
+import zstandard
+
+import make
+
+HERE = Path(__file__).parent
+
+
+def pad8(size: int) -> int:
+    return (size + 7) // 8 * 8
+
+
+def entries(data: bytes) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    """(envelope's fields, region) of every entry of a log."""
+    at = 0
+    while at < len(data):
+        fields = struct.unpack_from("<4sHHIIqqqqqII", data, at)
+        assert fields[0] == b"QMB1"
+        assert google_crc32c.value(data[at : at + 60]) == fields[11]
+        region = data[at + 64 : at + fields[3]]
+        assert google_crc32c.value(region) == fields[4]
+        yield fields[1:11], region
+        at += fields[3]
+    assert at == len(data)
+
+
+def strings(region: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    marks = struct.unpack_from(f"<{count + 1}i", region, at)
+    at += pad8(4 * (count + 1))
+    return [region[at + a : at + b] for a, b in zip(marks, marks[1:], strict=False)], at + pad8(marks[-1])
+
+
+def batch(region: bytes) -> dict[str, list]:
+    """The columns of a data region."""
+    _, _, _, count, create, columns, _, body_bytes, subject_bytes, compression, _ = struct.unpack_from("<QQIIqIIIHBB", region)
+    found: dict[str, list] = {"subject": [region[48 : 48 + subject_bytes].decode()], "times": [create] * count}
+    at = 48 + pad8(subject_bytes)
+    if columns & 1:
+        found["times"] = [create + delta for delta in struct.unpack_from(f"<{count}I", region, at)]
+        at += pad8(4 * count)
+    if columns & 2:
+        found["ids"] = [region[at + 16 * i : at + 16 * i + 16] for i in range(count)]
+        at += 16 * count
+    if columns & 4:
+        found["keys"], at = strings(region, at, count)
+    if columns & 16:
+        lists = struct.unpack_from(f"<{count + 1}i", region, at)
+        at += pad8(4 * (count + 1))
+        found["hashes"] = list(struct.unpack_from(f"<{lists[-1]}Q", region, at))
+        tags, at = strings(region, at + 8 * lists[-1], lists[-1])
+        found["tags"] = [tags[a:b] for a, b in zip(lists, lists[1:], strict=False)]
+    if columns & 32:
+        lists = struct.unpack_from(f"<{count + 1}i", region, at)
+        names, at = strings(region, at + pad8(4 * (count + 1)), lists[-1])
+        values, at = strings(region, at, lists[-1])
+        found["headers"] = [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in zip(lists, lists[1:], strict=False)]
+    marks = struct.unpack_from(f"<{count + 1}i", region, at)
+    at += pad8(4 * (count + 1))
+    data = region[at : at + body_bytes]
+    if compression == 1:
+        data = zstandard.ZstdDecompressor().decompress(data, max_output_size=marks[-1])
+    found["bodies"] = [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    assert at + pad8(body_bytes) == len(region)
+    return found
+
+
+def test_a_reader_made_from_the_specification_reads_the_message_log() -> None:
+    expected = json.loads((HERE / "expected.json").read_text())
+    found = [(envelope, batch(region)) for envelope, region in entries((HERE / "message.log").read_bytes())]
+    assert [body.decode() for _, each in found for body in each["bodies"]] == expected["bodies"]
+    keys = [key.decode() or None for _, each in found for key in each.get("keys", [b""] * len(each["bodies"]))]
+    assert keys == expected["keys"]
+    assert [envelope[4] for envelope, _ in found] == [0, 1, 4]
+    assert found[1][1]["tags"] == [[b"UA"], [], [b"AA", b"late"]]
+    assert found[1][1]["hashes"][0] == 0xBA988D3C7E00BDDB
+    assert found[1][1]["headers"] == [{b"h": b"v"}, {}, {b"a": b"1", b"b": b"\0"}]
+    assert found[1][1]["times"] == [1_799_999_999_000, 1_799_999_999_005, 1_799_999_999_007]
+    assert found[2][1]["ids"] == [bytes(16), bytes(range(16))]
+    assert {each["subject"][0] for _, each in found} == {"flight.departed"}
+
+
+def test_a_reader_made_from_the_specification_reads_the_action_log() -> None:
+    ((envelope, region),) = entries((HERE / "action.log").read_bytes())
+    assert (envelope[1], envelope[4]) == (2, 5)
+    (length,) = struct.unpack_from("<I", region)
+    where = ["flight.departed", 0, "ops"]
+    assert msgspec.msgpack.decode(region[4 : 4 + length]) == [
+        [0, *where, "", 0],
+        [1, *where, "c", "i", 30_000, -1],
+        [3, *where, "c", [[0, 6, 1]]],
+        [4, *where, "c", 7, [[0, 3, 0, 0], [4, 4, 1, 1000]]],
+        [5, *where, "c", False],
+    ]
+
+
+def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
+    data, found, at = (HERE / "frames.bin").read_bytes(), [], 0
+    while at < len(data):
+        length, kind, flags, reserved, request, deadline = struct.unpack_from("<IBBHII", data, at)
+        assert flags == reserved == 0
+        found.append((kind, request, deadline, data[at + 16 : at + length]))
+        at += length
+    assert json.loads(found[0][3]) == {"version": 1, "client": "golden"}
+    assert found[1][:3] == (7, 2, 1000)
+    assert struct.unpack("<IIII", found[1][3]) == (3, 100, 4096, 500)
+    assert struct.unpack("<IIqqIIqqII", found[2][3]) == (3, 2, 0, 9, 0, 0, 10, 10, 1, 250)
+
+
+@pytest.mark.parametrize("name", ["message.log", "action.log", "frames.bin", "expected.json"])
+def test_this_release_still_writes_the_golden_files(tmp_path: Path, name: str) -> None:
+    make.main(tmp_path)
+    assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
