@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -64,7 +63,7 @@ def dev(
 
 
 async def _serve(node: Node) -> None:
-    from qmq.node.tuning import keep_freed_memory
+    from qmq.node.tuning import calm_collector, keep_freed_memory
 
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -72,8 +71,7 @@ async def _serve(node: Node) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    gc.collect()
-    gc.freeze()
+    calm_collector()
     sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data})\n")
     sys.stdout.flush()
     await stop.wait()
