@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -67,6 +68,8 @@ class SubjectCache:
     def __init__(self, store: CoordinationStore) -> None:
         self._store = store
         self._subjects: dict[str, SubjectConfig] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after a subject changed."""
         self._task: asyncio.Task[None] | None = None
 
     def look_up(self, name: str) -> SubjectConfig | None:
@@ -94,9 +97,11 @@ class SubjectCache:
                             self._subjects.pop(name, None)
                         else:
                             self._subjects[name] = _decode(event.now)
+                    self.on_change()
                 return
             except Compacted:
                 revision = await self._load() + 1
+                self.on_change()
 
     async def refresh(self) -> None:
         """Read everything again: a watch is a hint, and may be late."""

@@ -110,7 +110,6 @@ class Upkeep:
 
     def _slow_tick(self, now_ms: int) -> None:
         store = self._store
-        self._broker.forget_routes()
         is_late = now_ms - self._flushed_ms >= store.config.flush_interval_ms
         if self._flush is None and not store.is_flushed and is_late:
             self._begin_flush()
@@ -153,7 +152,6 @@ class Upkeep:
     async def _retain(self) -> None:
         """Forget what retention takes, write that down, and only then delete."""
         try:
-            self._broker.forget_routes()
             taken = begin_retention(self._store, self._broker.subject_or_none)
             if taken and await self._take_checkpoint():
                 await self._loop.run_in_executor(self._threads, end_retention, taken)

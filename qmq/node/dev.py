@@ -80,6 +80,7 @@ class Node:
         self.broker = Broker(
             self.store, self._subjects.look_up, self._clock, config.broker, asyncio.get_running_loop()
         )
+        self._subjects.on_change = self.broker.forget_routes
         self._upkeep = Upkeep(self.broker)
         self._data = DataServer(self.broker)
         self._meta = MetaService(self.coordination, auto_create=config.auto_create)

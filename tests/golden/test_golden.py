@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
+import make
 import msgspec
 import pytest
 import zstandard
-
-import make
 
 HERE = Path(__file__).parent
 
@@ -38,7 +38,7 @@ def entries(data: bytes) -> Iterator[tuple[tuple[int, ...], bytes]]:
 def strings(region: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     marks = struct.unpack_from(f"<{count + 1}i", region, at)
     at += pad8(4 * (count + 1))
-    return [region[at + a : at + b] for a, b in zip(marks, marks[1:], strict=False)], at + pad8(marks[-1])
+    return [region[at + a : at + b] for a, b in itertools.pairwise(marks)], at + pad8(marks[-1])
 
 
 def batch(region: bytes) -> dict[str, list]:
@@ -59,18 +59,18 @@ def batch(region: bytes) -> dict[str, list]:
         at += pad8(4 * (count + 1))
         found["hashes"] = list(struct.unpack_from(f"<{lists[-1]}Q", region, at))
         tags, at = strings(region, at + 8 * lists[-1], lists[-1])
-        found["tags"] = [tags[a:b] for a, b in zip(lists, lists[1:], strict=False)]
+        found["tags"] = [tags[a:b] for a, b in itertools.pairwise(lists)]
     if columns & 32:
         lists = struct.unpack_from(f"<{count + 1}i", region, at)
         names, at = strings(region, at + pad8(4 * (count + 1)), lists[-1])
         values, at = strings(region, at, lists[-1])
-        found["headers"] = [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in zip(lists, lists[1:], strict=False)]
+        found["headers"] = [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in itertools.pairwise(lists)]
     marks = struct.unpack_from(f"<{count + 1}i", region, at)
     at += pad8(4 * (count + 1))
     data = region[at : at + body_bytes]
     if compression == 1:
         data = zstandard.ZstdDecompressor().decompress(data, max_output_size=marks[-1])
-    found["bodies"] = [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    found["bodies"] = [data[a:b] for a, b in itertools.pairwise(marks)]
     assert at + pad8(body_bytes) == len(region)
     return found
 
