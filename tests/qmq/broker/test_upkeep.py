@@ -1,0 +1,133 @@
+"""What a broker does besides answering: a failed flush, checkpoints, retention, through a real broker on a disk that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support import eventually, intake
+
+from qmq.batch import BatchView, Columns, encode
+from qmq.broker.broker import Broker
+from qmq.broker.config import BrokerConfig
+from qmq.broker.server import DataServer
+from qmq.broker.upkeep import Upkeep
+from qmq.client.connection import connect
+from qmq.clock import SystemClock
+from qmq.errors import FlushFailed, UnknownConsumer
+from qmq.log.config import Flush, LogConfig
+from qmq.log.disk import Disk
+from qmq.log.recovery import open_store
+from qmq.log.retention import begin_retention
+from qmq.model import SubjectConfig
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+
+
+class FailingDisk(Disk):
+    """A disk whose fdatasync can be made to fail."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        if self.fails:
+            raise FlushFailed("fdatasync failed (in this test)")
+        super().sync(fd)
+
+
+Served = tuple[Broker, DataServer, list[BaseException]]
+
+
+@asynccontextmanager
+async def served(folder: Path, config: LogConfig, disk: Disk | None = None) -> AsyncIterator[Served]:
+    """A broker alone, with its data port, and what was fatal to it."""
+    fatal: list[BaseException] = []
+    store = open_store(folder, config, SystemClock(), disk=disk)
+    broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(), asyncio.get_running_loop())
+    upkeep, server = Upkeep(broker, fatal.append), DataServer(broker)
+    await server.start("127.0.0.1", 0)
+    upkeep.start()
+    try:
+        yield broker, server, fatal
+    finally:
+        await server.stop()
+        await upkeep.stop()
+        store.close()
+
+
+async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_stopped(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    async with served(tmp_path, LogConfig(flush=Flush.SYNC), disk) as (_, server, fatal):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        disk.fails = True
+        answers: list[object] = []
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+        connection.request(FrameKind.PRODUCE, answers.append, *batch, timeout_s=30)
+        await eventually(lambda: fatal)
+        assert isinstance(fatal[0], FlushFailed)
+        assert answers == []
+        disk.fails = False
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_batches_can_be_fetched_without_a_group(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig()) as (broker, server, _):
+        queue = broker.store.open_queue("s", 0)
+        for number in range(5):
+            broker.store.append([intake(queue, [b"%d-%d" % (number, at) for at in range(10)], number=number)])
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        answer = await connection.call(FrameKind.FETCH, wire.Fetch("s", 0, 25, 1 << 20).pack(), timeout_s=10)
+        found, at = [], 0
+        while at < len(answer.payload):
+            view = BatchView.parse(answer.payload, at)
+            found.append((view.base_sequence, view.bodies()[0]))
+            at += view.envelope.total_bytes
+        assert found == [(20, b"2-0"), (30, b"3-0"), (40, b"4-0")]
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_checkpoint_is_taken_while_messages_come(tmp_path: Path) -> None:
+    config = LogConfig(checkpoint_bytes=64 * 1024, segment_bytes=256 * 1024)
+    async with served(tmp_path, config) as (broker, _, fatal):
+        queue = broker.store.open_queue("s", 0)
+        number = 0
+
+        def store_more() -> bool:
+            nonlocal number
+            for _ in range(20):
+                broker.store.append([intake(queue, [os.urandom(1000)], number=number)])
+                number += 1
+            return len(list((tmp_path / "checkpoint").glob("*.qmc"))) >= 2
+
+        await eventually(store_more)
+        assert fatal == []
+    store = open_store(tmp_path, config, SystemClock())
+    assert store.open_queue("s", 0).next_sequence == number
+    store.close()
+
+
+async def test_retention_goes_by_append_time_not_by_the_files_date(tmp_path: Path) -> None:
+    """The Java original decides by a file's date, which a copy or a backup changes."""
+    async with served(tmp_path, LogConfig(segment_bytes=64 * 1024)) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        for number in range(200):
+            broker.store.append([intake(queue, [os.urandom(1000)], number=number)])
+        for path in (tmp_path / "message").iterdir():
+            os.utime(path, (0, 0))
+        assert begin_retention(broker.store, SubjectConfig) == []
+        assert queue.start_sequence == 0
+
+
+async def test_a_pull_on_an_unknown_session_is_told_to_attach_again(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig()) as (_, server, _):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        with pytest.raises(UnknownConsumer, match="attach again"):
+            await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(77, 1, 1, 0)), timeout_s=10)
+        connection.close()
+        await connection.wait_closed()
