@@ -72,6 +72,8 @@ class Broker:
         self.clock = clock
         self.groups = Groups()
         self.on_turn_end: Callable[[], None] = lambda: None
+        self.fatal: Callable[[BaseException], None] = _raise
+        """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
         self.is_stopping = False
         self._look_up = look_up
         self._loop = loop
@@ -318,8 +320,14 @@ class Broker:
             self._loop.call_soon(self.turn)
 
     def turn(self) -> None:
-        """Write what was staged and done, wake consumers, let answers go."""
+        """Write what was staged and done, wake consumers, let answers go. Any failure that is not a client's is fatal."""
         self._is_scheduled = False
+        try:
+            self._turn()
+        except Exception as cause:
+            self.fatal(cause)
+
+    def _turn(self) -> None:
         if self._staged:
             self._append()
         while self._to_wake:
@@ -439,6 +447,10 @@ class Flushable:
     def flush(self) -> None:
         """Write the outbox."""
         raise NotImplementedError
+
+
+def _raise(cause: BaseException) -> None:
+    raise cause
 
 
 def _check_attach(request: wire.Attach) -> None:

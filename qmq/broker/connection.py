@@ -74,6 +74,12 @@ class Connection(Flushable):
                 return
             except QmqError as failure:
                 self._broker.answer_error(self, each.request_id, failure)
+            except (AssertionError, OSError) as cause:
+                self._broker.fatal(cause)
+            except Exception:
+                log.exception("a frame of kind %d could not be served; its connection is closed", each.kind)
+                self.stream.close()
+                return
 
     def _handle(self, each: Frame) -> None:
         if not self.has_said_hello:

@@ -52,6 +52,7 @@ class Upkeep:
         self._flushed_ms = self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
         broker.on_turn_end = self.after_turn
+        broker.fatal = fatal
 
     def start(self) -> None:
         """Begin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -70,6 +70,28 @@ async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_s
         await eventually(lambda: fatal)
         assert isinstance(fatal[0], FlushFailed)
         assert answers == []
+        disk.fails = False
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_path: Path) -> None:
+    class BrokenDisk(Disk):
+        fails = False
+
+        def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            super().write(fd, buffers, at)
+
+    disk = BrokenDisk()
+    async with served(tmp_path, LogConfig(), disk) as (_, server, fatal):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        disk.fails = True
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+        connection.request(FrameKind.PRODUCE, lambda _: None, *batch, timeout_s=30)
+        await eventually(lambda: fatal)
+        assert isinstance(fatal[0], OSError)
         disk.fails = False
         connection.close()
         await connection.wait_closed()
