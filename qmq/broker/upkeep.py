@@ -153,6 +153,8 @@ class Upkeep:
     async def _retain(self) -> None:
         """Forget what retention takes, write that down, and only then delete."""
         try:
+            if self._flush is not None:  # it may hold a file that retention would close under it
+                await asyncio.wait([self._flush])
             taken = begin_retention(self._store, self._broker.subject_or_none)
             if taken and await self._take_checkpoint():
                 await self._loop.run_in_executor(self._threads, end_retention, taken)
