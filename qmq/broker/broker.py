@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from qmq import limits
@@ -40,6 +41,16 @@ log = logging.getLogger("qmq.broker")
 _DUE_WAIT_MS: Final = 60_000
 
 LookUpSubject = Callable[[str], SubjectConfig | None]
+
+
+class Served(Enum):
+    """What became of a waiting pull."""
+
+    YES = 1
+    NOT = 2
+    """There is nothing for anybody."""
+    BLOCKED = 3
+    """This consumer must acknowledge, or read its answers, first."""
 
 
 @dataclass(slots=True)
@@ -165,19 +176,12 @@ class Broker:
         until = self.clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
         waiter = Waiter(session, request_id, request.messages_max, bytes_max, until)
-        if session.group.waiters and any(each.session.peer.is_writable for each in session.group.waiters):
-            session.group.waiters.append(waiter)
-        elif not self._serve(waiter):
-            if wait_ms:
-                self._park(waiter)
-            else:
-                self._answer_empty(waiter)
+        session.group.waiters.append(waiter)
+        self.wake(session.group)
+        if not wait_ms and waiter in session.group.waiters:
+            session.group.waiters.remove(waiter)
+            self._answer_empty(waiter)
         self.schedule()
-
-    def _park(self, waiter: Waiter) -> None:
-        state = waiter.session.group
-        state.waiters.append(waiter)
-        self._wake_when_due(state)
 
     def _wake_when_due(self, state: GroupState) -> None:
         """Somebody waits: look again when the next message that came back may go out."""
@@ -195,21 +199,28 @@ class Broker:
         self.wake(state)
 
     def wake(self, state: GroupState) -> None:
-        """The group may have messages: serve its waiting pulls, the longest waiting first."""
+        """The group may have messages: serve its waiting pulls, the longest waiting first.
+
+        A consumer that must acknowledge or read its answers first keeps its place, and does not keep others waiting.
+        """
+        blocked: list[Waiter] = []
         while state.waiters:
-            waiter = state.take_waiter()
-            if waiter is None:
-                return
+            waiter = state.waiters.popleft()
             try:
-                if not self._serve(waiter):
-                    state.waiters.appendleft(waiter)
-                    self._wake_when_due(state)
-                    return
+                served = self._serve(waiter)
             except QmqError as failure:
                 self.answer_error(waiter.session.peer, waiter.request_id, failure)
+                continue
+            if served is Served.NOT:
+                blocked.append(waiter)
+                self._wake_when_due(state)
+                break
+            if served is Served.BLOCKED:
+                blocked.append(waiter)
+        state.waiters.extendleft(reversed(blocked))
 
-    def _serve(self, waiter: Waiter) -> bool:
-        """Hand out what there is; False if there is nothing, or the consumer must acknowledge first."""
+    def _serve(self, waiter: Waiter) -> Served:
+        """Hand out what there is. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
         session = waiter.session
         state = session.group
         share, queue = state.share, state.queue
@@ -218,14 +229,14 @@ class Broker:
             raise UnknownConsumer(f"consumer {session.consumer!r} lost its lease: attach again")
         room = min(waiter.messages_max, limits.CONSUMER_UNACKED_MAX - holder.unacked)
         if room <= 0 or not waiter.session.peer.is_writable:
-            return False
+            return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
-            return False
+            return Served.NOT
         found = collect(
             self.store, queue, share, state.reader, session.tags, room, waiter.bytes_max, self.clock.time_ms()
         )
         if not found.pulled:
-            return False
+            return Served.NOT
         ranges, buffers, batches = lay_out(self.store, queue, found)
         first = holder.next_pull
         queue_id = queue.id
@@ -233,12 +244,15 @@ class Broker:
             PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled))
         )
         if not ranges:
-            return share.next_sequence < queue.visible_sequence and self._serve(waiter)
+            if share.next_sequence < queue.visible_sequence:
+                self._to_wake[id(state)] = state
+            self.schedule()
+            return Served.NOT
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
         self.schedule()
-        return True
+        return Served.YES
 
     def _answer_empty(self, waiter: Waiter) -> None:
         head = wire.pack_delivery(waiter.session.number, 0, [], 0)
@@ -330,8 +344,9 @@ class Broker:
     def _turn(self) -> None:
         if self._staged:
             self._append()
-        while self._to_wake:
-            self.wake(self._to_wake.popitem()[1])
+        to_wake, self._to_wake = self._to_wake, {}
+        for state in to_wake.values():
+            self.wake(state)
         self.flush_outboxes()
         if self.store.unwritten:
             self._write_actions()

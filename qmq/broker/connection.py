@@ -16,6 +16,9 @@ from qmq.wire.stream import FrameStream
 
 log = logging.getLogger("qmq.broker")
 
+ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
+"""Answers to one connection in one turn, beyond which it gets no more messages."""
+
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
 
@@ -31,6 +34,7 @@ class Connection(Flushable):
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
+        self._outbox_bytes = 0
         self._hurried: set[int] = set()
         self.has_said_hello = False
         self.stream = FrameStream(
@@ -42,8 +46,8 @@ class Connection(Flushable):
 
     @property
     def is_writable(self) -> bool:
-        """False while the client does not read its answers, or is gone."""
-        return self.stream.is_writable
+        """False while the client does not read its answers, or has enough of them coming, or is gone."""
+        return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
 
     def send(self, *buffers: bytes) -> None:
         """Queue an answer for the end of the turn."""
@@ -51,6 +55,7 @@ class Connection(Flushable):
         if kind in _ANSWERS_PRODUCE:
             self._answered(request_id)
         self.stream.put(*buffers)
+        self._outbox_bytes += sum(map(len, buffers))
         if kind == FrameKind.SETTLED and request_id not in self._hurried:
             self._broker.leisurely[self] = None
             return
@@ -58,8 +63,14 @@ class Connection(Flushable):
         self._broker.register_outbox(self)
 
     def flush(self) -> None:
-        """End of the turn."""
+        """End of the turn. Who does not read its answers is not read from."""
+        was_full = self._outbox_bytes >= ANSWERS_BYTES_MAX
+        self._outbox_bytes = 0
         self.stream.flush()
+        if not self.stream.is_writable:
+            self.stream.pause_reading()
+        elif was_full:
+            self._broker.writable(self)
 
     # --- frames --------------------------------------------------------------------------------------------------------
 
@@ -141,6 +152,8 @@ class Connection(Flushable):
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _fetch(self, each: Frame) -> None:
+        if not self.is_writable:
+            raise Overloaded("read the answers to the fetches before this one first")
         found = self._broker.fetch(wire.Fetch.unpack(each.payload))
         size = sum(map(len, found))
         self.send(frames.header(FrameKind.FETCHED, each.request_id, size), *found)
@@ -153,6 +166,8 @@ class Connection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
 
     def _writable(self) -> None:
+        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max:
+            self.stream.resume_reading()
         self._broker.writable(self)
 
     def _closed(self, _cause: Exception | None) -> None:

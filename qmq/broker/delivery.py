@@ -23,7 +23,7 @@ from qmq.log.store import Store
 from qmq.wire.messages import Range
 
 _ENTRIES_AHEAD: Final = 256
-_ENTRIES_MAX: Final = 20_000
+_ENTRIES_MAX: Final = 2_000
 """Batches one pull may pass over before the turn goes to somebody else."""
 
 

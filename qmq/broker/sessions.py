@@ -85,14 +85,6 @@ class GroupState:
             if now_ms - self.seen_ms.setdefault(name, now_ms) > holder.lease_ms
         ]
 
-    def take_waiter(self) -> Waiter | None:
-        """The next pull that can be answered; those whose connection is full keep their place."""
-        for at, waiter in enumerate(self.waiters):
-            if waiter.session.peer.is_writable:
-                del self.waiters[at]
-                return waiter
-        return None
-
     def take_late(self, now_ms: int) -> list[Waiter]:
         """Pulls whose wait is over."""
         late = [waiter for waiter in self.waiters if waiter.deadline_ms <= now_ms]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep
 from qmq.client.connection import connect
 from qmq.clock import SystemClock
-from qmq.errors import FlushFailed, UnknownConsumer
+from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
 from qmq.log.config import Flush, LogConfig
 from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
@@ -110,6 +111,22 @@ async def test_batches_can_be_fetched_without_a_group(tmp_path: Path) -> None:
             found.append((view.base_sequence, view.bodies()[0]))
             at += view.envelope.total_bytes
         assert found == [(20, b"2-0"), (30, b"3-0"), (40, b"4-0")]
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_flood_of_fetches_does_not_make_the_broker_hold_their_answers(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig()) as (broker, server, _):
+        queue = broker.store.open_queue("s", 0)
+        for number in range(8):
+            broker.store.append([intake(queue, [bytes(1 << 20)], number=number)])
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        fetch = wire.Fetch("s", 0, 0, 8 << 20).pack()
+        calls = [connection.call(FrameKind.FETCH, fetch, timeout_s=30) for _ in range(200)]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(each, Overloaded) for each in found)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
         connection.close()
         await connection.wait_closed()
 

@@ -89,6 +89,21 @@ async def test_several_consumers_share_one_backlog_and_each_message_goes_to_one(
         assert all(by_consumer[number] > 500 for number in range(4))
 
 
+async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
+    async with qmq.connect(node.address) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(30)])
+        full = mq.consumer("s", "g", prefetch=10, ack="explicit")
+        assert len(await full.pull(10)) == 10
+        full._prefetch = 100
+        full._pull_more()
+        await eventually(lambda: any(state.waiters for state in node.broker.groups))
+        other = await collect(mq.consumer("s", "g", prefetch=10), 20)
+        assert [int(m.body) for m in other] == list(range(10, 30))
+
+
 async def test_groups_do_not_know_of_each_other_and_a_new_one_may_begin_at_the_end(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"1", b"2"])
