@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
-from qmq.client.message import Message, Messages
+from qmq.client.message import Message, Messages, Settler
 from qmq.client.receipts import Receipt, Receipts
 from qmq.errors import ClientClosed
 
@@ -95,18 +95,20 @@ class BlockingConsumer:
     def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
         self._client = client
         self._consumer = consumer
-        self._settler = _Settler(client, consumer)
+
+    def _wrap(self, settler: Settler) -> Settler:
+        return _FromAnyThread(self._client, settler)
 
     def __iter__(self) -> Iterator[Message]:
         while True:
             message = self._client.run(self._consumer.__anext__())
-            message.settle_through(self._settler)
+            message.settle_through(self._wrap)
             yield message
 
     def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """See `qmq.Consumer.pull`."""
         found = self._client.run(self._consumer.pull(messages_max, wait))
-        found.settle_through(self._settler)
+        found.settle_through(self._wrap)
         return found
 
     def ack(self, messages: Message | Messages) -> None:
@@ -130,28 +132,29 @@ class BlockingConsumer:
         self.close()
 
 
-class _Settler:
+class _FromAnyThread:
     """Carries verdicts from any thread into the loop's."""
 
-    def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
+    def __init__(self, client: BlockingClient, settler: Settler) -> None:
         self._client = client
-        self._consumer = consumer
-        self.subject = consumer.subject
+        self._settler = settler
+        self.subject = settler.subject
+        self.broker_group = settler.broker_group
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
         async def say() -> None:
-            self._consumer.settle(first, last, verdict, delay)
+            self._settler.settle(first, last, verdict, delay)
 
         self._client.run(say())
 
     def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
         async def say() -> None:
-            self._consumer.nack(first, last, attempt, delay)
+            self._settler.nack(first, last, attempt, delay)
 
         self._client.run(say())
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        await self._consumer.settle_now(first, last, verdict)
+        await self._settler.settle_now(first, last, verdict)
 
 
 def connect(addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True) -> BlockingClient:

@@ -22,14 +22,19 @@
     │   ├── Overloaded              E302  a limit of the server is reached for now
     │   ├── DiskFull                E303  the broker refuses writes until there is space again
     │   ├── Stopping                E304  the server is shutting down
-    │   └── DeadlineExceeded        E305  no answer in time
+    │   ├── DeadlineExceeded        E305  no answer in time
+    │   ├── NotMaster               E306  this replica is not its group's master (any more): ask where the master is
+    │   ├── NoQuorum                E307  the master reaches no majority of its group
+    │   └── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
     ├── StorageError                the server's own data
     │   ├── LogDamaged              E401  damage that recovery must not cut away
     │   ├── FlushFailed             E402  fsync failed: the log stops, for good
     │   └── FolderInUse             E403  another process has this data folder
     └── CoordinationError           the coordination store
         ├── Compacted               E501  the revision is compacted away: list again, then watch from there
-        └── LeaseNotFound           E502  the lease has ended: what it held is gone
+        ├── LeaseNotFound           E502  the lease has ended: what it held is gone
+        ├── CoordinationUnavailable E503  no member of the coordination store answers; nothing was changed
+        └── CoordinationUnknown     E504  the answer to a change was lost: read back what became of it
 
 Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message:
 stored, not stored, or unknown; it is never guessed.
@@ -161,12 +166,37 @@ class DeadlineExceeded(Unavailable):
     code = 305
 
 
+class NotMaster(Unavailable):
+    """`message` ends in the master's address where it is known; a client asks the metaserver again."""
+
+    code = 306
+    retry_after_ms = 50
+
+
+class NoQuorum(Unavailable):
+    code = 307
+
+
+class ReadOnly(Unavailable):
+    code = 308
+    retry_after_ms = 1000
+
+
 class StorageError(QmqError):
     """The server's own data; an operator has to look."""
 
 
 class LogDamaged(StorageError):
+    """`log` (0 the message log, 1 the action log) and `position` say where, if one place is hurt; -1 if it is more than that."""
+
     code = 401
+
+    def __init__(
+        self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, log: int = -1, position: int = -1
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        self.log = log
+        self.position = position
 
 
 class FlushFailed(StorageError):
@@ -187,6 +217,20 @@ class Compacted(CoordinationError):
 
 class LeaseNotFound(CoordinationError):
     code = 502
+
+
+class CoordinationUnavailable(CoordinationError):
+    code = 503
+    retry_after_ms = 200
+
+
+class CoordinationUnknown(CoordinationError):
+    """The change may have been made or not. Never repeat it blindly: read back, then decide."""
+
+    code = 504
+
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.UNKNOWN) -> None:
+        super().__init__(message, outcome=outcome)
 
 
 def _leaves(root: type[QmqError]) -> list[type[QmqError]]:

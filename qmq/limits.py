@@ -25,6 +25,9 @@ FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * KIB
 ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX + 2 * 8 * MIB
 """Largest answer: a delivery is full when it reaches what the pull asked for, and the batch that fills it may be of the largest size."""
 
+REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
+"""Largest frame between replicas of a group: one write of the master, such as a segment's opening snapshot."""
+
 HELLO_BYTES_MAX: Final = 4 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 

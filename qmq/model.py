@@ -98,9 +98,17 @@ class SubjectConfig:
     retention_bytes: int | None = None
     """Of one queue, the oldest messages beyond this many stored bytes may be deleted."""
     body_bytes_max: int = limits.BODY_BYTES_MAX
+    groups: tuple[str, ...] = ()
+    """The broker groups that take its messages. Empty: it was created before groups were chosen, and lives on all there are."""
+    former_groups: tuple[str, ...] = ()
+    """Broker groups that took its messages once: consumers still look there, since only an operator knows when the last is consumed."""
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)
+        for group in (*self.groups, *self.former_groups):
+            check_name("broker group", group)
+        if len({*self.groups, *self.former_groups}) < len(self.groups) + len(self.former_groups):
+            raise InvalidArgument(f"a broker group of subject {self.name!r} is named twice: {self.groups}, {self.former_groups}")
         for field in ("retention_ms", "retention_bytes"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value <= 0):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
 from qmq.errors import (
     BY_CODE,
     CallerError,
+    CoordinationUnavailable,
+    CoordinationUnknown,
     DeadlineExceeded,
     InvalidArgument,
     MessageNotFound,
@@ -49,11 +52,25 @@ _R = TypeVar("_R")
 
 
 def _status(failure: QmqError) -> grpc.StatusCode:
+    """What gRPC's own tools make of an error; QMQ's clients read the code in the trailers."""
     if isinstance(failure, _NOT_FOUND):
         return grpc.StatusCode.NOT_FOUND
     if isinstance(failure, CallerError):
         return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable) else grpc.StatusCode.INTERNAL
+    if isinstance(failure, CoordinationUnknown):
+        return grpc.StatusCode.UNKNOWN
+    return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else grpc.StatusCode.INTERNAL
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+    if not isinstance(failure, QmqError):
+        log.error("a call of %s failed", method, exc_info=failure)
+        await context.abort(grpc.StatusCode.INTERNAL, f"{type(failure).__name__}: {failure}")
+    trailers = [(CODE, str(failure.code)), (OUTCOME, str(failure.outcome.value))]
+    if failure.retry_after_ms:
+        trailers.append((RETRY, str(failure.retry_after_ms)))
+    await context.abort(_status(failure), failure.message, tuple(trailers))
+    raise AssertionError("abort does not return")
 
 
 def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:
@@ -62,15 +79,22 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
     async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _R:
         try:
             return await method(self, request)
-        except QmqError as failure:
-            trailers = [(CODE, str(failure.code)), (OUTCOME, str(failure.outcome.value))]
-            if failure.retry_after_ms:
-                trailers.append((RETRY, str(failure.retry_after_ms)))
-            await context.abort(_status(failure), failure.message, tuple(trailers))
-        except Exception as cause:
-            log.exception("a call of %s failed", method.__name__)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{type(cause).__name__}: {cause}")
-        raise AssertionError("abort does not return")
+        except Exception as failure:
+            await _abort(context, failure, method.__name__)
+
+    return answered
+
+
+def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callable[[Any, Any, Any], AsyncIterator[_R]]:
+    """The same for a method that answers with a stream."""
+
+    async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[_R]:
+        try:
+            async with aclosing(method(self, request)) as answers:
+                async for answer in answers:
+                    yield answer
+        except Exception as failure:
+            await _abort(context, failure, method.__name__)
 
     return answered
 
@@ -84,7 +108,7 @@ def typed_error(failure: grpc.aio.AioRpcError, address: str) -> QmqError:
     if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"no answer from {address} in time", outcome=Outcome.UNKNOWN)
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
-        return NotConnected(f"no metaserver or broker answers at {address}: is `qmq dev` running there?")
+        return NotConnected(f"no metaserver or broker answers at {address}: is `qmq dev` running there, or `qmq meta`, `qmq broker`?")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"what answers at {address} does not know this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")

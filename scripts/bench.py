@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from bench_group import ReplicaSet
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -133,6 +134,21 @@ def throughput(count: int, size: int, mode: str, flush: str) -> float:
         return count / (end - begin)
     finally:
         node.stop()
+
+
+async def produce_acked(address: str, count: int, size: int, mode: str) -> float:
+    """Messages a second, from the first sent to the last acknowledged, consumed by nobody."""
+    begin = await produce(address, count, size, mode)
+    return count / (time.monotonic() - begin)
+
+
+def replicated(replicas: int, count: int, size: int, mode: str, flush: str = "async") -> float:
+    """One producer to a group of so many replicas on this machine, `acks=quorum`."""
+    group = ReplicaSet(replicas, "--flush", flush)
+    try:
+        return float(together((produce_acked, group.address, count, size, mode))[0])
+    finally:
+        group.stop()
 
 
 async def produce_subjects(address: str, count: int, subjects: int) -> float:
@@ -335,6 +351,10 @@ def measure(runs: int, scale: float) -> dict[str, float]:
         "latency 20,000/s": lambda: latency(20_000, n(60_000)),
         "1 subject, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), 1),
         "10,000 subjects, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), SUBJECTS),
+        "100 B, send, one replica, acknowledged/s": lambda: replicated(1, n(3_000_000), 100, "send"),
+        "100 B, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(3_000_000), 100, "send"),
+        "1 KB, send, one replica, acknowledged/s": lambda: replicated(1, n(600_000), 1024, "send"),
+        "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
         "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
         "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),
         "NATS 100 B": lambda: nats(100, n(40_000)),

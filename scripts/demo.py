@@ -1,6 +1,7 @@
 """The demo: publish every flight, consume with one, two, then three consumers, and compare what came out with the source rows.
 
-Exit status 1 if a row was lost, corrupted or came from nowhere. The last 2,000 flights are sent live, at 1,000 a second, for the latency.
+With `--server` it uses a cluster that runs (a subject of its own each time); without, it starts a node for itself. Exit status 1 if a row
+was lost, corrupted or came from nowhere. The last 2,000 flights are sent live, at 1,000 a second, for the latency.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing as mp
+import os
 import queue
 import shutil
 import subprocess
@@ -32,7 +34,7 @@ from rich.table import Table  # noqa: E402
 
 import qmq  # noqa: E402
 
-SUBJECT: Final = "flight.departed"
+SUBJECT: Final = os.environ.setdefault("QMQ_DEMO_SUBJECT", f"flight.departed.{os.getpid()}")
 GROUP: Final = "ops"
 LIVE: Final = 2_000
 LIVE_RATE: Final = 1_000
@@ -182,14 +184,15 @@ def report(source: list[Flight], outcome: Outcome, rate: float, disk_bytes: int,
         "published, messages/s": round(rate),
         "consumed, messages/s": round((len(source) - LIVE) / consumed_s),
         "by consumer": ", ".join(f"{number}: {count:,}" for number, count in sorted(outcome.by_consumer.items())),
-        "bytes on disk": disk_bytes,
+        **({"bytes on disk": disk_bytes} if disk_bytes else {}),
         "latency p50, ms": round(percentile(outcome.latencies_ns, 0.5), 3),
         "latency p99, ms": round(percentile(outcome.latencies_ns, 0.99), 3),
     }
     if as_json:
         sys.stdout.write(json.dumps(figures) + "\n")
     else:
-        table = Table(title="336,776 flights through one node", title_justify="left", show_header=False)
+        where = "one node" if disk_bytes else "the cluster"
+        table = Table(title=f"{len(source):,} flights through {where}", title_justify="left", show_header=False)
         table.add_column()
         table.add_column(justify="right")
         for name, value in figures.items():
@@ -203,6 +206,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="print the table as JSON")
     options.add_argument("--rows", type=int, default=0, help="only so many flights")
+    options.add_argument("--server", default="", help="metaservers of a running cluster, HOST:PORT,HOST:PORT")
     chosen = options.parse_args()
     source = list(flights())[: chosen.rows or None]
     live = min(LIVE, len(source) // 2)
@@ -211,7 +215,7 @@ def main() -> int:
     context = mp.get_context("spawn")
     results, stop = context.Queue(), context.Event()
     starts = [context.Event() for _ in range(3)]
-    node, address = start_node(folder)
+    node, address = (None, chosen.server) if chosen.server else start_node(folder)
     consumers = [context.Process(target=consume, args=(n, address, starts[n - 1], stop, results), daemon=True) for n in (1, 2, 3)]
     columns = (TextColumn("{task.description:>12}"), BarColumn(40), TextColumn("{task.completed:>8,} of {task.total:,}"))
     try:
@@ -229,8 +233,9 @@ def main() -> int:
         for each in consumers:
             if each.is_alive():
                 each.kill()
-        node.terminate()
-        node.wait()
+        if node is not None:
+            node.terminate()
+            node.wait()
         shutil.rmtree(folder)
 
 

@@ -37,6 +37,10 @@ from qmq_coordination.store import (
     TxnResult,
 )
 
+OPERATIONS_MAX: Final = 128
+"""In one transaction; etcd's default (--max-txn-ops). Refused here too, so that what works on one node works on etcd."""
+REQUEST_BYTES_MAX: Final = 3 << 19
+"""Of one request, 1.5 MiB; etcd's default (--max-request-bytes). Counted here as keys and values, without etcd's few bytes around them."""
 KEEP_REVISIONS: Final = 10_000
 _COMPACT_EVERY: Final = 2_000
 _LEASE_CHECK_S: Final = 0.1
@@ -66,6 +70,7 @@ class EmbeddedStore:
 
     async def get(self, key: str) -> KeyValue | None:
         """See CoordinationStore."""
+        _require_key(key)
         self.expire_leases()
         found = self._rows.select(key, is_prefix=False, revision=self._revision())
         return found[0] if found else None
@@ -104,6 +109,7 @@ class EmbeddedStore:
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> TxnResult:
         """See CoordinationStore."""
+        _check_request(compares, success, failure)
         self.expire_leases()
         return self._txn(compares, success, failure)
 
@@ -213,10 +219,15 @@ class EmbeddedStore:
             while not self._is_closed:
                 changed.clear()
                 self._require_kept(after + 1)
-                for changes in _by_revision(self._rows.events(prefix, after)):
+                now = self._revision()
+                found = _by_revision(self._rows.events(prefix, after))
+                for changes in found:
                     after = changes.revision
                     yield changes
                     changed.set()
+                if not found:
+                    # Nothing up to now: what is compacted later, up to here, was not missed.
+                    after = max(after, now)
                 self._watch_leases()
                 await changed.wait()
         finally:
@@ -260,8 +271,6 @@ class _Change:
         if put.lease and put.lease not in self._leases:
             raise LeaseNotFound(f"lease {put.lease} has ended: {put.key} was not set")
         found = self._rows.select(put.key, is_prefix=False, revision=self._revision)
-        if found and found[0].mod_revision == self._revision:
-            raise CoordinationError(f"{put.key} is set twice in one transaction")
         created = found[0].create_revision if found else self._revision
         version = found[0].version + 1 if found else 1
         self._insert(put.key, created, version, put.value, put.lease)
@@ -275,6 +284,42 @@ class _Change:
     def _insert(self, key: str, created: int, version: int, value: bytes | None, lease: int) -> None:
         self._rows.insert(key, self._revision, self.count, created, version, value, lease)
         self.count += 1
+
+
+def _require_key(key: str) -> None:
+    if not key:
+        raise CoordinationError("a key must not be empty")
+
+
+def _check_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
+    """etcd's checks, made before anything is compared (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
+    for compare in compares:
+        _require_key(compare.key)
+    if max(len(compares), len(success), len(failure)) > OPERATIONS_MAX:
+        raise CoordinationError(f"too many operations in one transaction: at most {OPERATIONS_MAX} of a kind")
+    size = 0
+    for operations in (success, failure):
+        _check_overlap(operations)
+        size += sum(len(each.key.encode()) + len(each.value) for each in operations if isinstance(each, Put))
+    if size > REQUEST_BYTES_MAX:
+        raise CoordinationError(f"the request is too large: {size} bytes, at most {REQUEST_BYTES_MAX}")
+
+
+def _check_overlap(operations: Sequence[Operation]) -> None:
+    """No key is set twice, or set and deleted, whatever their order."""
+    puts: set[str] = set()
+    for operation in operations:
+        if isinstance(operation, Put) or not operation.is_prefix:
+            _require_key(operation.key)
+        if isinstance(operation, Put):
+            if operation.key in puts:
+                raise CoordinationError(f"{operation.key} is set twice in one transaction")
+            puts.add(operation.key)
+    for operation in operations:
+        if isinstance(operation, Delete):
+            hit = next((key for key in puts if key == operation.key or (operation.is_prefix and key.startswith(operation.key))), None)
+            if hit is not None:
+                raise CoordinationError(f"{hit} is set and deleted in one transaction")
 
 
 def _by_revision(events: list[Event]) -> list[Changes]:

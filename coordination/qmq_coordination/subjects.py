@@ -1,27 +1,41 @@
-"""Which subjects exist, with their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. Created by compare-and-swap, so once."""
+"""Which subjects exist, with their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. Created by compare-and-swap, so once.
+
+Settings and placement are two things: creating a subject that is there with the same settings is fine wherever it lives, so that two
+metaservers that place it differently at the same moment agree: the first one's placement holds, and both answer with it.
+
+A lost answer is no trouble here: each change is a compare-and-swap to a state that is wanted, so it is looked at again, and repeated.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Final
 
-from qmq.errors import Compacted, SubjectExists, UnknownSubject
+from qmq.errors import CoordinationUnknown, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig, check_name
 from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
+_KNOWN: Final = frozenset(each.name for each in fields(SubjectConfig))
+_TUPLES: Final = ("groups", "former_groups")
 
 
-def _encode(config: SubjectConfig) -> bytes:
+def subject_key(name: str) -> str:
+    """Where a subject is. Raises InvalidName."""
+    return PREFIX + check_name("subject", name)
+
+
+def encode_subject(config: SubjectConfig) -> bytes:
+    """As stored."""
     return json.dumps(asdict(config), sort_keys=True).encode()
 
 
-def _decode(item: KeyValue) -> SubjectConfig:
-    return SubjectConfig(**json.loads(item.value))
+def decode_subject(item: KeyValue) -> SubjectConfig:
+    """The inverse. What an older release wrote lacks fields, what a newer one wrote may have more."""
+    found = {name: value for name, value in json.loads(item.value).items() if name in _KNOWN}
+    return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}})
 
 
 class SubjectCatalog:
@@ -30,86 +44,57 @@ class SubjectCatalog:
     def __init__(self, store: CoordinationStore) -> None:
         self._store = store
 
-    async def create(self, config: SubjectConfig) -> SubjectConfig:
-        """Create a subject; one that is there with the same settings is fine. Raises SubjectExists."""
-        key = PREFIX + config.name
-        done = await self._store.txn([absent(key)], [Put(key, _encode(config))])
-        if not done.succeeded:
+    async def create(self, config: SubjectConfig, *, is_placed: bool = False) -> SubjectConfig:
+        """Create a subject; one that is there with the same settings is fine, and is what is returned.
+
+        `is_placed`: its groups were asked for, and count as settings. Raises SubjectExists, CoordinationUnavailable.
+        """
+        key = subject_key(config.name)
+        while True:
+            try:
+                if (await self._store.txn([absent(key)], [Put(key, encode_subject(config))])).succeeded:
+                    return config
+            except CoordinationUnknown:
+                continue  # if it was made, the comparison fails now, and what is there is ours
             found = await self.get(config.name)
-            if found is not None and found != config:
+            if found is None:
+                continue
+            if _settings(found, is_placed) != _settings(config, is_placed):
                 raise SubjectExists(
                     f"subject {config.name!r} is there with other settings: {found}; alter it, or choose another name"
                 )
-        return config
+            return found
 
     async def get(self, name: str) -> SubjectConfig | None:
         """The subject's settings, if it exists. Raises InvalidName."""
-        found = await self._store.get(PREFIX + check_name("subject", name))
-        return None if found is None else _decode(found)
+        found = await self._store.get(subject_key(name))
+        return None if found is None else decode_subject(found)
 
     async def list(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
-        return [_decode(item) for item in (await self._store.list(PREFIX + prefix)).items]
+        return [decode_subject(item) for item in (await self._store.list(PREFIX + prefix)).items]
 
     async def alter(self, config: SubjectConfig) -> SubjectConfig:
         """Replace a subject's settings. Raises UnknownSubject."""
-        key = PREFIX + config.name
+        return await self.update(config.name, lambda _: config)
+
+    async def update(self, name: str, change: Callable[[SubjectConfig], SubjectConfig]) -> SubjectConfig:
+        """Replace a subject by what `change` makes of it; it may be called again. Raises UnknownSubject, and what `change` raises."""
+        key = subject_key(name)
         while True:
             found = await self._store.get(key)
             if found is None:
-                raise UnknownSubject(f"there is no subject {config.name!r}")
-            if (await self._store.txn([unchanged(found)], [Put(key, _encode(config))])).succeeded:
-                return config
-
-
-class SubjectCache:
-    """All subjects in memory, kept up to date by a watch: for the broker, which asks for each message's subject."""
-
-    def __init__(self, store: CoordinationStore) -> None:
-        self._store = store
-        self._subjects: dict[str, SubjectConfig] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after a subject changed."""
-        self._task: asyncio.Task[None] | None = None
-
-    def look_up(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it is known here."""
-        return self._subjects.get(name)
-
-    async def start(self) -> None:
-        """Load all subjects, then follow."""
-        revision = await self._load()
-        self._task = asyncio.create_task(self._follow(revision + 1))
-
-    async def _load(self) -> int:
-        listing = await self._store.list(PREFIX)
-        self._subjects = {item.key[len(PREFIX) :]: _decode(item) for item in listing.items}
-        return listing.revision
-
-    async def _follow(self, revision: int) -> None:
-        while True:
+                raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            before = decode_subject(found)
+            after = change(before)
+            if after == before:
+                return after
             try:
-                async for changes in self._store.watch(PREFIX, revision):
-                    revision = changes.revision + 1
-                    for event in changes.events:
-                        name = event.key[len(PREFIX) :]
-                        if event.now is None:
-                            self._subjects.pop(name, None)
-                        else:
-                            self._subjects[name] = _decode(event.now)
-                    self.on_change()
-                return
-            except Compacted:
-                revision = await self._load() + 1
-                self.on_change()
+                if (await self._store.txn([unchanged(found)], [Put(key, encode_subject(after))])).succeeded:
+                    return after
+            except CoordinationUnknown:
+                continue  # if it was made, `change` has nothing left to do
 
-    async def refresh(self) -> None:
-        """Read everything again: a watch is a hint, and may be late."""
-        await self._load()
 
-    async def stop(self) -> None:
-        """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:
+    return replace(config, groups=tuple(sorted(config.groups)) if is_placed else (), former_groups=())

@@ -11,6 +11,7 @@ from qmq.broker.sessions import GroupState
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
+from qmq.log.store import Store
 from qmq.model import MessageId, Sequence, TimeMs, check_name
 
 
@@ -92,7 +93,12 @@ class BrokerAdmin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._store = broker.store
+
+    @property
+    def _store(self) -> Store:
+        """The broker's store; another one after it was opened anew. Raises NotMaster where this replica may not speak for its group."""
+        self._broker.require_serving()
+        return self._broker.store
 
     def queues(self, subject: str) -> list[QueueInfo]:
         """The queues of a subject, or of all if it is empty."""
@@ -112,7 +118,7 @@ class BrokerAdmin:
     def _states(self, subject: str, group: str) -> list[GroupState]:
         return [
             state
-            for state in self._broker.groups
+            for state in self._broker.dispatch.groups
             if subject in ("", state.queue.id.subject) and group in ("", state.name)
         ]
 
@@ -145,7 +151,7 @@ class BrokerAdmin:
         for state in states:
             sequence = _resolve(state.queue, target)
             moved.append((state.queue, state.share.next_sequence, sequence))
-            self._broker.reset(state, sequence)
+            self._broker.dispatch.reset(state, sequence)
         return moved
 
     def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
+from qmq.broker.dispatch import Dispatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
@@ -37,6 +38,8 @@ class Connection(Flushable):
         self._outbox_bytes = 0
         self._hurried: set[int] = set()
         self.has_said_hello = False
+        self._on_peer_frame: Callable[[Frame], None] | None = None
+        """Set if the other end is a replica of our group."""
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
             on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX,
@@ -93,6 +96,9 @@ class Connection(Flushable):
                 return
 
     def _handle(self, each: Frame) -> None:
+        if self._on_peer_frame is not None:
+            self._on_peer_frame(each)
+            return
         if not self.has_said_hello:
             self._hello(each)
             return
@@ -102,6 +108,11 @@ class Connection(Flushable):
         handle(self, each)
 
     def _hello(self, each: Frame) -> None:
+        if each.kind == FrameKind.REPLICA_HELLO and self._broker.on_peer is not None:
+            self._on_peer_frame = self._broker.on_peer(each)
+            self.has_said_hello = True
+            self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
+            return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
         hello = wire.Hello.unpack(each.payload)
@@ -115,15 +126,23 @@ class Connection(Flushable):
         )  # fmt: skip
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
 
-    def _produce(self, each: Frame) -> None:
+    def _produce(self, each: Frame, *, is_fast: bool = False) -> None:
         size = HEADER_BYTES + len(each.payload)
         if each.request_id in self._unanswered:
             raise ProtocolViolation(f"request {each.request_id} is not answered yet")
         self._unanswered[each.request_id] = size
         self._unanswered_bytes += size
-        self._broker.produce(self, each.request_id, each.payload)
+        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
+
+    def _consuming(self) -> Dispatch:
+        """Consumption, if this broker serves. Raises NotMaster."""
+        self._broker.require_serving()
+        return self._broker.dispatch
+
+    def _produce_fast(self, each: Frame) -> None:
+        self._produce(each, is_fast=True)
 
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
@@ -132,23 +151,23 @@ class Connection(Flushable):
             self.stream.resume_reading()
 
     def _pull(self, each: Frame) -> None:
-        self._broker.pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
+        self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
 
     def _settle(self, each: Frame) -> None:
         if each.deadline_ms:
             self._hurried.add(each.request_id)
-        self._broker.settle(self, each.request_id, *wire.unpack_settle(each.payload))
+        self._consuming().settle(self, each.request_id, *wire.unpack_settle(each.payload))
 
     def _heartbeat(self, each: Frame) -> None:
-        self._broker.heartbeat(self, wire.unpack_session(each.payload))
+        self._consuming().heartbeat(self, wire.unpack_session(each.payload))
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def _detach(self, each: Frame) -> None:
-        self._broker.detach(self, wire.unpack_session(each.payload))
+        self._consuming().detach(self, wire.unpack_session(each.payload))
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def _attach(self, each: Frame) -> None:
-        attached = self._broker.attach(self, wire.Attach.unpack(each.payload))
+        attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _fetch(self, each: Frame) -> None:
@@ -182,6 +201,7 @@ class Connection(Flushable):
 
 _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.PRODUCE: Connection._produce,
+    FrameKind.PRODUCE_FAST: Connection._produce_fast,
     FrameKind.PULL: Connection._pull,
     FrameKind.SETTLE: Connection._settle,
     FrameKind.HEARTBEAT: Connection._heartbeat,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, Found, GroupInfo, Latest, QueueInfo, Target
+from qmq.broker.standing import ReplicaInfo, Standing
 from qmq.errors import InvalidArgument
 from qmq.log.queue import Queue
 from qmq.model import MessageId, Sequence, TimeMs
@@ -16,8 +17,9 @@ from qmq.rpc import SERVER_OPTIONS, answering
 class ControlService(control_pb2_grpc.BrokerControlServicer):
     """See control.proto."""
 
-    def __init__(self, admin: BrokerAdmin, broker_group: str) -> None:
+    def __init__(self, admin: BrokerAdmin, standing: Standing, broker_group: str) -> None:
         self._admin = admin
+        self._standing = standing
         self._group = broker_group
 
     @answering
@@ -85,6 +87,46 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.FindTimeResponse(found=[self._moved(queue, sequence, sequence) for queue, sequence in found])
 
 
+    # --- the replica ---------------------------------------------------------------------------------------------------
+
+    @answering
+    async def DescribeReplica(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaStatus:
+        """See control.proto."""
+        return self._status(self._standing.describe())
+
+    def _status(self, info: ReplicaInfo) -> pb.ReplicaStatus:
+        peers = [
+            pb.Peer(replica=each.replica, match_index=each.match_index, in_step=each.in_step, silent_ms=each.silent_ms)
+            for each in info.peers
+        ]
+        return pb.ReplicaStatus(
+            replica=info.replica, broker_group=self._group, role=info.role, epoch=info.epoch, master=info.master,
+            last_index=info.last_index, stored_index=info.stored_index, commit_index=info.commit_index,
+            message_position=info.message_position, action_position=info.action_position, is_whole=info.is_whole,
+            membership_version=info.membership_version, voters=info.voters, learners=info.learners, peers=peers,
+            is_serving=info.is_serving,
+        )  # fmt: skip
+
+    @answering
+    async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
+        """See control.proto."""
+        done = await self._standing.transfer(request.to)
+        return pb.TransferResponse(master=done.master, epoch=done.epoch, refused_ms=done.refused_ms)
+
+    @answering
+    async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
+        """See control.proto."""
+        return pb.ReadLogResponse(entries=self._standing.read_log(request.log, request.position, request.bytes_max))
+
+    @answering
+    async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
+        """See control.proto."""
+        info = await self._standing.change(add=request.add, remove=request.remove)
+        return pb.ChangeReplicasResponse(
+            membership_version=info.membership_version, voters=info.voters, learners=info.learners
+        )
+
+
 def _target(request: pb.ResetGroupRequest) -> Target:
     kind = request.WhichOneof("target")
     if kind == "earliest":
@@ -98,10 +140,12 @@ def _target(request: pb.ResetGroupRequest) -> Target:
     raise InvalidArgument("say where the group shall go: earliest, latest, a time or a sequence")
 
 
-async def serve_control(admin: BrokerAdmin, broker_group: str, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+async def serve_control(
+    admin: BrokerAdmin, standing: Standing, broker_group: str, host: str, port: int
+) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    control_pb2_grpc.add_BrokerControlServicer_to_server(ControlService(admin, broker_group), server)
+    control_pb2_grpc.add_BrokerControlServicer_to_server(ControlService(admin, standing, broker_group), server)
     bound = bind(server, host, port)
     await server.start()
     return server, bound

@@ -41,6 +41,16 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True)
+class Held:
+    """An answer that waits until its index is committed."""
+
+    index: int
+    peer: Peer
+    request_id: int
+    answer: bytes
+
+
+@dataclass(slots=True)
 class Waiter:
     """A pull that found nothing yet."""
 

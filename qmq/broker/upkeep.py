@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from qmq.broker.broker import Broker
@@ -19,7 +19,7 @@ from qmq.limits import MIB
 from qmq.log.checkpointing import CheckpointPlan, begin_checkpoint, end_checkpoint
 from qmq.log.config import Flush
 from qmq.log.retention import begin_retention, end_retention
-from qmq.log.store import FlushPlan
+from qmq.log.store import FlushPlan, Store
 
 log = logging.getLogger("qmq.broker")
 
@@ -42,15 +42,17 @@ class Upkeep:
 
     def __init__(self, broker: Broker, fatal: Callable[[BaseException], None] = stop_process) -> None:
         self._broker = broker
-        self._store = broker.store
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "qmq-disk")
         self._flush: asyncio.Future[None] | None = None
+        self._running: set[Future[None]] = set()
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._flushed_ms = self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
+        self.hold_back: Callable[[], bool] = lambda: False
+        """True while checkpoints and retention must wait, such as during a catch-up from nothing."""
         broker.on_turn_end = self.after_turn
         broker.fatal = fatal
 
@@ -67,6 +69,21 @@ class Upkeep:
                 await asyncio.wait([task])
         self._threads.shutdown(wait=True)
 
+    @property
+    def _store(self) -> Store:
+        return self._broker.store
+
+    def _in_thread(self, run: Callable[..., None], *args: Any) -> asyncio.Future[None]:
+        running = self._threads.submit(run, *args)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return asyncio.wrap_future(running, loop=self._loop)
+
+    def quiesce(self) -> None:
+        """Wait, without giving way, until no thread works on the store: it is about to be opened anew."""
+        wait(list(self._running))
+        self._flush = None
+
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
@@ -80,20 +97,22 @@ class Upkeep:
         return self._store.unflushed_messages >= self._store.config.flush_messages
 
     def _begin_flush(self) -> None:
-        plan = self._store.begin_flush()
+        store = self._store
+        plan = store.begin_flush()
         self._flushed_ms = self._broker.clock.monotonic_ms()
-        self._flush = self._loop.run_in_executor(self._threads, plan.run)
-        self._flush.add_done_callback(lambda done: self._end_flush(plan, done))
+        self._flush = self._in_thread(plan.run)
+        self._flush.add_done_callback(lambda done: self._end_flush(store, plan, done))
 
-    def _end_flush(self, plan: FlushPlan, done: asyncio.Future[None]) -> None:
-        self._flush = None
+    def _end_flush(self, store: Store, plan: FlushPlan, done: asyncio.Future[None]) -> None:
         if done.cancelled():
             return
         failure = done.exception()
         if failure is not None:
             self._fatal(failure)
-            return
-        self._broker.flushed(self._store.end_flush(plan))
+        elif store is self._store:
+            self._flush = None
+            self._broker.committer.stored(store.end_flush(plan))
+            self._broker.turn()
 
     # --- on the clock --------------------------------------------------------------------------------------------------
 
@@ -111,6 +130,8 @@ class Upkeep:
 
     def _slow_tick(self, now_ms: int) -> None:
         store = self._store
+        if self.hold_back():
+            return
         is_late = now_ms - self._flushed_ms >= store.config.flush_interval_ms
         if self._flush is None and not store.is_flushed and is_late:
             self._begin_flush()
@@ -132,9 +153,16 @@ class Upkeep:
     async def _take_checkpoint(self) -> bool:
         """True if it was written."""
         try:
-            plan = begin_checkpoint(self._store)
+            store = self._store
+            plan = begin_checkpoint(store)
             self._checkpoint_ms = self._broker.clock.monotonic_ms()
-            await self._loop.run_in_executor(self._threads, plan.run)
+            while store.is_replicated and store.committed_index < plan.checkpoint.index and store is self._store:  # noqa: ASYNC110
+                await asyncio.sleep(TICK_S)
+            if store is not self._store:
+                return False
+            await self._in_thread(plan.run)
+            if store is not self._store:
+                return False
             self._note_checkpoint(plan)
         except DiskFull as failure:
             log.warning("no checkpoint for now: %s", failure)
@@ -148,7 +176,8 @@ class Upkeep:
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
         self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
-        self._broker.flushed(end_checkpoint(self._store, plan))
+        self._broker.committer.stored(end_checkpoint(self._store, plan))
+        self._broker.turn()
 
     async def _retain(self) -> None:
         """Forget what retention takes, write that down, and only then delete."""
@@ -157,6 +186,6 @@ class Upkeep:
                 await asyncio.wait([self._flush])
             taken = begin_retention(self._store, self._broker.subject_or_none)
             if taken and await self._take_checkpoint():
-                await self._loop.run_in_executor(self._threads, end_retention, taken)
+                await self._in_thread(end_retention, taken)
         finally:
             self._checkpoint = None

@@ -7,18 +7,24 @@ from typing import Annotated
 import typer
 
 import qmq
-from qmq.cli import consume, dev, group, logs, message, produce, subject
+from qmq.cli import broker, cluster, consume, dev, group, health, logs, message, meta, produce, replica, subject
 
 app = typer.Typer(
     name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
 )
 app.command("dev")(dev.dev)
+app.command("meta")(meta.meta)
+app.add_typer(broker.app, name="broker")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")
 app.add_typer(logs.app, name="log")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(replica.app, name="replica")
+app.command("transfer")(replica.transfer)
+app.add_typer(health.app, name="health")
 
 
 @app.callback(invoke_without_command=True)

@@ -52,6 +52,7 @@ def _print(message: qmq.Message, as_json: bool) -> None:
 def _fields(message: qmq.Message) -> dict[str, Any]:
     return {
         "subject": message.subject,
+        "broker_group": message.broker_group,
         "sequence": message.sequence,
         "id": str(message.id),
         "key": message.key,

@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -17,9 +17,6 @@ from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.node.dev import Node
-
-SWITCH_INTERVAL_S: Final = 0.0005
-"""A thread that finished a flush waits this long for the interpreter at most, instead of Python's 5 ms."""
 
 
 def dev(
@@ -63,7 +60,7 @@ def dev(
 
 
 async def _serve(node: Node) -> None:
-    from qmq.node.tuning import calm_collector, keep_freed_memory
+    from qmq.node.tuning import SWITCH_INTERVAL_S, calm_collector, keep_freed_memory
 
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

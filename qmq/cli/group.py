@@ -20,10 +20,13 @@ def list_groups(
 ) -> None:
     """List groups, with how far they are behind."""
     rows = [
-        (each.subject, each.partition, each.group, len(each.consumers), each.waiting + each.unacked + each.requeued, each.lag_ms)
+        (
+            each.subject, each.partition, each.broker_group, each.group, len(each.consumers),
+            each.waiting + each.unacked + each.requeued, each.lag_ms,
+        )
         for each in run(_groups(server, subject, ""))
-    ]
-    show("groups", ("subject", "partition", "group", "consumers", "lag", "lag ms"), rows, as_json=as_json)
+    ]  # fmt: skip
+    show("groups", ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms"), rows, as_json=as_json)
 
 
 async def _groups(server: str, subject: str, group: str) -> list[Any]:
@@ -40,10 +43,10 @@ def lag(
 ) -> None:
     """Show how far a group is behind, and what each of its consumers holds."""
     found = run(_groups(server, subject, group))
-    columns = ("partition", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers")
+    columns = ("partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers")
     rows = [
         (
-            each.partition, each.next_sequence, each.settled_before, each.waiting, each.unacked, each.requeued,
+            each.partition, each.broker_group, each.next_sequence, each.settled_before, each.waiting, each.unacked, each.requeued,
             each.expired, each.lag_ms, _consumers(each, as_json),
         )
         for each in found
@@ -64,6 +67,9 @@ def reset(
     subject: Annotated[str, typer.Argument(help="The subject.")],
     group: Annotated[str, typer.Argument(help="The group.")],
     to: Annotated[str, typer.Option("--to", help="earliest, latest, a TIME (2026-11-21T09:30:00+01:00) or a SEQUENCE.")],
+    broker_group: Annotated[
+        str | None, typer.Option(help="Only on this broker group; a SEQUENCE counts on one, so it needs this where there are several.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -72,10 +78,10 @@ def reset(
     async def _reset() -> list[Any]:
         target = parse_target(to)
         async with qmq.connect(server) as mq:
-            return await mq.metadata.reset_group(subject, group, **target)
+            return await mq.metadata.reset_group(subject, group, **target, broker_group=broker_group)
 
-    rows = [(each.partition, each.from_sequence, each.to_sequence) for each in run(_reset())]
-    show(f"group {group} on {subject}", ("partition", "from", "to"), rows, as_json=as_json)
+    rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]
+    show(f"group {group} on {subject}", ("partition", "broker group", "from", "to"), rows, as_json=as_json)
 
 
 def parse_target(to: str) -> dict[str, Any]:

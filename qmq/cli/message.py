@@ -26,9 +26,9 @@ def find(
             return await mq.metadata.find_message(subject, message_id)
 
     found = run(_find())
-    columns = ("subject", "partition", "sequence", "key", "tags", "created", "stored", "body")
+    columns = ("subject", "partition", "broker group", "sequence", "key", "tags", "created", "stored", "body")
     row = (
-        found.subject, found.partition, found.sequence, found.key.decode(errors="replace"), " ".join(found.tags),
+        found.subject, found.partition, found.broker_group, found.sequence, found.key.decode(errors="replace"), " ".join(found.tags),
         time_text(found.create_time_ms), time_text(found.append_time_ms), found.body.decode(errors="replace"),
     )  # fmt: skip
     show(f"message {message_id}", columns, [row], as_json=as_json)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qmq.errors import CallerError, QmqError, Unavailable
+from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 
 EXIT_CALLER: Final = 2
 EXIT_UNAVAILABLE: Final = 3
@@ -23,7 +23,10 @@ console = Console()
 errors = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Server = Annotated[str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaserver's address.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
+Server = Annotated[
+    str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaserver's address, or several: HOST:PORT,HOST:PORT.")
+]
 SERVER: Final = "localhost:20880"
 
 _R = TypeVar("_R")
@@ -48,7 +51,7 @@ def fail(failure: BaseException) -> NoReturn:
     errors.print(f"[red]error:[/red] {failure}", highlight=False, soft_wrap=True)
     if isinstance(failure, CallerError):
         raise typer.Exit(EXIT_CALLER)
-    raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable) else EXIT_FAILED)
+    raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else EXIT_FAILED)
 
 
 def run(work: Coroutine[Any, Any, _R]) -> _R:

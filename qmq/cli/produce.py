@@ -38,13 +38,15 @@ def produce(
         raise typer.BadParameter(f"format is 'lines' or 'json', not {form!r}")
     with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
         total = file.stat().st_size if file else None
-        sent = run(_produce(server, subject, _contents(source, form, key, tag), compression, total, quiet=as_json))
-    show("sent", ("subject", "messages"), [(subject, sent)], as_json=as_json)
+        stored = run(_produce(server, subject, _contents(source, form, key, tag), compression, total, quiet=as_json))
+    rows = [(subject, group, messages) for group, messages in sorted(stored.items())]
+    show("sent", ("subject", "broker group", "messages"), rows or [(subject, "", 0)], as_json=as_json)
 
 
 async def _produce(
     server: str, subject: str, contents: Iterator[Content], compression: str | None, total: int | None, *, quiet: bool
-) -> int:
+) -> dict[str, int]:
+    """How many messages each broker group stored."""
     sent = 0
     bar = Progress(console=errors, transient=True, disable=quiet or not errors.is_terminal)
     async with qmq.connect(server) as mq, mq.producer(subject, compression=compression) as producer:
@@ -58,7 +60,7 @@ async def _produce(
                     await ticket
                 elif producer.full:
                     await producer.drain()
-    return sent
+    return producer.stored_by_group
 
 
 def _contents(source: BinaryIO, form: str, key: str | None, tags: list[str] | None) -> Iterator[Content]:

@@ -1,4 +1,4 @@
-"""`qmq subject`: which subjects there are."""
+"""`qmq subject`: which subjects there are, and on which broker groups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show, time_text
-from qmq.errors import UnknownSubject
+from qmq.cli.output import SERVER, DryRun, Json, Server, run, show, time_text
+from qmq.cli.roles import names_of
+from qmq.errors import Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, describe.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, describe, place.")
 
 _COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored")
 
@@ -76,19 +77,54 @@ def describe(
 
     async def _describe() -> Any:
         async with qmq.connect(server) as mq:
-            found = [each for each in await mq.metadata.list_subjects(name) if each.settings.name == name]
-            if not found:
-                raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
-            return found[0]
+            return await _find(mq, name)
 
     found = run(_describe())
     settings = found.settings
     rows = [
-        (*row, _or_default(settings, "retention_ms"), _or_default(settings, "retention_bytes"), settings.body_bytes_max)
+        (
+            *row, _or_default(settings, "retention_ms"), _or_default(settings, "retention_bytes"), settings.body_bytes_max,
+            ",".join(settings.broker_groups),
+        )
         for row in _rows(found)
-    ]
-    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max")
+    ]  # fmt: skip
+    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on")
     show(f"subject {name}", columns, rows, as_json=as_json)
+
+
+async def _find(mq: qmq.Client, name: str) -> Any:
+    found = [each for each in await mq.metadata.list_subjects(name) if each.settings.name == name]
+    if not found:
+        raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+    return found[0]
+
+
+@app.command("place")
+def place(
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    groups: Annotated[str, typer.Option("--groups", help="The broker groups that shall take its messages: g1,g2.")],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Let other broker groups take a subject's messages. What is stored elsewhere stays there, and is consumed from there."""
+
+    async def _place() -> tuple[str, str, str]:
+        wanted = names_of(groups, "--groups")
+        async with qmq.connect(server) as mq:
+            before = await _groups_of(mq, name)
+            after = wanted if dry_run else (await mq.metadata.place_subject(name, wanted)).broker_groups
+            return (name, before, ",".join(after))
+
+    show("would be" if dry_run else "placed", ("subject", "from", "to"), [run(_place())], as_json=as_json)
+
+
+async def _groups_of(mq: qmq.Client, name: str) -> str:
+    """None of them may have a master: that is when a subject is placed elsewhere."""
+    try:
+        return ",".join((await mq.metadata.locate(name)).settings.broker_groups)
+    except Unavailable:
+        return "unreachable"
 
 
 def _or_default(settings: Any, field: str) -> Any:

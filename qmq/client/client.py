@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.consumer import Consumer
 from qmq.client.link import Links
+from qmq.client.locator import Locator, Pushed
 from qmq.client.producer import Identity, Producer
 from qmq.client.receipts import Receipt, Receipts
+from qmq.client.routes import Route
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, InvalidArgument
 from qmq.model import check_name
@@ -44,7 +46,7 @@ class Client:
         self._addresses = parse_addresses(addresses)
         self._create_subjects = create_subjects
         self._metadata: MetadataClient | None = None
-        self._links = Links(self._locate, f"qmq-python/{os.getpid()}")
+        self._links = Links(Locator(self._locate, self._watch, self._turn), f"qmq-python/{os.getpid()}")
         self._identity = Identity()
         self._producers: dict[str, Producer] = {}
         self._owned: list[Producer] = []
@@ -61,9 +63,14 @@ class Client:
             self._metadata = MetadataClient(self._addresses)
         return self._metadata
 
-    async def _locate(self, subject: str) -> str:
-        found = await self.metadata.locate(subject, create=self._create_subjects)
-        return found.routes[0].data_address
+    async def _locate(self, subject: str) -> list[Route]:
+        return await self.metadata.routes(subject, create=self._create_subjects)
+
+    def _watch(self) -> AsyncIterator[Pushed]:
+        return self.metadata.watch()
+
+    def _turn(self) -> None:
+        self.metadata.turn()
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -105,15 +112,19 @@ class Client:
 
     def producer(
         self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = 120.0, compression: str | None = None,
+        delivery_timeout_s: float = 120.0, compression: str | None = None, acks: str = "quorum",
     ) -> Producer:  # fmt: skip
-        """A batching producer for one subject. `compression` is "zstd" or "lz4". Raises InvalidName, InvalidArgument."""
+        """A batching producer for one subject. `compression` is "zstd" or "lz4".
+
+        `acks="master"` has messages acknowledged when the master alone has them: faster, and the last ones may be lost with it.
+        Raises InvalidName, InvalidArgument.
+        """
         if compression not in (None, "zstd", "lz4"):
             raise InvalidArgument(f"compression is 'zstd' or 'lz4', not {compression!r}")
         kind = Compression[compression.upper()] if compression else Compression.NONE
         producer = self._new_producer(
             subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
-            compression=kind,
+            compression=kind, acks=acks,
         )  # fmt: skip
         self._owned.append(producer)
         return producer
@@ -142,8 +153,8 @@ class Client:
         self._consumers.append(consumer)
         return consumer
 
-    async def _reset_to_earliest(self, subject: str, group: str) -> None:
-        await self.metadata.reset_group(subject, group, to="earliest")
+    async def _reset_to_earliest(self, subject: str, group: str, broker_group: str | None) -> None:
+        await self.metadata.reset_group(subject, group, to="earliest", broker_group=broker_group)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ OnAnswer = Callable[[Frame | QmqError], None]
 _ANSWERS: Final[dict[int, int]] = {
     FrameKind.HELLO: FrameKind.WELCOME,
     FrameKind.PRODUCE: FrameKind.PRODUCED,
+    FrameKind.PRODUCE_FAST: FrameKind.PRODUCED,
     FrameKind.ATTACH: FrameKind.ATTACHED,
     FrameKind.PULL: FrameKind.MESSAGES,
     FrameKind.SETTLE: FrameKind.SETTLED,
@@ -56,8 +57,8 @@ class Connection:
         self.address = address
         self.loop = asyncio.get_running_loop()
         self.inflight_bytes_max = 0
-        self.on_closed: list[Callable[[], None]] = []
-        self.on_writable: list[Callable[[], None]] = []
+        self.on_closed: dict[Callable[[], None], None] = {}
+        self.on_writable: dict[Callable[[], None], None] = {}
         self.produce_bytes = 0
         """Bytes of PRODUCE that are not answered, of all producers on this connection."""
         self._pending: dict[int, _Pending] = {}
@@ -81,7 +82,7 @@ class Connection:
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
         size = sum(map(len, buffers))
-        credit = size if kind == FrameKind.PRODUCE else 0
+        credit = size if _ANSWERS[kind] == FrameKind.PRODUCED else 0
         self.produce_bytes += credit
         self._pending[number] = _Pending(on_answer, _ANSWERS[kind], self.loop.time() + timeout_s, timeout_s, credit)
         head = frames.header(kind, number, size, deadline_ms)
@@ -138,7 +139,7 @@ class Connection:
         self._cause = violation
 
     def _writable(self) -> None:
-        for each in self.on_writable:
+        for each in list(self.on_writable):
             each()
 
     def _closed(self, cause: Exception | None) -> None:
@@ -151,7 +152,7 @@ class Connection:
             found = self._pop(number)
             if found is not None:
                 found.on_answer(failure)
-        for each in self.on_closed:
+        for each in list(self.on_closed):
             each()
         self.ended.set()
 

@@ -1,8 +1,9 @@
-"""The consumer: takes part in a group, keeps messages coming, and tells the broker what became of them.
+"""The consumer: takes part in a group on every broker group that hosts the subject, and hands out what comes.
 
-It attaches to the subject's queue and keeps a pull under way while fewer than `prefetch` messages are unsettled, so that the next delivery
-travels while this one is worked on. Messages are settled by ranges of pull sequences, in any order. If the connection ends it comes back
-under the same incarnation, and the broker goes on where it was: what arrived here is not handed out again while the lease lasts.
+For each broker group there is one attachment (`attachment.py`), drained groups too; groups that become known later, by push or because
+placements are asked for again now and then, are added. At most `prefetch` messages are unsettled at once, over all of them
+(`prefetch.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any order, each with the
+attachment it came from.
 
     async for message in consumer   acknowledged when the loop comes back for the next one
     ack="explicit"                  acknowledged when you say `await message.ack()`
@@ -15,35 +16,23 @@ import asyncio
 import logging
 import math
 import os
+import random
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Final
 
 from qmq import limits
-from qmq.batch import BatchView
-from qmq.client.connection import Connection
+from qmq.client.attachment import Attachment
 from qmq.client.link import Links
-from qmq.client.message import Decoded, Message, Messages, Slice, delay_ms
-from qmq.client.settlements import Outstanding, Settlements
-from qmq.errors import (
-    CallerError,
-    ClientClosed,
-    InvalidArgument,
-    MessagesExpired,
-    NotConnected,
-    PeerError,
-    ProtocolViolation,
-    QmqError,
-    StaleDelivery,
-    StorageError,
-    UnknownConsumer,
-)
+from qmq.client.locator import REFRESH_S
+from qmq.client.message import Message, Messages, Settler, Slice
+from qmq.client.prefetch import allowance, wait_ms
+from qmq.client.session import RETRY_S, Terms
+from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import check_name
-from qmq.wire import messages as wire
-from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.messages import Verdict
 
 log = logging.getLogger("qmq.client")
@@ -51,17 +40,16 @@ log = logging.getLogger("qmq.client")
 PREFETCH: Final = 2_000
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
-WAIT_MS: Final = 20_000
-SETTLE_DELAY_S: Final = 0.005
-_ANSWER_S: Final = 10.0
-_RETRY_S: Final = (0.02, 0.1, 0.3, 1.0)
-BACKOFF_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000)
 
-Reset = Callable[[str, str], Awaitable[None]]
+Reset = Callable[[str, str, str | None], Awaitable[None]]
+"""(subject, group, broker group or None for all): begin at the oldest messages that are left."""
 
 
 class Consumer:
-    """One consumer of a group. Make it with `Client.consumer`."""
+    """One consumer of a group. Make it with `Client.consumer`.
+
+    `stale` counts messages that ceased to be this consumer's before they were settled: they go to somebody again.
+    """
 
     def __init__(
         self, links: Links, reset: Reset, subject: str, group: str, *, name: str | None = None, start: str = "earliest",
@@ -77,29 +65,22 @@ class Consumer:
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else f"{_host()}-{os.getpid()}-{self.incarnation[:6]}"
         self.stale = 0
-        self._tags_any = list(tags_any or [])
-        self._tags_all = list(tags_all or [])
-        self._start, self._lease_ms, self._expired = start, lease_ms, expired
-        self._is_auto, self._most_once = ack == "auto", most_once
-        self._prefetch, self._pull_bytes = prefetch, pull_bytes
+        self.prefetch = prefetch
+        self._terms = Terms(
+            self.subject, self.group, self.name, self.incarnation, start, lease_ms, list(tags_any or []),
+            list(tags_all or []), pull_bytes,
+        )  # fmt: skip
+        self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
         self._loop = asyncio.get_running_loop()
-        self._slices: deque[Slice] = deque()
-        self._settlements = Settlements()
-        self._received = -1
-        self._lost_before = 0
-        """Pull sequences before it went back to the group, settled or not."""
-        self._outstanding = Outstanding()
-        self._resetting: asyncio.Task[None] | None = None
-        self._session = -1
-        self._is_pulling = False
-        self._connection: Connection | None = None
-        self._runner: asyncio.Task[None] | None = None
+        self._attachments: list[Attachment] = []
+        self._turn = self._pull_turn = 0
         self._waiting: list[asyncio.Future[bool]] = []
-        self._ended = asyncio.Event()
         self._failure: QmqError | None = None
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._current: Message | None = None
+        self._has_failed = False
+        self._follower: asyncio.Task[None] | None = None
+        self._resetting: dict[str, asyncio.Task[None]] = {}
+        self._current: tuple[Message, Settler] | None = None
         self._is_closed = False
 
     # --- for the application -------------------------------------------------------------------------------------------
@@ -109,35 +90,38 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         self._finish_current()
-        part = await self._next_slice(1)
+        _, part = await self._next_slice(1)
         assert part is not None
-        message = Message(self, part.batch, part.offset, part.attempt, part.pull)
+        message = part.message(0)
         if self._most_once:
             message.is_settled = True
-        self._current = message
+        # Its own settler is kept: the application may have the message's verdicts go another way (qmq/blocking.py).
+        self._current = message, part.settler
         return message
 
     def _finish_current(self) -> None:
-        current, self._current = self._current, None
-        if current is not None and self._is_auto and not current.is_settled:
-            self.settle(current.pull_sequence, current.pull_sequence, Verdict.ACK)
+        if self._current is not None:
+            (message, settler), self._current = self._current, None
+            if self._is_auto and not message.is_settled:
+                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.ACK)
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
-        """Up to `messages_max` messages; none if there were none for `wait`. Settle them with `Messages.ack` or one by one.
+        """Up to `messages_max` messages of one broker group; none if there were none for `wait`. Settle them with `Messages.ack` or
+        one by one. Broker groups that have messages take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
         if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
             raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
-        first = await self._next_slice(messages_max, wait.total_seconds())
-        if first is None:
-            return Messages(self, [])
+        attachment, first = await self._next_slice(messages_max, wait.total_seconds())
+        if attachment is None or first is None:
+            return Messages([])
         slices = [first]
-        room = messages_max - slices[0].count
-        while room > 0 and self._slices and not self._most_once:
-            slices.append(self._take(room))
+        room = messages_max - first.count
+        while room > 0 and attachment.slices and not self._most_once:
+            slices.append(attachment.take(room))
             room -= slices[-1].count
-        return Messages(self, slices)
+        return Messages(slices)
 
     async def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
         """Messages in batches; each is acknowledged when the loop comes back, unless it was settled (`ack="auto"`)."""
@@ -149,18 +133,40 @@ class Consumer:
             if self._is_auto and not self._most_once:
                 found.ack_later()
 
-    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> Slice | None:
+    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, Slice | None]:
         """The next messages that lie together; None if there were none for `wait_s`."""
         until = self._loop.time() + wait_s
-        while not self._slices:
+        while True:
+            if self._has_failed:
+                self._check_open()
+            attachment = self._whose_turn()
+            if attachment is not None:
+                part = attachment.take(messages_max)
+                if not self._most_once or await self._is_ours_for_good(part):
+                    return attachment, part
+                continue
             self._check_open()
             self._start_running()
             if not await self._wait(until):
-                return None
-        part = self._take(messages_max)
-        if self._most_once:
-            await self.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
-        return part
+                return None, None
+
+    async def _is_ours_for_good(self, part: Slice) -> bool:
+        """At most once: acknowledge first. What went to somebody else in the meantime is not ours to show."""
+        try:
+            await part.settler.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
+        except StaleDelivery as failure:
+            log.debug("%s: %s", self.name, failure)
+            return False
+        return True
+
+    def _whose_turn(self) -> Attachment | None:
+        """The next attachment that has messages, in turn."""
+        attachments = self._attachments
+        for _ in attachments:
+            self._turn = self._turn + 1 if self._turn + 1 < len(attachments) else 0
+            if attachments[self._turn].slices:
+                return attachments[self._turn]
+        return None
 
     async def _wait(self, until: float) -> bool:
         """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
@@ -174,251 +180,110 @@ class Consumer:
                 timer.cancel()
         return is_changed
 
-    def _notify(self) -> None:
+    def _check_open(self) -> None:
+        if self._is_closed or self._links.is_closed:
+            raise ClientClosed("the consumer is closed: make a new one")
+        failure, self._failure = self._failure, None
+        for attachment in self._attachments:
+            if failure is None and not attachment.slices and attachment.group not in self._resetting:
+                failure, attachment.failure = attachment.failure, None
+        self._has_failed = any(each.failure is not None for each in self._attachments)
+        if failure is not None:
+            raise failure
+
+    # --- for the attachments -------------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
         """Something changed: whoever waits looks again."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             _set_result(each, True)
 
-    def _take(self, messages_max: int) -> Slice:
-        first = self._slices[0]
-        if first.count <= messages_max:
-            return self._slices.popleft()
-        head, self._slices[0] = first.split(messages_max)
-        return head
+    def pull_more(self) -> None:
+        """Keep a pull under way at each broker, as far as `prefetch` allows; who waited longest comes first."""
+        attachments = self._attachments
+        count = len(attachments)
+        for step in range(count):
+            each = attachments[(self._pull_turn + step) % count]
+            if not each.asked and each.can_pull and not self._is_closed:
+                has_unseen = any(other.slices for other in attachments)
+                ask = allowance(self.prefetch, attachments, each, has_unseen=has_unseen)
+                if not ask:
+                    return
+                each.pull(ask, wait_ms(self.prefetch, count))
+                self._pull_turn = (self._pull_turn + step + 1) % count
 
-    def _check_open(self) -> None:
-        if self._is_closed or self._links.is_closed:
-            raise ClientClosed("the consumer is closed: make a new one")
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+    def lost(self, messages: int) -> None:
+        """Messages ceased to be ours before they were settled."""
+        self.stale += messages
 
-    # --- settling ------------------------------------------------------------------------------------------------------
-
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
-        """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
-        for begin, end in self._outstanding.remove(first, last):
-            self._settlements.add(begin, end, verdict, delay)
-        if self._settlements.messages * 4 >= self._prefetch:
-            self._loop.call_soon(self._flush_settlements)
-        elif self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(SETTLE_DELAY_S, self._flush_settlements)
-        if not self._is_pulling:
-            self._pull_more()
-
-    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
-        """Have messages handed out again."""
-        waits_ms = BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1] if delay is None else delay_ms(delay)
-        self.settle(first, last, Verdict.NACK, waits_ms)
-
-    async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected, ClientClosed."""
-        connection = await self._attached()
-        if not self._outstanding.remove(first, last):
-            if first < self._lost_before:
-                raise self._stale(last - first + 1)
-            return
-        payload = wire.pack_settle(self._session, [wire.Settlement(first, last, verdict, 0)])
-        answer = await connection.call(FrameKind.SETTLE, payload, timeout_s=_ANSWER_S, deadline_ms=10_000)
-        self._pull_more()
-        _, stale = wire.unpack_settled(answer.payload)
-        if stale:
-            raise self._stale(stale)
-
-    def _stale(self, count: int) -> StaleDelivery:
-        return StaleDelivery(
-            f"{count} of the messages were handed to another consumer since: the lease of {self._lease_ms} ms was lost, "
-            "or the group was reset"
-        )
-
-    async def _attached(self) -> Connection:
-        """The connection, waited for if it is just being made again. Raises NotConnected, ClientClosed."""
-        until = self._loop.time() + _ANSWER_S
-        while self._connection is None:
-            self._check_open()
-            self._start_running()
-            if not await self._wait(until):
-                raise NotConnected(f"consumer {self.name} could not come back to its broker: the messages will come again")
-        return self._connection
-
-    def _flush_settlements(self) -> None:
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-            self._flush_timer = None
-        connection = self._connection
-        if connection is None or not self._settlements.messages:
-            return
-        taken = self._settlements.take()
-        payload = wire.pack_settle(self._session, taken)
-        connection.request(
-            FrameKind.SETTLE, lambda answer: self._settled(taken, answer), payload, timeout_s=_ANSWER_S
-        )
-
-    def _settled(self, taken: list[wire.Settlement], answer: Frame | QmqError) -> None:
-        if isinstance(answer, QmqError):
-            self._settlements.lost(taken)
-            if self._flush_timer is None and not self._is_closed:
-                self._flush_timer = self._loop.call_later(_RETRY_S[-1], self._flush_settlements)
-            return
-        _, stale = wire.unpack_settled(answer.payload)
-        if stale:
-            self.stale += stale
-            log.warning("%s: %d messages were handed to another consumer before they were settled", self.name, stale)
-        self._notify()
-
-    # --- messages in ---------------------------------------------------------------------------------------------------
-
-    def _pull_more(self) -> None:
-        room = self._prefetch - self._outstanding.messages
-        connection = self._connection
-        if self._is_pulling or connection is None or self._is_closed or self._failure is not None:
-            return
-        if room <= 0 or (room * 4 < self._prefetch and self._slices):
-            return
-        self._is_pulling = True
-        request = wire.pack_pull(wire.Pull(self._session, min(room, limits.PULL_MESSAGES_MAX), self._pull_bytes, WAIT_MS))
-        connection.request(FrameKind.PULL, self._pulled, request, timeout_s=WAIT_MS / 1000 + _ANSWER_S)
-
-    def _pulled(self, answer: Frame | QmqError) -> None:
-        self._is_pulling = False
-        try:
-            if isinstance(answer, QmqError):
-                raise answer
-            self._take_delivery(answer.payload)
-        except (MessagesExpired, StorageError, PeerError) as failure:
-            self._fail(failure)
-            return
-        except QmqError as failure:
-            log.debug("%s: %s", self.name, failure)
-            self._detached()
-            return
-        self._pull_more()
-
-    def _take_delivery(self, payload: memoryview) -> None:
-        session, pull, ranges, count, at = wire.unpack_delivery(payload)
-        if session != self._session or not ranges:
-            return
-        batches: list[Decoded] = []
-        for _ in range(count):
-            view = BatchView.parse(payload, at)
-            at += view.envelope.total_bytes
-            batches.append(Decoded(view))
-        for each in ranges:
-            if each.batch >= count or not _lies_in(each, batches[each.batch].view):
-                raise ProtocolViolation(f"{each} lies outside its batch")
-            batch = batches[each.batch]
-            self._accept(Slice(batch, each.first_sequence - batch.view.base_sequence, each.count, each.attempt, pull))
-            pull += each.count
-        self._received = max(self._received, pull - 1)
-        self._notify()
-
-    def _accept(self, part: Slice) -> None:
-        self._outstanding.add(part.pull, part.count)
-        if not self._tags_any and not self._tags_all:
-            self._slices.append(part)
-            return
-        while part.count:
-            head, part = part.split(1)
-            tags = head.batch.column("tags")
-            if self._matches(tags[head.offset] if tags else ()):
-                self._slices.append(head)
-            else:
-                self.settle(head.pull, head.pull, Verdict.ACK)
-
-    def _matches(self, tags: tuple[str, ...]) -> bool:
-        if self._tags_any and not any(tag in tags for tag in self._tags_any):
-            return False
-        return all(tag in tags for tag in self._tags_all)
-
-    def _fail(self, failure: QmqError) -> None:
+    def failed(self, broker_group: str, failure: QmqError) -> None:
+        """An attachment cannot go on, unless the failure is one that this consumer skips."""
         if isinstance(failure, MessagesExpired) and self._expired == "skip":
             log.warning("%s: %s; skipping to the oldest that are left", self.name, failure)
-            if self._resetting is None:
-                self._resetting = self._loop.create_task(self._skip())
+            if broker_group not in self._resetting:
+                self._resetting[broker_group] = self._loop.create_task(self._skip(broker_group))
             return
-        self._failure = failure
-        self._notify()
+        self._has_failed = True
+        self.notify()
 
-    async def _skip(self) -> None:
+    async def _skip(self, broker_group: str) -> None:
+        """Reset this queue only: elsewhere the group is where it shall be."""
+        attachment = next(each for each in self._attachments if each.group == broker_group)
         try:
-            await self._reset(self.subject, self.group)
-            self._pull_more()
+            await self._reset(self.subject, self.group, broker_group if len(self._attachments) > 1 else None)
+            attachment.failure = None
+            self.pull_more()
         except QmqError as failure:
-            self._failure = failure
-            self._notify()
+            attachment.failure = failure
+            self._has_failed = True
+            self.notify()
         finally:
-            self._resetting = None
+            del self._resetting[broker_group]
 
-    # --- staying attached ----------------------------------------------------------------------------------------------
+    # --- which broker groups there are ---------------------------------------------------------------------------------
 
     def _start_running(self) -> None:
-        if self._runner is None or self._runner.done():
-            self._runner = self._loop.create_task(self._run())
-        elif self._connection is not None:
-            self._pull_more()
+        if self._follower is None or self._follower.done():
+            self._follower = self._loop.create_task(self._follow())
+        for attachment in self._attachments:
+            attachment.start()
+        self.pull_more()
 
-    async def _run(self) -> None:
-        """Attach, and attach again whenever the connection or the session ends."""
+    async def _follow(self) -> None:
+        """Find the subject's broker groups; then ask again now and then."""
+        self._links.locator.listen(self.subject, self._rerouted)
         attempt = 0
-        while not self._is_closed:
+        while self._links.locator.book.groups(self.subject) is None:
             try:
-                await self._attach()
-                attempt = 0
-                await self._stay_attached()
+                await self._links.locator.groups(self.subject)
             except CallerError as failure:
-                if isinstance(failure, ClientClosed) or (attempt > 2 and not isinstance(failure, UnknownConsumer)):
-                    self._fail(failure)
+                if isinstance(failure, ClientClosed) or attempt > 2:
+                    self._failure, self._has_failed = failure, True
+                    self.notify()
                     return
+                await asyncio.sleep(RETRY_S[attempt])
+                attempt += 1
             except QmqError as failure:
                 log.debug("%s: %s", self.name, failure)
-            self._detached()
-            await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
-            attempt += 1
+        self._rerouted()
+        while True:
+            await asyncio.sleep(REFRESH_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            self._links.locator.touch(self.subject)
 
-    async def _attach(self) -> None:
-        connection = await self._links.connection(self.subject)
-        request = wire.Attach(
-            self.subject, 0, self.group, self.name, self.incarnation, self._received, self._start, self._lease_ms,
-            self._tags_any, self._tags_all,
-        )  # fmt: skip
-        answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=_ANSWER_S)
-        attached = wire.Attached.unpack(answer.payload)
+    def _rerouted(self) -> None:
+        """The subject's broker groups, or their masters, are others than before. Who once hosted it may have messages still."""
         if self._is_closed:
             return
-        if not connection.is_open:
-            raise NotConnected("the connection ended while attaching")
-        self._session, self._connection, self._is_pulling = attached.session, connection, False
-        self._ended.clear()
-        if not attached.resumed:
-            self._forget_unseen()
-            self._lost_before = attached.next_pull_sequence
-        connection.on_closed.append(self._detached)
-        self._notify()
-        self._flush_settlements()
-        self._pull_more()
-
-    def _forget_unseen(self) -> None:
-        """What we hold went back to the group: hand none of it to the application."""
-        self._outstanding.clear()
-        self._slices.clear()
-        self._settlements.take()
-
-    async def _stay_attached(self) -> None:
-        """Send signs of life until the session ends."""
-        while self._connection is not None and not self._is_closed:
-            try:
-                async with asyncio.timeout(self._lease_ms / 3000):
-                    await self._ended.wait()
-            except TimeoutError:
-                if self._connection is not None:
-                    payload = wire.pack_session(self._session)
-                    await self._connection.call(FrameKind.HEARTBEAT, payload, timeout_s=_ANSWER_S)
-
-    def _detached(self) -> None:
-        self._connection = None
-        self._is_pulling = False
-        self._ended.set()
+        known = {each.group for each in self._attachments}
+        # "latest" is where the subject stood when we came: what a group that is added later has was sent since.
+        terms = replace(self._terms, start="earliest") if known else self._terms
+        for group in self._links.locator.book.groups(self.subject) or ():
+            if group not in known:
+                self._attachments.append(Attachment(self._links, self, terms, group))
+                self._attachments[-1].start()
+        for attachment in self._attachments:
+            attachment.moved()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -426,34 +291,17 @@ class Consumer:
         """Settle what is left and leave the group: a message that was being worked on fails, the unseen ones go to others at once."""
         if self._is_closed:
             return
-        current, self._current = self._current, None
-        if current is not None and self._is_auto and not current.is_settled:
-            self.nack(current.pull_sequence, current.pull_sequence, current.attempt, timedelta(0))
+        if self._current is not None:
+            (message, settler), self._current = self._current, None
+            if self._is_auto and not message.is_settled:
+                settler.nack(message.pull_sequence, message.pull_sequence, message.attempt, timedelta(0))
         self._is_closed = True
-        for each in self._slices:
-            self.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
-        self._slices.clear()
-        self._flush_settlements()
-        if self._resetting is not None:
-            self._resetting.cancel()
-        left = self._leave()
-        self._connection = None
-        self._notify()
-        self._ended.set()
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
-        await left
-
-    def _leave(self) -> asyncio.Future[bool]:
-        """Say so in the same write as the last verdicts, so that nothing is handed to us in between."""
-        left: asyncio.Future[bool] = self._loop.create_future()
-        if self._connection is None or not self._connection.is_open:
-            left.set_result(False)
-        else:
-            payload = wire.pack_session(self._session)
-            self._connection.request(FrameKind.DETACH, lambda _: _set_result(left, True), payload, timeout_s=_ANSWER_S)
-        return left
+        self._links.locator.unlisten(self.subject, self._rerouted)
+        tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
+        self.notify()
 
     async def __aenter__(self) -> Consumer:
         return self
@@ -473,6 +321,3 @@ def _set_result(future: asyncio.Future[bool], result: bool) -> None:
     if not future.done():
         future.set_result(result)
 
-
-def _lies_in(part: wire.Range, view: BatchView) -> bool:
-    return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count

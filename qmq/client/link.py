@@ -1,40 +1,46 @@
-"""Finding the broker of a subject, and keeping one connection to each broker for all who use it."""
+"""One connection to each broker, kept for all who use it; and the way to a broker group's master, wherever that is now."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Final
 
 from qmq.client.connection import Connection, connect
-from qmq.errors import ClientClosed
+from qmq.client.locator import Locator
+from qmq.client.routes import Master
+from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
 
-Locate = Callable[[str], Awaitable[str]]
-"""Subject -> data address of the broker that has it."""
+REACH_S: Final = 1.0
+"""A broker that has not greeted by then is doubted, and the metaserver is asked; the attempt goes on meanwhile."""
 
 
 class Links:
-    """The client's connections, by subject. Concurrent callers share one attempt."""
+    """The client's connections, by address. Concurrent callers share one attempt."""
 
-    def __init__(self, locate: Locate, client: str) -> None:
-        self._locate = locate
+    def __init__(self, locator: Locator, client: str) -> None:
+        self.locator = locator
         self._client = client
         self._connections: dict[str, Connection] = {}
         self._attempts: dict[str, asyncio.Task[Connection]] = {}
-        self._addresses: dict[str, str] = {}
         self.is_closed = False
 
-    async def connection(self, subject: str) -> Connection:
-        """An open connection to the subject's broker. Raises NotConnected, UnknownSubject, ClientClosed."""
+    async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
+        """The group's master and an open connection to it. Tries once: call again after Unavailable, the pause is kept here.
+
+        Raises NotConnected, UnknownSubject, ClientClosed.
+        """
         if self.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
-        address = self._addresses.get(subject)
-        if address is None:
-            address = self._addresses[subject] = await self._locate(subject)
+        master = await self.locator.master(subject, group)
         try:
-            return await self._open(address)
-        except Exception:
-            self._addresses.pop(subject, None)
+            async with asyncio.timeout(REACH_S):
+                return master, await self._open(master.address)
+        except (Unavailable, PeerError):
+            self.locator.doubt(group, master)
             raise
+        except TimeoutError:
+            self.locator.doubt(group, master)
+            raise NotConnected(f"no broker has answered at {master.address} yet") from None
 
     async def _open(self, address: str) -> Connection:
         found = self._connections.get(address)
@@ -56,6 +62,7 @@ class Links:
     async def close(self) -> None:
         """End all connections."""
         self.is_closed = True
+        await self.locator.close()
         for attempt in list(self._attempts.values()):
             attempt.cancel()
         for connection in self._connections.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -15,9 +15,10 @@ from qmq.wire.messages import Verdict
 
 
 class Settler(Protocol):
-    """Takes verdicts: the consumer, or something in front of it."""
+    """Takes verdicts: the consumer's attachment to one queue, or something in front of it."""
 
     subject: str
+    broker_group: str
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
         """Leaves soon, with others."""
@@ -65,12 +66,17 @@ class Slice:
     count: int
     attempt: int
     pull: int
+    settler: Settler
 
     def split(self, count: int) -> tuple[Slice, Slice]:
         """The first `count` messages, and the rest."""
         rest = self.count - count
-        head = Slice(self.batch, self.offset, count, self.attempt, self.pull)
-        return head, Slice(self.batch, self.offset + count, rest, self.attempt, self.pull + count)
+        head = Slice(self.batch, self.offset, count, self.attempt, self.pull, self.settler)
+        return head, Slice(self.batch, self.offset + count, rest, self.attempt, self.pull + count, self.settler)
+
+    def message(self, index: int) -> Message:
+        """One of these messages."""
+        return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
 
     @property
     def bodies(self) -> list[bytes]:
@@ -82,25 +88,30 @@ class Slice:
 class Message:
     """One message. `attempt` is 1 the first time it is handed out."""
 
-    __slots__ = ("_batch", "_consumer", "_index", "attempt", "body", "is_settled", "pull_sequence")
+    __slots__ = ("_batch", "_index", "_settler", "attempt", "body", "is_settled", "pull_sequence")
 
-    def __init__(self, consumer: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
+    def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
         self.body = batch.bodies[index]
         self.attempt = attempt
         self.is_settled = False
         self._batch = batch
         self._index = index
-        self._consumer = consumer
+        self._settler = settler
         self.pull_sequence = pull
 
     @property
     def subject(self) -> str:
         """What it was sent to."""
-        return self._consumer.subject
+        return self._settler.subject
+
+    @property
+    def broker_group(self) -> str:
+        """The broker group that has it."""
+        return self._settler.broker_group
 
     @property
     def sequence(self) -> int:
-        """Its number in its queue."""
+        """Its number in its queue: the subject on its broker group."""
         return self._batch.view.base_sequence + self._index
 
     @property
@@ -155,43 +166,48 @@ class Message:
         """The body read as JSON. Raises ValueError."""
         return json.loads(self.body)
 
-    def settle_through(self, settler: Settler) -> None:
+    def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
         """Have its verdicts go another way."""
-        self._consumer = settler
+        self._settler = wrap(self._settler)
 
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
         """It was worked on: never hand it out again. Returns when the broker has it; raises StaleDelivery if it went to another."""
         self.is_settled = True
-        await self._consumer.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
+        await self._settler.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def ack_later(self) -> None:
         """The same without waiting; it leaves with others."""
         self.is_settled = True
-        self._consumer.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
+        self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None) -> None:
         """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts."""
         self.is_settled = True
-        self._consumer.nack(self.pull_sequence, self.pull_sequence, self.attempt, delay)
+        self._settler.nack(self.pull_sequence, self.pull_sequence, self.attempt, delay)
 
     def __repr__(self) -> str:
         return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
 
 
 class Messages:
-    """Messages pulled together: a sequence of Message, made when asked for, with the bodies as a list beside it."""
+    """Messages pulled together from one broker group: a sequence of Message, made when asked for, with the bodies as a list beside it."""
 
-    __slots__ = ("_consumer", "slices")
+    __slots__ = ("slices",)
 
-    def __init__(self, consumer: Settler, slices: list[Slice]) -> None:
-        self._consumer = consumer
+    def __init__(self, slices: list[Slice]) -> None:
         self.slices = slices
 
-    def settle_through(self, settler: Settler) -> None:
+    @property
+    def broker_group(self) -> str:
+        """The broker group that has them; "" if there are none."""
+        return self.slices[0].settler.broker_group if self.slices else ""
+
+    def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
         """Have the verdicts go another way."""
-        self._consumer = settler
+        for each in self.slices:
+            each.settler = wrap(each.settler)
 
     def __len__(self) -> int:
         return sum([each.count for each in self.slices])
@@ -199,15 +215,13 @@ class Messages:
     def __iter__(self) -> Iterator[Message]:
         for each in self.slices:
             for index in range(each.count):
-                yield Message(
-                    self._consumer, each.batch, each.offset + index, each.attempt, each.pull + index
-                )
+                yield each.message(index)
 
     def __getitem__(self, index: int) -> Message:
         place = index + len(self) if index < 0 else index
         for each in self.slices:
             if 0 <= place < each.count:
-                return Message(self._consumer, each.batch, each.offset + place, each.attempt, each.pull + place)
+                return each.message(place)
             place -= each.count
         raise IndexError(f"{index} of {len(self)} messages")
 
@@ -221,17 +235,17 @@ class Messages:
     def ack_later(self) -> None:
         """All were worked on."""
         for each in self.slices:
-            self._consumer.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     async def ack(self) -> None:
         """All were worked on; returns when the broker has it. Raises StaleDelivery."""
         for each in self.slices:
-            await self._consumer.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
+            await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None) -> None:
         """All failed: hand them out again after `delay`."""
         for each in self.slices:
-            self._consumer.nack(each.pull, each.pull + each.count - 1, each.attempt, delay)
+            each.settler.nack(each.pull, each.pull + each.count - 1, each.attempt, delay)
 
 
 def delay_ms(delay: timedelta) -> int:

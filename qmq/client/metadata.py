@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from qmq.errors import InvalidArgument, NotConnected, Unavailable
+from qmq.client.locator import Pushed
+from qmq.client.routes import Route
+from qmq.errors import CallerError, InvalidArgument, NotConnected, QmqError, Unavailable
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
 CALL_TIMEOUT_S: Final = 5.0
+LOCATE_TIMEOUT_S: Final = 2.0
+"""A metaserver that hangs is left for the next one by then."""
+SLOW_CALL_TIMEOUT_S: Final = 60.0
+"""Handing over a mastership, or letting a replica catch up before it counts."""
 RETRY_S: Final = 3.0
+WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 
 
 class MetadataClient:
@@ -28,7 +37,9 @@ class MetadataClient:
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
-    async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S) -> Any:
+    async def _call(
+        self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Any:
         """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
@@ -37,19 +48,25 @@ class MetadataClient:
             reraise=True,
         ):
             with attempt:
-                return await self._call_once(method, request)
+                return await self._call_once(method, request, timeout_s)
         raise AssertionError("the loop above returns or raises")
 
-    async def _call_once(self, method: str, request: Any) -> Any:
+    async def _call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         address = self._address
         call: Callable[..., Awaitable[Any]] = getattr(meta_pb2_grpc.MetaStub(self._channels[address]), method)
         try:
-            return await call(request, timeout=CALL_TIMEOUT_S)
+            return await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as cause:
             failure = typed_error(cause, address)
             if isinstance(failure, Unavailable):
-                self._address = next(self._turns)
+                self.turn()
             raise failure from cause
+
+    def turn(self) -> None:
+        """Ask the next metaserver from now on."""
+        self._address = next(self._turns)
+
+    # --- where things are ----------------------------------------------------------------------------------------------
 
     async def locate(self, subject: str, *, create: bool = False) -> pb.LocateResponse:
         """Where the subject's queues are. Raises UnknownSubject, NotConnected."""
@@ -57,6 +74,45 @@ class MetadataClient:
         if not found.routes:
             raise NotConnected(f"no broker has subject {subject!r} just now")
         return found
+
+    async def routes(self, subject: str, *, create: bool = False) -> list[Route]:
+        """The same for those who keep pauses and ask again by themselves: one try. Raises UnknownSubject, NotConnected."""
+        request = pb.LocateRequest(subject=subject, create_if_missing=create)
+        found: pb.LocateResponse
+        try:
+            found = await self._call_once("Locate", request, LOCATE_TIMEOUT_S)
+        except (CallerError, Unavailable):
+            raise
+        except QmqError as cause:
+            # A metaserver that is cut off from its store, or stumbles: the next one may know.
+            self.turn()
+            raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
+        if not found.routes:
+            raise NotConnected(f"no broker has subject {subject!r} just now")
+        return [
+            Route(each.broker_group, each.data_address, each.epoch, each.is_writable)
+            for each in found.routes
+            if each.partition == 0
+        ]
+
+    async def watch(self) -> AsyncIterator[Pushed]:
+        """What metaservers push, for ever; resumed at the next one when a stream ends. Ends if none of them knows how to push."""
+        attempt, strangers = 0, 0
+        addresses = itertools.cycle(self._channels)
+        while strangers < len(self._channels):
+            stub = meta_pb2_grpc.MetaStub(self._channels[next(addresses)])
+            try:
+                async for change in stub.Watch(pb.WatchRequest()):
+                    attempt = strangers = 0
+                    yield Pushed(change.subjects, change.broker_groups)
+            except grpc.aio.AioRpcError as cause:
+                strangers = strangers + 1 if cause.code() is grpc.StatusCode.UNIMPLEMENTED else 0
+            await asyncio.sleep(WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            attempt += 1
+            if not strangers:
+                yield Pushed(is_gap=True)
+
+    # --- subjects and groups -------------------------------------------------------------------------------------------
 
     async def create_subject(self, config: SubjectConfig) -> pb.SubjectSettings:
         """Create a subject. Raises SubjectExists, InvalidName, InvalidArgument."""
@@ -79,9 +135,13 @@ class MetadataClient:
         return list(found.groups)
 
     async def reset_group(
-        self, subject: str, group: str, *, to: str | None = None, time_ms: int | None = None, sequence: int | None = None
-    ) -> list[control.Moved]:
-        """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer."""
+        self, subject: str, group: str, *, to: str | None = None, time_ms: int | None = None, sequence: int | None = None,
+        broker_group: str | None = None,
+    ) -> list[control.Moved]:  # fmt: skip
+        """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer.
+
+        On every broker group that has the subject, or on one: then that one's master is asked directly.
+        """
         request = control.ResetGroupRequest(subject=subject, group=group)
         if sequence is not None:
             request.sequence = sequence
@@ -91,8 +151,30 @@ class MetadataClient:
             setattr(request, to, True)
         else:
             raise InvalidArgument("say where the group shall go: earliest, latest, a time or a sequence")
-        found: control.ResetGroupResponse = await self._call("ResetGroup", request, retry_s=0)
+        found: control.ResetGroupResponse
+        if broker_group is None:
+            found = await self._call("ResetGroup", request, retry_s=0)
+        else:
+            found = await self._reset_at_master(request, broker_group)
         return list(found.moved)
+
+    async def _reset_at_master(self, request: control.ResetGroupRequest, broker_group: str) -> control.ResetGroupResponse:
+        address = await self._control_address(broker_group)
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            try:
+                found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(channel).ResetGroup(
+                    request, timeout=CALL_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as cause:
+                raise typed_error(cause, address) from cause
+        return found
+
+    async def _control_address(self, broker_group: str) -> str:
+        for group in await self.cluster():
+            for replica in group.replicas:
+                if group.broker_group == broker_group and replica.replica == group.master:
+                    return replica.control_address
+        raise NotConnected(f"broker group {broker_group} has no master just now")
 
     async def find_message(self, subject: str, message_id: str) -> control.StoredMessage:
         """A stored message by its id. Raises MessageNotFound, UnknownSubject."""
@@ -106,10 +188,47 @@ class MetadataClient:
         found: control.FindTimeResponse = await self._call("FindTime", request)
         return list(found.found)
 
-    async def cluster(self) -> list[pb.BrokerDescription]:
-        """The brokers that are there."""
+    # --- the cluster ---------------------------------------------------------------------------------------------------
+
+    async def cluster(self) -> list[pb.GroupDescription]:
+        """The broker groups, each with its replicas."""
         found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
-        return list(found.brokers)
+        return list(found.groups)
+
+    async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
+        """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""
+        request = pb.PlaceSubjectRequest(subject=subject, broker_groups=broker_groups)
+        placed: pb.PlaceSubjectResponse = await self._call("PlaceSubject", request)
+        return placed.settings
+
+    async def set_group_mode(self, broker_group: str, mode: str) -> str:
+        """"read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
+        request = pb.SetGroupModeRequest(broker_group=broker_group, mode=mode)
+        found: pb.SetGroupModeResponse = await self._call("SetGroupMode", request)
+        return found.mode
+
+    async def transfer(self, broker_group: str, to: str = "") -> control.TransferResponse:
+        """Hand a group's mastership over, to the most advanced replica unless one is named. Not repeated on a lost answer."""
+        request = pb.GroupTransferRequest(broker_group=broker_group, to=to)
+        found: control.TransferResponse = await self._call("Transfer", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S)
+        return found
+
+    async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
+        """Let a replica join a group: it learns, then counts. Not repeated on a lost answer."""
+        return await self._change_replicas(broker_group, control.ChangeReplicasRequest(add=replica))
+
+    async def remove_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
+        """Have a replica leave a group. Not repeated on a lost answer."""
+        return await self._change_replicas(broker_group, control.ChangeReplicasRequest(remove=replica))
+
+    async def _change_replicas(
+        self, broker_group: str, change: control.ChangeReplicasRequest
+    ) -> control.ChangeReplicasResponse:
+        request = pb.GroupChangeReplicasRequest(broker_group=broker_group, change=change)
+        found: control.ChangeReplicasResponse = await self._call(
+            "ChangeReplicas", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S
+        )
+        return found
 
     async def close(self) -> None:
         """End the connections."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from qmq.batch import Columns
 from qmq.client import content
 from qmq.client.receipts import Ticket
+from qmq.errors import QmqError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """A closed batch on its way. `encoded` is kept so that a retry sends the same bytes."""
 
@@ -28,7 +29,9 @@ class Batch:
     until: float = 0.0
     attempts: int = 0
     is_uncertain: bool = False
-    """Whether a try ended without an answer: it may be stored."""
+    """Whether a try ended without an answer: it may be stored, and stays with the broker group that may have it."""
+    failure: QmqError | None = None
+    """Why the last try failed."""
     encoded: tuple[bytes, bytes] | None = None
 
     @property

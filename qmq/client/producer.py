@@ -3,19 +3,17 @@
 Batches form by themselves, without lingering: the first message leaves at the end of this round of the event loop; what is sent while a
 batch is on its way leaves together, when that batch is answered or when 1,000 messages or 256 KiB have gathered.
 
-A batch keeps its number through every retry, and the broker stores a number once. So a lost answer, a broken connection or a busy broker is
-mended by sending again, until `delivery_timeout`; only then does the ticket fail, and its error says whether the batch is known not to be
-stored or whether nobody knows.
+A batch keeps its number through every retry, and a broker group stores a number once. So a lost answer, a broken connection, a busy broker
+or another master is mended by sending again, until `delivery_timeout`; only then does the ticket fail, and its error says whether the batch
+is known not to be stored or whether nobody knows. This file is the public face and the open batch; `lanes.py` chooses the broker group,
+`lane.py` is the way there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import random
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
@@ -23,38 +21,19 @@ from typing import Final
 from qmq import limits
 from qmq.batch import Columns, encode
 from qmq.client import content
-from qmq.client.connection import Connection
+from qmq.client.lanes import Lanes
 from qmq.client.link import Links
 from qmq.client.outbox import Batch, OpenBatch, cut, size_of
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
-from qmq.errors import (
-    BufferFull,
-    ClientClosed,
-    CorruptBatch,
-    DeadlineExceeded,
-    InvalidArgument,
-    Outcome,
-    ProtocolViolation,
-    QmqError,
-    Unavailable,
-    UnknownSubject,
-)
-from qmq.wire import messages as wire
-from qmq.wire.frame import Frame, FrameKind
-
-log = logging.getLogger("qmq.client")
+from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
+from qmq.wire.frame import FrameKind
+from qmq.wire.messages import Produced
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
-INFLIGHT_BATCHES_MAX: Final = 32
-"""Half of the broker's window of remembered batches (qmq/log/producers.py), so that a retry always falls into it."""
-INFLIGHT_BYTES_MAX: Final = 8 * limits.MIB
-ANSWER_S: Final = 15.0
-"""A broker that has not answered a batch by then is asked again."""
 DRAIN_BYTES: Final = 4 * limits.MIB
 BUFFER_BYTES_MAX: Final = 64 * limits.MIB
-_RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 def new_producer_id() -> int:
@@ -81,11 +60,14 @@ class Producer:
     def __init__(
         self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES, delivery_timeout_s: float = 120.0,
-        compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX,
+        compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
     ) -> None:  # fmt: skip
+        if acks not in ("quorum", "master"):
+            raise InvalidArgument(f"acks is 'quorum' or 'master', not {acks!r}")
         if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
             raise InvalidArgument(f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}")
         self.subject = subject
+        self.kind: int = FrameKind.PRODUCE if acks == "quorum" else FrameKind.PRODUCE_FAST
         self._subject = subject.encode()
         self._links = links
         self._identity = identity
@@ -97,14 +79,12 @@ class Producer:
         self._body_bytes_max = body_bytes_max
         self._open = OpenBatch()
         self._is_awake = False
-        self._waiting: deque[Batch] = deque()
-        self._inflight: dict[int, Batch] = {}
-        self._inflight_bytes = 0
         self._closed_bytes = 0
+        self._undecided = 0
         self._last_count = 0
-        self._connection: Connection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._lanes = Lanes(links, self)
+        self.stored_by_group: dict[str, int] = {}
+        """How many of its messages each broker group stored."""
         self._drained: list[asyncio.Future[None]] = []
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
@@ -151,9 +131,11 @@ class Producer:
 
     def _end_of_round(self) -> None:
         self._is_awake = False
-        self._pump()
-        if self._connection is not None:
-            self._connection.stream.flush()
+        if self._open.bodies and self._lanes.is_idle:
+            self._close_open()
+        else:
+            self._lanes.send()
+        self._lanes.flush()
 
     def send_many(
         self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
@@ -197,154 +179,59 @@ class Producer:
         batch.until = self._loop.time() + self._timeout_s
         self._closed_bytes += batch.size
         self._last_count = batch.count
-        self._waiting.append(batch)
+        self._undecided += 1
         self._open = OpenBatch()
         if self._is_awake:
             self._open.stamp()
-        self._transmit_waiting()
+        self._lanes.put(batch)
 
     def place_of_last(self, ticket: Ticket) -> int:
         """Place in its batch of the message that `send` just took; valid only right after it."""
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- what became of them -------------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Send what can be sent; the open batch leaves if nothing is on its way."""
-        if self._open.bodies and not self._inflight and not self._waiting:
-            self._close_open()
-        else:
-            self._transmit_waiting()
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """For the lanes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        return encode(
+            self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms, compression=self._compression,
+        )  # fmt: skip
 
-    def _transmit_waiting(self) -> None:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            if self._waiting and self._connecting is None:
-                self._connecting = self._loop.create_task(self._connect())
-            return
-        room = min(INFLIGHT_BYTES_MAX, connection.inflight_bytes_max)
-        while self._waiting and len(self._inflight) < INFLIGHT_BATCHES_MAX and connection.is_open:
-            if (self._inflight and connection.produce_bytes + self._waiting[0].size > room) or not connection.stream.is_writable:
-                return
-            self._transmit(connection, self._waiting.popleft())
-
-    def _transmit(self, connection: Connection, batch: Batch) -> None:
-        try:
-            if batch.encoded is None:
-                batch.encoded = encode(
-                    self._subject, batch.columns, producer_id=self._identity.producer_id,
-                    batch_sequence=batch.sequence, create_time_ms=batch.create_time_ms, compression=self._compression,
-                )  # fmt: skip
-        except QmqError as failure:
-            self._fail(batch, failure)
-            return
-        self._inflight[batch.sequence] = batch
-        self._inflight_bytes += batch.size
-        batch.attempts += 1
-        left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
-        connection.request(
-            FrameKind.PRODUCE, lambda answer: self._answered(batch, answer), *batch.encoded, timeout_s=left_s
-        )
-
-    async def _connect(self) -> None:
-        attempt = 0
-        try:
-            while self._waiting and not self._is_closed:
-                try:
-                    self._use(await self._links.connection(self.subject))
-                    return
-                except Unavailable as failure:
-                    self._expire(failure)
-                    await asyncio.sleep(_backoff(attempt, failure))
-                    attempt += 1
-                except QmqError as failure:
-                    self._fail_all(failure)
-                    self._close_open()
-        finally:
-            self._connecting = None
-            self._transmit_waiting() if self._connection is not None else None
-
-    def _use(self, connection: Connection) -> None:
-        self._connection = connection
-        connection.on_closed.append(self._connection_lost)
-        connection.on_writable.append(self._transmit_waiting)
-
-    def _connection_lost(self) -> None:
-        self._connection = None
-        if self._waiting and not self._is_closed:
-            self._loop.call_soon(self._transmit_waiting)
-
-    # --- the way back --------------------------------------------------------------------------------------------------
-
-    def _answered(self, batch: Batch, answer: Frame | QmqError) -> None:
-        if batch.sequence not in self._inflight:
-            return
-        produced = None if isinstance(answer, QmqError) else _single(wire.unpack_produced(answer.payload))
-        del self._inflight[batch.sequence]
-        self._inflight_bytes -= batch.size
-        if isinstance(answer, QmqError):
-            self._refused(batch, answer)
-        elif produced is not None:
-            self._closed_bytes -= batch.size
-            batch.ticket.resolve(
-                BatchReceipt(
-                    self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
-                    produced.append_time_ms,
-                )
-            )  # fmt: skip
-        if self._open.bodies:
-            self._close_open()
-        else:
-            self._transmit_waiting()
-        if self._drained:
-            self._wake_drained()
-
-    def _refused(self, batch: Batch, failure: QmqError) -> None:
-        batch.is_uncertain |= failure.outcome is Outcome.UNKNOWN
-        is_retried = isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
-        if not is_retried or self._is_closed or self._loop.time() >= batch.until:
-            self._fail(batch, _final(failure, batch))
-        elif failure.outcome is Outcome.UNKNOWN:
-            self._requeue(batch)
-        else:
-            delay_s = _backoff(batch.attempts, failure)
-            timer = self._loop.call_later(delay_s, self._again, batch)
-            self._timers = {each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()}
-            self._timers.add(timer)
-            self._inflight[batch.sequence] = batch
-            self._inflight_bytes += batch.size
-
-    def _again(self, batch: Batch) -> None:
-        if self._inflight.pop(batch.sequence, None) is not None:
-            self._inflight_bytes -= batch.size
-            self._requeue(batch)
-            self._transmit_waiting()
-
-    def _requeue(self, batch: Batch) -> None:
-        """Send again, in the order of the batches' numbers."""
-        place = 0
-        while place < len(self._waiting) and self._waiting[place].sequence < batch.sequence:
-            place += 1
-        self._waiting.insert(place, batch)
-
-    def _expire(self, failure: QmqError) -> None:
-        now = self._loop.time()
-        for batch in [each for each in self._waiting if each.until <= now]:
-            self._waiting.remove(batch)
-            self._fail(batch, _final(failure, batch))
-        if not self._waiting:
-            self._close_open()
-
-    def _fail_all(self, failure: QmqError) -> None:
-        while self._waiting:
-            self._fail(self._waiting.popleft(), failure)
-
-    def _fail(self, batch: Batch, failure: QmqError) -> None:
+    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
+        """For the lanes: the batch is stored."""
         self._closed_bytes -= batch.size
+        self._undecided -= 1
+        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
+        batch.ticket.resolve(
+            BatchReceipt(
+                self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
+                produced.append_time_ms, group,
+            )
+        )  # fmt: skip
+
+    def failed(self, batch: Batch, failure: QmqError) -> None:
+        """For the lanes: the batch is given up; the failure says whether it may be stored."""
+        self._closed_bytes -= batch.size
+        self._undecided -= 1
         batch.ticket.fail(failure)
         if not batch.ticket.seen:
             self._failed.append((batch.ticket, failure))
         self._wake_drained()
+
+    def answered(self) -> None:
+        """For the lanes: what gathered while a batch was on its way leaves now."""
+        if self._open.bodies:
+            self._close_open()
+        else:
+            self._lanes.send()
+        if self._drained:
+            self._wake_drained()
+
+    def look_again(self) -> None:
+        """For the lanes: if the open batch waited for a group that stalled, another may take it."""
+        if self._open.bodies and not self._is_awake and self._lanes.is_idle:
+            self._close_open()
 
     # --- back-pressure and the end -------------------------------------------------------------------------------------
 
@@ -361,7 +248,7 @@ class Producer:
     async def flush(self) -> None:
         """Wait until everything sent so far is decided. Raises the first failure that no ticket's owner saw."""
         self._close_open()
-        while self._closed_bytes > 0 or self._inflight or self._waiting:
+        while self._undecided:
             await self._wait_for_answer()
         failed, self._failed = self._failed, []
         for ticket, failure in failed:
@@ -391,18 +278,13 @@ class Producer:
     def abort(self) -> None:
         """End now; tickets that are open fail with ClientClosed."""
         self._is_closed = True
-        for timer in self._timers:
-            timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
-        for batch in [*self._inflight.values(), *self._waiting]:
-            is_known = not batch.is_uncertain and batch.sequence not in self._inflight
-            outcome = Outcome.NOT_STORED if is_known else Outcome.UNKNOWN
-            batch.ticket.fail(ClientClosed("the producer was closed before the answer came", outcome=outcome))
-        self._inflight.clear()
-        self._waiting.clear()
-        self._closed_bytes = 0
+        self._lanes.abort(self._abandon)
+        self._closed_bytes = self._undecided = 0
         self._wake_drained()
+
+    def _abandon(self, batch: Batch, is_inflight: bool) -> None:
+        outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED
+        batch.ticket.fail(ClientClosed("the producer was closed before the answer came", outcome=outcome))
 
     async def __aenter__(self) -> Producer:
         return self
@@ -412,22 +294,3 @@ class Producer:
     ) -> None:
         await self.close()
 
-
-def _backoff(attempt: int, failure: QmqError) -> float:
-    base = _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
-    asked = (failure.retry_after_ms or 0) / 1000 if attempt > 1 else 0.0
-    return max(base, min(asked, 1.0)) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
-
-
-def _final(failure: QmqError, batch: Batch) -> QmqError:
-    """What the ticket says: after an unanswered try nobody knows, whatever the last refusal was."""
-    if not isinstance(failure, Unavailable):
-        return failure
-    outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
-    return DeadlineExceeded(f"not stored in time after {batch.attempts} tries; the last: {failure}", outcome=outcome)
-
-
-def _single(results: list[wire.Produced]) -> wire.Produced:
-    if len(results) != 1:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
-    return results[0]

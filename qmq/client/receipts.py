@@ -13,13 +13,14 @@ from qmq.model import MessageId
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One stored message: `sequence` is its number in its queue, for ever; `id` names it everywhere."""
+    """One stored message: `sequence` is its number in its queue (the subject on this broker group), for ever; `id` names it everywhere."""
 
     subject: str
     partition: int
     sequence: int
     id: MessageId
     append_time_ms: int
+    broker_group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class BatchReceipt:
     producer_id: int
     batch_sequence: int
     append_time_ms: int
+    broker_group: str
 
     def id(self, index: int) -> MessageId:
         """The id of the batch's message number `index`."""
@@ -41,7 +43,7 @@ class BatchReceipt:
     def receipt(self, index: int) -> Receipt:
         """The receipt of the batch's message number `index`."""
         sequence = self.base_sequence + index
-        return Receipt(self.subject, self.partition, sequence, self.id(index), self.append_time_ms)
+        return Receipt(self.subject, self.partition, sequence, self.id(index), self.append_time_ms, self.broker_group)
 
     def __len__(self) -> int:
         return self.count

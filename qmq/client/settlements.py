@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qmq.wire.messages import Settlement
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Outstanding:
@@ -34,14 +39,14 @@ class Outstanding:
         self.messages -= sum([b - a + 1 for a, b in removed])
         return removed
 
-    def clear(self) -> None:
-        """Nothing is outstanding any more."""
-        self._ranges.clear()
-        self.messages = 0
+    def cut(self, before: int) -> None:
+        """Nothing from `before` on is outstanding any more."""
+        if self._ranges and self._ranges[-1][1] >= before:
+            self.remove(before, self._ranges[-1][1])
 
 
 class Settlements:
-    """Collects verdicts; `take` gives what to send, `lost` puts it back."""
+    """Collects verdicts that wait to be sent; `take` gives them."""
 
     def __init__(self) -> None:
         self._collected: list[Settlement] = []
@@ -62,7 +67,44 @@ class Settlements:
         taken, self._collected, self.messages = self._collected, [], 0
         return taken
 
-    def lost(self, settlements: list[Settlement]) -> None:
-        """They may not have arrived: send them again. Settling twice does no harm."""
-        self._collected = settlements + self._collected
-        self.messages += sum([each.last - each.first + 1 for each in settlements])
+    def cut(self, before: int) -> int:
+        """Forget verdicts on pull sequences from `before` on: those messages are no longer ours. How many they were."""
+        self._collected, lost = cut(self._collected, before)
+        self.messages -= lost
+        return lost
+
+
+def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], int]:
+    """The verdicts on pull sequences before `before`, and on how many messages there were others."""
+    kept = [each._replace(last=min(each.last, before - 1)) for each in settlements if each.first < before]
+    return kept, count(settlements) - count(kept)
+
+
+def count(settlements: list[Settlement]) -> int:
+    """How many messages they settle."""
+    return sum([each.last - each.first + 1 for each in settlements])
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Verdicts that were sent, kept until the broker has them.
+
+    `is_repeated`: an earlier answer may have been lost, so that a verdict which settles nothing now has settled it then.
+    """
+
+    settlements: list[Settlement]
+    waiter: asyncio.Future[None] | None = None
+    is_repeated: bool = False
+    is_flying: bool = False
+    lost: int = 0
+    """Messages of it that ceased to be ours on the way."""
+
+    def holds(self, first: int, last: int) -> bool:
+        """Whether it has a verdict on any of these."""
+        return any(each.first <= last and first <= each.last for each in self.settlements)
+
+    def cut(self, before: int) -> int:
+        """See `Settlements.cut`."""
+        self.settlements, lost = cut(self.settlements, before)
+        self.lost += lost
+        return lost

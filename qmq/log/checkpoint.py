@@ -44,6 +44,8 @@ class Checkpoint(msgspec.Struct, array_like=True):
     action_start: int
     action_position: int
     queues: list[QueueState]
+    epochs: list[tuple[int, int]] = []
+    """(epoch, its first index), ascending."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:

@@ -58,7 +58,10 @@ class CheckpointPlan:
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:
-    """Capture all derived state, between two turns."""
+    """Capture all derived state, between two turns.
+
+    On a replica it is to be run once everything up to its index is committed: what a checkpoint knows is never taken back.
+    """
     states: list[QueueState] = []
     spills: list[Spill] = []
     for queue in store.queues.values():
@@ -66,9 +69,10 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
         states.append(state)
         if spill is not None:
             spills.append(spill)
+    messages, actions = store.applied_place()
     found = Checkpoint(
-        VERSION, store.index, store.epoch, store.last_time_ms, store.messages.start, store.messages.end,
-        store.actions.start, store.actions.end, states,
+        VERSION, store.applied_index, store.epoch, store.last_time_ms, store.messages.start, messages,
+        store.actions.start, actions, states, [each for each in store.epochs if each[1] <= store.applied_index],
     )  # fmt: skip
     return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found)
 
@@ -86,8 +90,8 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
     return state, spill
 
 
-def end_checkpoint(store: Store, plan: CheckpointPlan) -> list[Queue]:
-    """The plan was run; give the queues of which consumers may see more now."""
+def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
+    """The plan was run; everything up to the index that this gives survives a power cut."""
     for spill in plan.spills:
         spill.log.spilled(spill)
     return store.end_flush(plan.flush)

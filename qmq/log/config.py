@@ -37,6 +37,8 @@ class LogConfig:
     """Messages are refused below this much free space, so that acknowledgements and checkpoints still fit."""
     cache_bytes: int = 32 * MIB
     """Newest batches kept in memory, so that consumers who keep up cost no read."""
+    tail_bytes: int = 64 * MIB
+    """Newest writes kept in memory for slaves."""
     producer_expiry_ms: int = 3600 * 1000
     """A producer silent for so long on a queue is forgotten; a retry older than that could be stored twice."""
 

@@ -63,24 +63,25 @@ def unwrap(region: bytes) -> bytes:
 
 
 class _Window:
-    """A part of the log held in memory while walking."""
+    """A part of the log held in memory while walking; read in pieces of `ahead` bytes at least."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: Segments, ahead: int) -> None:
         self._segments = segments
+        self._ahead = ahead
         self._data = b""
         self._start = 0
 
     def read(self, position: int, size: int) -> bytes:
         at = position - self._start
         if at < 0 or at + size > len(self._data):
-            self._data = self._segments.read(position, max(size, _READ_BYTES))
+            self._data = self._segments.read(position, max(size, self._ahead))
             self._start, at = position, 0
         return self._data[at : at + size]
 
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
     """Every entry from `position` on, checked. Raises CorruptBatch at the first that does not hold (see `entry_at`)."""
-    window = _Window(segments)
+    window = _Window(segments, _READ_BYTES)
     while position < segments.end:
         entry = _entry(window, position)
         yield entry
@@ -89,7 +90,7 @@ def walk(segments: Segments, position: int) -> Iterator[Entry]:
 
 def entry_at(segments: Segments, position: int) -> Entry:
     """The entry at `position`, checked. Raises CorruptBatch."""
-    return _entry(_Window(segments), position)
+    return _entry(_Window(segments, 0), position)
 
 
 def _entry(window: _Window, position: int) -> Entry:
@@ -102,25 +103,55 @@ def _entry(window: _Window, position: int) -> Entry:
     return Entry(position, envelope, region)
 
 
-def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch) -> None:
+def judge(
+    segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True
+) -> None:
     """Return if what begins at `bad` is a torn tail; raise LogDamaged if it was flushed once.
 
-    `flushed` is what the checkpoint knows to be flushed; every segment but the last was flushed before the next began.
+    `flushed` is what the checkpoint knows to be flushed; every segment but the last was flushed before the next began. A slave's envelopes
+    tell how far its *master* had flushed, so there they do not count.
     """
     if bad < max(flushed, segments.bases[-1]):
-        raise _damaged(segments, bad, cause)
+        raise damaged(segments, bad, cause, log)
+    if not trusts_envelopes:
+        return
     for entry in _whole_entries_after(segments, bad):
         if entry.envelope.flushed_position > bad:
-            raise _damaged(segments, bad, cause)
+            raise damaged(segments, bad, cause, log)
 
 
-def _damaged(segments: Segments, bad: int, cause: CorruptBatch) -> LogDamaged:
+def is_torn(segments: Segments, position: int) -> bool:
+    """Whether what begins at `position` was cut short while it was written, as a killed process leaves it: the entry is not all there.
+
+    Anything else is not: an envelope that is all there and does not hold was written whole once, and perhaps acknowledged. Zeros up to
+    the end are what a power cut leaves of bytes that were never flushed.
+    """
+    head = segments.read(position, ENVELOPE_BYTES)
+    if len(head) < ENVELOPE_BYTES:
+        return True
+    try:
+        return position + parse_envelope(head).total_bytes > segments.end
+    except CorruptBatch:
+        return _is_blank(segments, position)
+
+
+def _is_blank(segments: Segments, position: int) -> bool:
+    while data := segments.read(position, _READ_BYTES):
+        if data.count(0) != len(data):
+            return False
+        position += len(data)
+    return True
+
+
+def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogDamaged:
+    """The error that says which place of a flushed part does not hold."""
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
         f"was flushed, so acknowledged entries are hurt. Nothing was cut. Restore the segment from a copy; "
-        f"`qmq log dump` shows what is whole"
-    )
+        f"`qmq log dump` shows what is whole",
+        log=log, position=bad,
+    )  # fmt: skip
 
 
 def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:

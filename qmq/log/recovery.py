@@ -1,8 +1,8 @@
 """Opening a store after whatever happened, and closing it so that the next opening is short.
 
-Opening: take the newest whole checkpoint, walk both logs from it on, cut a torn tail, refuse damage (qmq/log/envelopes.py says which is
-which), rebuild what is missing of the derived files. Without a checkpoint everything is replayed; each segment opens with a snapshot, so
-retention never takes what a replay needs.
+Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
+(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/rebuild.py). Without a checkpoint
+everything is replayed; each segment opens with a snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
     torn tail                                     cut off; nobody was promised it
@@ -11,27 +11,29 @@ retention never takes what a replay needs.
     checkpoint damaged, empty or absent           the older one, or a full replay
     consume log gone or short                     rebuilt from the message log
     empty log files                               an empty log
+
+A replica's logs are one sequence: where an index is missing, everything behind it is cut from both, since no majority can have it from
+here. Whether what was cut may have been acknowledged is said by `Store.lost_tail`.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
-from qmq.batch import BatchView, Kind, tag_bloom
+from qmq.batch import parse_envelope
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import checkpoint as checkpoints
-from qmq.log.actions import decode_actions
 from qmq.log.checkpoint import Checkpoint, QueueState
-from qmq.log.config import LogConfig
+from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.consumption import Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import Entry, judge, unwrap, walk
+from qmq.log.envelopes import Entry, is_torn, judge, walk
 from qmq.log.queue import Queue
+from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
 from qmq.log.store import Store
 
@@ -44,39 +46,41 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 
 
 def open_store(
-    folder: Path, config: LogConfig, clock: Clock, *, disk: Disk | None = None, progress: Progress = _no_progress
-) -> Store:
-    """Open the folder's store, or make an empty one.
+    folder: Path, config: LogConfig, clock: Clock, *, disk: Disk | None = None, progress: Progress = _no_progress,
+    is_replicated: bool = False, until: int | None = None,
+) -> Store:  # fmt: skip
+    """Open the folder's store, or make an empty one. A replica may be told to cut what lies behind index `until`.
 
     Raises:
         FolderInUse: another process has it.
         LogDamaged: acknowledged data is hurt; nothing was changed.
     """
-    store = Store(folder, config, clock, disk or Disk())
+    store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated)
     try:
-        _recover(store, progress)
+        _recover(store, progress, until)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _recover(store: Store, progress: Progress) -> None:
+def _recover(store: Store, progress: Progress, until: int | None) -> None:
     found = checkpoints.load(store.folder / "checkpoint")
     lost: list[tuple[Queue, int]] = []
-    message_from, action_from = store.messages.start, store.actions.start
+    place = [store.messages.start, store.actions.start]
     if found is not None:
         _require_consistent(store, found)
         lost = _restore(store, found)
-        message_from, action_from = found.message_position, found.action_position
+        place = [found.message_position, found.action_position]
     else:
         for path in store.consume_folder.iterdir():
             path.unlink()
-    _replay(store, store.messages, message_from, found is None, _message_entry, progress)
-    _replay(store, store.actions, action_from, found is None, _action_entry, progress)
+    _Replay(store, place, found is not None, progress, until).run()
     if lost:
-        _rebuild(store, lost, message_from, progress)
+        rebuild(store, lost, place[0], progress)
     _settle_ends(store)
+    if store.is_replicated:
+        store.start()  # the others will be served from there: damage is better found while it can be mended
 
 
 def _require_consistent(store: Store, found: Checkpoint) -> None:
@@ -105,6 +109,9 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
 def _restore(store: Store, found: Checkpoint) -> list[tuple[Queue, int]]:
     """Load all state; give the queues whose consume-log files are not whole, each with its stored bytes ever."""
     store.index, store.epoch, store.last_time_ms = found.index, found.epoch, found.time_ms
+    store.epochs = [(epoch, first) for epoch, first in found.epochs]
+    store.committed_index = found.index
+    store.base_positions = [-1, -1]
     lost: list[tuple[Queue, int]] = []
     for state in found.queues:
         queue = store.open_queue(state.snapshot[0], state.snapshot[1])
@@ -126,93 +133,70 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
 # --- replay ------------------------------------------------------------------------------------------------------------
 
 
-def _replay(
-    store: Store, segments: Segments, position: int, is_full: bool, apply: Callable[[Store, Entry, bool], None],
-    progress: Progress,
-) -> None:  # fmt: skip
-    """Apply every entry from `position` on; cut a torn tail."""
-    begin, total = position, segments.end - position
-    first = segments.start if is_full else -1
+class _Replay:
+    """Applies every entry of both logs from a place on, in the order of the index; cuts what does not belong."""
+
+    def __init__(self, store: Store, place: list[int], is_from_checkpoint: bool, progress: Progress, until: int | None) -> None:
+        self._store = store
+        self._logs = (store.messages, store.actions)
+        self._begin = place
+        self._done = list(place)
+        self._is_from_checkpoint = is_from_checkpoint
+        self._progress = progress
+        self._until = until
+
+    def run(self) -> None:
+        """Raises LogDamaged."""
+        store = self._store
+        gaps_until = 0 if self._is_from_checkpoint else max(_first_index(segments) for segments in self._logs)
+        for _, log, entry in heapq.merge(*[self._entries(number) for number in (0, 1)]):
+            index = entry.envelope.index
+            if store.is_replicated and self._ends_before(index, gaps_until):
+                break
+            store.apply_entry(log, entry.position, entry.envelope, entry.region)
+            self._note(log, entry)
+        for log, segments in enumerate(self._logs):
+            if store.is_replicated and self._done[log] < segments.end:
+                store.lost_tail |= self._until is None and not is_torn(segments, self._done[log])
+                segments.truncate(self._done[log])
+            if store.is_replicated:
+                segments.drop_empty()
+
+    def _ends_before(self, index: int, gaps_until: int) -> bool:
+        is_gap = index != self._store.index + 1 and index > gaps_until
+        return is_gap or (self._until is not None and index > self._until)
+
+    def _note(self, log: int, entry: Entry) -> None:
+        store, envelope = self._store, entry.envelope
+        self._done[log] = entry.end
+        store.index = max(store.index, envelope.index)
+        store.note_epoch(envelope.epoch, envelope.index)
+        store.epoch = max(store.epoch, envelope.epoch)
+        store.last_time_ms = max(store.last_time_ms, envelope.append_time_ms)
+        total = sum(segments.end for segments in self._logs) - sum(self._begin)
+        self._progress("log", sum(self._done) - sum(self._begin), total)
+
+    def _entries(self, log: int) -> Iterator[tuple[int, int, Entry]]:
+        """(index, log, entry) of one log, up to its torn tail."""
+        segments, position = self._logs[log], self._begin[log]
+        try:
+            for entry in walk(segments, position):
+                yield entry.envelope.index, log, entry
+                position = entry.end
+        except CorruptBatch as cause:
+            flushed = self._begin[log] if self._is_from_checkpoint else 0
+            judge(segments, position, flushed, cause, log=log, trusts_envelopes=not self._store.is_replicated)
+            if not self._store.is_replicated:
+                segments.truncate(position)
+
+
+def _first_index(segments: Segments) -> int:
+    """Index of the oldest entry that is here, if older ones are gone."""
+    head = segments.read(segments.start, 64) if segments.start else b""
     try:
-        for entry in walk(segments, position):
-            if entry.position == first and entry.envelope.kind == Kind.SNAPSHOT:
-                apply(store, entry, True)
-                first = entry.end
-            else:
-                apply(store, entry, False)
-            position = entry.end
-            store.index = max(store.index, entry.envelope.index)
-            store.last_time_ms = max(store.last_time_ms, entry.envelope.append_time_ms)
-            progress(segments.folder.name, position - begin, total)
-    except CorruptBatch as cause:
-        judge(segments, position, 0 if is_full else begin, cause)
-        segments.truncate(position)
-
-
-def _message_entry(store: Store, entry: Entry, is_base: bool) -> None:
-    if entry.envelope.kind == Kind.SNAPSHOT:
-        if is_base:
-            for state in msgspec.msgpack.decode(unwrap(entry.region)):
-                store.open_queue(state[0], state[1]).load_snapshot(state)
-        return
-    queue, indexed = _index_entry(store, entry)
-    queue.add(indexed)
-
-
-def _index_entry(store: Store, entry: Entry) -> tuple[Queue, IndexEntry]:
-    view = BatchView(entry.envelope, entry.region)
-    queue = store.open_queue(view.subject, view.header.partition)
-    return queue, IndexEntry(
-        entry.envelope.base_sequence, entry.position, entry.envelope.append_time_ms, view.header.producer_id,
-        view.header.batch_sequence, tag_bloom(view.tag_hashes()), queue.cumulative_bytes, entry.envelope.total_bytes,
-        view.count,
-    )  # fmt: skip
-
-
-def _action_entry(store: Store, entry: Entry, is_base: bool) -> None:
-    if entry.envelope.kind == Kind.SNAPSHOT:
-        if is_base:
-            for subject, partition, group, state in msgspec.msgpack.decode(unwrap(entry.region), strict=False):
-                store.open_queue(subject, partition).shares[group] = Share.from_state(state)
-        return
-    for action in decode_actions(unwrap(entry.region)):
-        store.apply(action)
-
-
-def _rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: Progress) -> None:
-    """Index the lost queues anew from the oldest message on; what lies behind `until` was indexed by the replay."""
-    stored = _stored_bytes(store, until)
-    tails: dict[int, list[IndexEntry]] = {}
-    cumulative: dict[int, int] = {}
-    for queue, bytes_ever in lost:
-        tails[id(queue)] = [entry for entry in queue.index.entries_in_memory() if entry.position >= until]
-        cumulative[id(queue)] = bytes_ever - stored.get(id(queue), 0)
-        queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id)
-    for entry in _data_before(store, until):
-        queue, indexed = _index_entry(store, entry)
-        if id(queue) in cumulative:
-            queue.index.append(indexed._replace(cumulative_bytes=cumulative[id(queue)]))
-            cumulative[id(queue)] += indexed.total_bytes
-        progress("consume", entry.end - store.messages.start, until - store.messages.start)
-    for queue, _ in lost:
-        for indexed in tails[id(queue)]:
-            queue.index.append(indexed)
-
-
-def _data_before(store: Store, until: int) -> Iterator[Entry]:
-    for entry in walk(store.messages, store.messages.start):
-        if entry.position >= until:
-            return
-        if entry.envelope.kind == Kind.DATA:
-            yield entry
-
-
-def _stored_bytes(store: Store, until: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for entry in _data_before(store, until):
-        queue, indexed = _index_entry(store, entry)
-        found[id(queue)] = found.get(id(queue), 0) + indexed.total_bytes
-    return found
+        return parse_envelope(head).index if len(head) == 64 else 0
+    except CorruptBatch:
+        return 0
 
 
 def _settle_ends(store: Store) -> None:
@@ -220,7 +204,10 @@ def _settle_ends(store: Store) -> None:
     plan = store.begin_flush()
     plan.run()
     store.end_flush(plan)
-    store.committed = store.messages.end
+    if not store.is_replicated or store.config.flush is Flush.SYNC:
+        store.flushed_index = store.index
+    if not store.is_replicated:
+        store.committed_index = store.index
     for queue in store.queues.values():
         seen = [share.next_sequence for share in queue.shares.values()]
         queue.next_sequence = max([queue.next_sequence, *seen])

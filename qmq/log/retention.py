@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from qmq.batch import parse_envelope
+from qmq.batch import ENVELOPE_BYTES, parse_envelope
+from qmq.errors import CorruptBatch
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -63,7 +64,7 @@ def _move_start(queue: Queue, before_ms: int, bytes_max: int | None, floor: int)
 
 def _first_kept(store: Store) -> int:
     """Position of the first batch that any queue still keeps."""
-    first = store.messages.bases[-1]
+    first = _oldest_needed(store.messages, store.applied_place()[0])
     for queue in store.queues.values():
         index = queue.index
         if index.count > index.first and queue.start_sequence < queue.next_sequence:
@@ -72,16 +73,24 @@ def _first_kept(store: Store) -> int:
     return first
 
 
+def _oldest_needed(segments: Segments, applied: int) -> int:
+    """Begin of the newest segment whose opening snapshot is here and was applied: it cannot be cut, so the log may begin there."""
+    return next((base for base in reversed(segments.bases) if base < applied), segments.start)
+
+
 def _old_actions(store: Store, before_ms: int) -> list[Path]:
     """Action segments that ended before `before_ms`: the one after it opens with a snapshot, so replay needs them no more."""
     kept = store.actions.start
+    newest = _oldest_needed(store.actions, store.applied_place()[1])
     for base in store.actions.bases[1:]:
-        if _begin_ms(store.actions, base) >= before_ms:
+        if base > newest or _begin_ms(store.actions, base) >= before_ms:
             break
         kept = base
     return store.actions.drop_before(kept)
 
 
 def _begin_ms(segments: Segments, base: int) -> int:
-    head = segments.read(base, 64)
-    return parse_envelope(head).append_time_ms if len(head) == 64 else 1 << 62
+    try:
+        return parse_envelope(segments.read(base, ENVELOPE_BYTES)).append_time_ms
+    except CorruptBatch:  # no snapshot there that a replay could begin with
+        return 1 << 62

@@ -5,6 +5,8 @@ Rules:
 * `append` writes at the known end; if that fails half way, the next append overwrites the debris, and `truncate` removes it now.
 * A gap between two segments is damage, not an accident of retention: retention only takes from the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
+* A segment that a cut would leave empty goes too, unless it is the only one: the log may grow on in the one before it.
+* A file that a thread may be syncing is not closed under it: `truncate` sets it aside, and `close` closes it.
 * Flushing is split in three, so that the slow part can run in a thread: `begin_sync` says what to do, `SyncPlan.run` does it,
   `end_sync` notes that it was done.
 """
@@ -40,6 +42,8 @@ class SyncPlan:
     file: int
     folder: Path | None
     changes: int
+    cuts: int
+    """`Segments.cuts` when it was made: what was cut since is not what it syncs."""
 
     def run(self) -> None:
         """Safe in a thread. Raises FlushFailed."""
@@ -58,8 +62,11 @@ class Segments:
         folder.mkdir(parents=True, exist_ok=True)
         self._bases = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
         self._readers: OrderedDict[int, int] = OrderedDict()
+        self._set_aside: list[int] = []
         self._folder_changes = 1
         self._folder_changes_synced = 0
+        self.cuts = 0
+        """How often the end was cut: what was known of bytes near the end before is not true of those that are there now."""
         if not self._bases:
             self._bases = [0]
         self._active = disk.open_append(self._path(self._bases[-1]))
@@ -88,6 +95,16 @@ class Segments:
     def bases(self) -> list[int]:
         """First position of each segment, ascending. Not yours to change."""
         return self._bases
+
+    def mend(self, position: int, data: bytes) -> None:
+        """Write bytes again that lie there already, and sync them: they were damaged, and are here as another replica has them."""
+        base = self.base_of(position)
+        fd = self.disk.open_append(self._path(base))
+        try:
+            self.disk.write(fd, [data], position - base)
+            self.disk.sync(fd)
+        finally:
+            self.disk.close(fd)
 
     def must_roll(self, size: int) -> bool:
         """Whether `size` more bytes belong into a new segment. A segment always takes at least one append."""
@@ -144,15 +161,28 @@ class Segments:
         return self._bases[following] if following < len(self._bases) else self.end
 
     def truncate(self, position: int) -> None:
-        """Cut the log so that it ends at `position`; later segments go. Only recovery does this."""
-        while self._bases[-1] > position and len(self._bases) > 1:
-            self.disk.close(self._active)
-            self._path(self._bases.pop()).unlink()
-            self._forget_reader(self._bases[-1])
-            self._active = self.disk.open_append(self._path(self._bases[-1]))
+        """Cut the log so that it ends at `position`; later segments go. Only recovery and a slave whose log diverged do this."""
+        self.flushed = min(self.flushed, position)  # in this order: who reads in another thread must know before it happens
+        self.cuts += 1
+        while self._bases[-1] >= position and len(self._bases) > 1:
+            self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
         self._folder_changes += 1
+
+    def _drop_last(self) -> None:
+        self.disk.truncate(self._active, 0)
+        self._set_aside.append(self._active)
+        self._path(self._bases.pop()).unlink()
+        reader = self._readers.pop(self._bases[-1], None)
+        if reader is not None:
+            self._set_aside.append(reader)
+        self._active = self.disk.open_append(self._path(self._bases[-1]))
+
+    def drop_empty(self) -> None:
+        """Take back a segment that was begun and got nothing: its opening snapshot did not fit on the disk, or was cut."""
+        if self.end == self._bases[-1] and len(self._bases) > 1:
+            self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
         """Forget the segments that lie wholly before `position`; give their files, for the caller to delete."""
@@ -177,15 +207,17 @@ class Segments:
         """What is to be flushed now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
-        return SyncPlan(self.disk, self.end, self._active, folder, changes)
+        return SyncPlan(self.disk, self.end, self._active, folder, changes, self.cuts)
 
     def end_sync(self, plan: SyncPlan) -> None:
-        """The plan was run: everything before its position survives a power cut."""
-        self.flushed = max(self.flushed, plan.position)
+        """The plan was run: everything before its position survives a power cut, unless the log was cut meanwhile."""
+        if plan.cuts == self.cuts:
+            self.flushed = max(self.flushed, plan.position)
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)
 
     def close(self) -> None:
         """Close all files; flush first if you want what is in them."""
-        for fd in (*self._readers.values(), self._active):
+        for fd in (*self._readers.values(), *self._set_aside, self._active):
             self.disk.close(fd)
         self._readers.clear()
+        self._set_aside.clear()

@@ -7,33 +7,47 @@ It is driven by one thread and never waits, except where a method's name says `w
 producers sent, `act` on what consumers did, `write_actions`, and flush by policy. What `append` returns and what `write_actions` wrote has
 been handed to the operating system: it survives a killed process. What a flush has passed survives a power cut.
 
-`committed` is the position up to which consumers may see the message log: what was written with `Flush.ASYNC`, what was flushed with
-`Flush.SYNC`.
+All entries of both logs share one index. `commit(index)` says up to where they are safe, and only then consumers see them: a node alone
+commits what is written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica what a majority of its group has. On a slave
+(`qmq.log.following`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state never
+holds what a new master may take back.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from qmq.batch import ENVELOPE_BYTES, Kind, RegionHeader, check_region, parse_envelope, place
+from qmq.batch import (
+    ENVELOPE_BYTES,
+    BatchView,
+    Envelope,
+    Kind,
+    RegionHeader,
+    check_region,
+    parse_envelope,
+    place,
+    tag_bloom,
+)
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.limits import MIB
-from qmq.log.actions import AnyAction, encode_actions
+from qmq.log.actions import AnyAction, decode_actions, encode_actions
 from qmq.log.cache import TailCache
 from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import wrap
+from qmq.log.envelopes import damaged, unwrap, wrap
 from qmq.log.lock import FolderLock
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments, SyncPlan
+from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
 from qmq.model import Partition, QueueId
 from qmq.wire.messages import Produced
 
@@ -57,6 +71,8 @@ class FlushPlan:
 
     messages: SyncPlan
     actions: SyncPlan
+    index: int
+    """Everything up to here is on disk once the plan was run."""
 
     def run(self) -> None:
         """Raises FlushFailed."""
@@ -64,10 +80,19 @@ class FlushPlan:
         self.actions.run()
 
 
+class PendingEntry(NamedTuple):
+    """An entry that a slave has written, and that is not committed as far as it knows."""
+
+    log: int
+    position: int
+    envelope: Envelope
+    region: bytes
+
+
 class Store:
     """All storage of one broker. Make it with `qmq.log.recovery.open_store`."""
 
-    def __init__(self, folder: Path, config: LogConfig, clock: Clock, disk: Disk) -> None:
+    def __init__(self, folder: Path, config: LogConfig, clock: Clock, disk: Disk, *, is_replicated: bool = False) -> None:
         self.folder = folder
         self.config = config
         self.clock = clock
@@ -80,12 +105,23 @@ class Store:
         self.consume_folder.mkdir(exist_ok=True)
         self.queues: dict[tuple[bytes, int], Queue] = {}
         self.cache = TailCache(config.cache_bytes)
+        self.is_replicated = is_replicated
+        self.tail = Tail(config.tail_bytes if is_replicated else 0)
         self.index = 0
         self.epoch = 1
+        self.epochs: list[tuple[int, int]] = []
+        """(epoch, its first index), ascending: the history by which replicas compare their logs."""
         self.last_time_ms = 0
-        self.committed = self.messages.end
+        self.flushed_index = 0
+        self.committed_index = 0
+        self.pending: deque[PendingEntry] = deque()
+        self.base_positions = [self.messages.start, self.actions.start]
+        """Where, in each log, a snapshot is the base of all that follows; -1 once something else came, or a checkpoint was loaded."""
+        self.lost_tail = False
+        """Whether opening had to cut what may have been acknowledged."""
         self.unflushed_messages = 0
         self.unwritten: list[AnyAction] = []
+        self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
         self._invisible: deque[tuple[int, Queue, int]] = deque()
         self._free_checked_at = 0
         self._free_bytes = 0
@@ -113,7 +149,7 @@ class Store:
         Raises DiskFull: none of them was stored.
         """
         size = sum([ENVELOPE_BYTES + len(batch.region) for batch in batches])
-        self._require_space(size)
+        self.require_space(size)
         if self._begins_segment(self.messages, size):
             self._open_segment(self.messages, [queue.to_snapshot() for queue in self.queues.values()])
         return self._append_new(batches)
@@ -147,24 +183,85 @@ class Store:
                 produced = seen[key] = Produced(sequence, time_ms)
             results.append(produced)
         if buffers:
-            self.messages.append(buffers, position - self.messages.end)
-            self.index = index
-            self._stored(entries, buffers)
+            first = self.index + 1
+            self._write(MESSAGES, buffers, position - self.messages.end, len(entries))
+            self._stored(entries, buffers, first)
         return results
 
-    def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes]) -> None:
+    def _write(self, log: int, buffers: list[bytes], size: int, count: int) -> None:
+        """Write `count` entries; the index grows when they are written. Raises DiskFull."""
+        segments = self.messages if log == MESSAGES else self.actions
+        position = segments.append(buffers, size)
+        first = self.index + 1
+        self.index += count
+        self.note_epoch(self.epoch, first)
+        if self.is_replicated:
+            self.tail.add(Write(first, self.index, Run(log, segments.bases[-1], position, size, tuple(buffers))))
+
+    def note_epoch(self, epoch: int, index: int) -> None:
+        """An entry of `epoch` was written at `index`."""
+        if not self.epochs or self.epochs[-1][0] != epoch:
+            self.epochs.append((epoch, index))
+
+    def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int) -> None:
         put = self.cache.put
-        visible_now = self.config.flush is Flush.ASYNC
         for at, (queue, entry) in enumerate(entries):
             queue.add(entry)
             put(entry.position, buffers[2 * at], buffers[2 * at + 1])
             self.unflushed_messages += entry.count
-            if visible_now:
+            if self.commits_at_once:
                 queue.visible_sequence = queue.next_sequence
             else:
-                self._invisible.append((entry.end, queue, queue.next_sequence))
-        if visible_now:
-            self.committed = self.messages.end
+                self._invisible.append((first + at, queue, queue.next_sequence))
+
+    def commit(self, index: int) -> list[Queue]:
+        """Everything up to `index` is safe; give the queues of which consumers may see more now."""
+        self.committed_index = max(self.committed_index, index)
+        while self.pending and self.pending[0].envelope.index <= index:
+            self.apply_entry(*self.pending.popleft())
+        grown: dict[int, Queue] = {}
+        while self._invisible and self._invisible[0][0] <= index:
+            _, queue, sequence = self._invisible.popleft()
+            queue.visible_sequence = sequence
+            grown[id(queue)] = queue
+        return list(grown.values())
+
+    def apply_pending(self) -> None:
+        """Let everything that was written change the derived state: a new master numbers on from all of it."""
+        while self.pending:
+            self.apply_entry(*self.pending.popleft())
+
+    def start(self) -> tuple[int, int]:
+        """(index, epoch) behind which this store can serve others; the epoch is -1 where it is not known any more. Raises LogDamaged."""
+        firsts = [_first_index(log, segments, self.index) for log, segments in enumerate((self.messages, self.actions))]
+        index = min(firsts) - 1
+        return index, self.epoch_at(index)
+
+    def epoch_at(self, index: int) -> int:
+        """Epoch of an entry, as far as the history goes back; 0 before everything, -1 if that is not known."""
+        if index <= 0:
+            return 0
+        return next((epoch for epoch, first in reversed(self.epochs) if first <= index), -1)
+
+    def begin_at(self, index: int, epoch: int) -> None:
+        """An empty log that begins behind `index`, which was written in `epoch`."""
+        assert not self.epochs, "the log is not empty"
+        self.index = self.flushed_index = self.committed_index = index
+        self.epoch = epoch
+        if epoch > 0:
+            self.epochs = [(epoch, index)]
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry whose effects are in the derived state."""
+        return self.pending[0].envelope.index - 1 if self.pending else self.index
+
+    def applied_place(self) -> Place:
+        """Where the entry at `applied_index` ends, in both logs."""
+        place = [self.messages.end, self.actions.end]
+        for entry in reversed(self.pending):
+            place[entry.log] = entry.position
+        return place[MESSAGES], place[ACTIONS]
 
     def find_duplicate(self, queue: Queue, producer_id: int, batch_sequence: int) -> Produced | None:
         """Where the batch went, if the queue has it already."""
@@ -178,7 +275,8 @@ class Store:
                     return Produced(entry.base_sequence, entry.append_time_ms)
         return found
 
-    def _require_space(self, size: int) -> None:
+    def require_space(self, size: int) -> None:
+        """Raises DiskFull if the disk has no room for that and for what must always fit."""
         step = min(_FREE_CHECK_BYTES, self.config.disk_free_bytes_min // 2)
         if self._free_bytes < size or self.messages.end - self._free_checked_at > step:
             self._free_bytes = self.disk.free_bytes(self.folder) - self.config.disk_free_bytes_min
@@ -208,8 +306,14 @@ class Store:
             buffers += wrap(
                 kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=segments.flushed
             )
-        segments.append(buffers, sum(map(len, buffers)))
-        self.index += len(payloads)
+        self._write(MESSAGES if segments is self.messages else ACTIONS, buffers, sum(map(len, buffers)), len(payloads))
+
+    def append_barrier(self, epoch: int) -> None:
+        """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
+        assert epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs[-1]}"
+        self.epoch = epoch
+        self.messages.drop_empty()
+        self._append_wrapped(self.messages, Kind.BARRIER, [b""], 0)
 
     # --- actions -------------------------------------------------------------------------------------------------------
 
@@ -226,11 +330,13 @@ class Store:
         """
         if not self.unwritten:
             return
-        payload = encode_actions(self.unwritten)
-        if self._begins_segment(self.actions, len(payload)):
-            self._open_segment(self.actions, self._share_states())
-        self._append_wrapped(self.actions, Kind.ACTIONS, [payload], len(self.unwritten))
+        self.actions.drop_empty()
+        self._append_wrapped(self.actions, Kind.ACTIONS, [encode_actions(self.unwritten)], len(self.unwritten))
         self.unwritten.clear()
+        if self.actions.must_roll(0):
+            # The shares have these actions already, so the snapshot comes behind them. What does not fit now is tried again next time.
+            with suppress(DiskFull):
+                self._open_segment(self.actions, self._share_states())
 
     def apply(self, action: AnyAction) -> Settled:
         """Change the share that the action names. Used alike when acting and when replaying."""
@@ -239,6 +345,40 @@ class Store:
     def share_of(self, action: AnyAction) -> Share:
         """The share that the action is about; made if absent."""
         return self.open_queue(action.subject, action.partition).share(action.group)
+
+    def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
+        """Let an entry change the derived state: how a slave follows, and how a restart replays."""
+        if envelope.kind == Kind.SNAPSHOT:
+            self._apply_snapshot(log, position, envelope, region)
+        elif envelope.kind == Kind.ACTIONS:
+            for action in decode_actions(unwrap(region)):
+                self.apply(action)
+        elif envelope.kind == Kind.DATA:
+            queue, entry = self.index_entry(position, envelope, region)
+            queue.add(entry)
+            queue.visible_sequence = queue.next_sequence
+
+    def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
+        """A segment's opening snapshot counts only where the log begins; elsewhere everything in it is known."""
+        if position != self.base_positions[log]:
+            return
+        self.base_positions[log] = position + envelope.total_bytes
+        for state in msgspec.msgpack.decode(unwrap(region), strict=False):
+            if log == MESSAGES:
+                self.open_queue(state[0], state[1]).load_snapshot(state)
+            else:
+                subject, partition, group, share = state
+                self.open_queue(subject, partition).shares[group] = Share.from_state(share)
+
+    def index_entry(self, position: int, envelope: Envelope, region: bytes) -> tuple[Queue, IndexEntry]:
+        """A batch's queue, and its entry in the consume log."""
+        view = BatchView(envelope, region)
+        queue = self.open_queue(view.subject, view.header.partition)
+        return queue, IndexEntry(
+            envelope.base_sequence, position, envelope.append_time_ms, view.header.producer_id,
+            view.header.batch_sequence, tag_bloom(view.tag_hashes()), queue.cumulative_bytes, envelope.total_bytes,
+            view.count,
+        )  # fmt: skip
 
     def _share_states(self) -> list[list[object]]:
         return [
@@ -264,8 +404,9 @@ class Store:
         except CorruptBatch as cause:
             raise LogDamaged(
                 f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk "
-                f"({cause.message}); to go on behind them: qmq group reset --to {entry.next_sequence}"
-            ) from cause
+                f"({cause.message}); to go on behind them: qmq group reset --to {entry.next_sequence}",
+                log=MESSAGES, position=entry.position,
+            ) from cause  # fmt: skip
         return envelope, region
 
     # --- flushing ------------------------------------------------------------------------------------------------------
@@ -273,21 +414,15 @@ class Store:
     def begin_flush(self) -> FlushPlan:
         """What is to be flushed now."""
         self.unflushed_messages = 0
-        return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync())
+        return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
-    def end_flush(self, plan: FlushPlan) -> list[Queue]:
-        """The plan was run; give the queues of which consumers may see more now."""
+    def end_flush(self, plan: FlushPlan) -> int:
+        """The plan was run; everything up to the index that this gives survives a power cut."""
         self.messages.end_sync(plan.messages)
         self.actions.end_sync(plan.actions)
-        if self.config.flush is Flush.ASYNC:
-            return []
-        self.committed = max(self.committed, plan.messages.position)
-        grown: dict[int, Queue] = {}
-        while self._invisible and self._invisible[0][0] <= self.committed:
-            _, queue, sequence = self._invisible.popleft()
-            queue.visible_sequence = sequence
-            grown[id(queue)] = queue
-        return list(grown.values())
+        if plan.messages.cuts == self.messages.cuts and plan.actions.cuts == self.actions.cuts:
+            self.flushed_index = max(self.flushed_index, plan.index)
+        return self.flushed_index
 
     @property
     def is_flushed(self) -> bool:
@@ -299,3 +434,14 @@ class Store:
         self.messages.close()
         self.actions.close()
         self.lock.release()
+
+
+def _first_index(log: int, segments: Segments, last_index: int) -> int:
+    """Index of the oldest entry of a log; behind the last one if the log is empty and was begun anew, 1 if it never lost anything."""
+    if segments.start == 0:
+        return 1
+    head = segments.read(segments.start, ENVELOPE_BYTES)
+    try:
+        return parse_envelope(head).index if len(head) == ENVELOPE_BYTES else last_index + 1
+    except CorruptBatch as cause:
+        raise damaged(segments, segments.start, cause, log) from cause

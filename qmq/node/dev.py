@@ -14,14 +14,18 @@ from typing import Final
 
 import grpc
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.registry import BrokerRecord, Registration
-from qmq_coordination.subjects import SubjectCache
+from qmq_coordination.groups import Claim, Master, Mode, ReplicaRecord, group_key
+from qmq_coordination.registry import Registration
+from qmq_coordination.store import Put, absent
+from qmq_coordination.view import Change, ClusterView
+from qmq_replication.membership import Membership
 
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import serve_control
 from qmq.broker.server import DataServer
+from qmq.broker.standing import AloneStanding
 from qmq.broker.upkeep import Upkeep
 from qmq.clock import SystemClock
 from qmq.errors import DiskFull
@@ -29,11 +33,13 @@ from qmq.log.checkpointing import close_store
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.log.store import Store
-from qmq.meta.service import MetaService, serve_meta
+from qmq.meta.server import MetaConfig, MetaServer
 
 log = logging.getLogger("qmq.node")
 
 STOP_GRACE_S: Final = 1.0
+RELIST_S: Final = 300.0
+"""The store is in this process, and its watch loses nothing: listing ten thousand subjects would only take time from the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,37 +80,58 @@ class Node:
         config = self.config
         config.data.mkdir(parents=True, exist_ok=True)
         self.coordination = EmbeddedStore(config.data / "coordination.db")
-        self._subjects = SubjectCache(self.coordination)
-        await self._subjects.start()
-        self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
-        self.broker = Broker(
-            self.store, self._subjects.look_up, self._clock, config.broker, asyncio.get_running_loop()
-        )
-        self._subjects.on_change = self.broker.forget_routes
+        self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        await self.view.start()
+        try:
+            self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
+        except BaseException:
+            await self.view.stop()
+            await self.coordination.close()
+            raise
+        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
+        self.view.on_change(self._changed)
+        self._changed(Change())
         self._upkeep = Upkeep(self.broker)
         self._data = DataServer(self.broker)
-        self._meta = MetaService(self.coordination, auto_create=config.auto_create)
+        self._meta = MetaServer(self.coordination, self.view, MetaConfig(config.host, config.meta_port, config.auto_create))
         try:
             await self._listen()
         except BaseException:
             await self.stop()
             raise
 
+    def _changed(self, _: Change) -> None:
+        """The coordination store has news; or had, before we started."""
+        self.broker.forget_routes()
+        self.broker.is_read_only = self.view.group(self.config.broker.name).mode is Mode.READ_ONLY
+
     async def _listen(self) -> None:
         config = self.config
         await self._data.start(config.host, config.data_port)
         self._upkeep.start()
         control, control_port = await serve_control(
-            BrokerAdmin(self.broker), config.broker.name, config.host, config.control_port
+            BrokerAdmin(self.broker), AloneStanding(self.broker), config.broker.name, config.host, config.control_port
         )
         self._servers.append(control)
-        record = BrokerRecord(
-            config.broker.name, f"{config.host}:{self._data.port}", f"{config.host}:{control_port}", self.store.epoch
-        )
-        self._registration = Registration(self.coordination, record)
+        await self._register(f"{config.host}:{self._data.port}", f"{config.host}:{control_port}")
+        await self._meta.start()
+
+    async def _register(self, data_address: str, control_address: str) -> None:
+        """The same keys as a replicated group's, with a master that nobody elects: the folder's lock lets only one process be it."""
+        name, epoch = self.config.broker.name, self.store.epoch
+        claim = Claim(epoch, name, "dev")
+        for key, value in (("members", Membership(1, (name,)).encode()), ("epoch", claim.encode())):
+            await self.coordination.txn([absent(group_key(name, key))], [Put(group_key(name, key), value)])
+        master = Master(name, epoch, claim.attempt, data_address, control_address)
+        record = ReplicaRecord(name, name, data_address, control_address)
+        self._registration = Registration(self.coordination, record, also={group_key(name, "master"): master.encode()})
         await self._registration.start()
-        meta, self.meta_port = await serve_meta(self._meta, config.host, config.meta_port)
-        self._servers.append(meta)
+        await self.view.refresh()
+
+    @property
+    def meta_port(self) -> int:
+        """The metaserver's port."""
+        return self._meta.port
 
     @property
     def address(self) -> str:
@@ -121,12 +148,12 @@ class Node:
         self.broker.is_stopping = True
         if hasattr(self, "_registration"):
             await self._registration.stop()
+        await self._meta.stop()
         for server in self._servers:
             await server.stop(STOP_GRACE_S)
-        await self._meta.close()
         await self._data.stop()
         await self._upkeep.stop()
-        await self._subjects.stop()
+        await self.view.stop()
         await self.coordination.close()
         _close(self.store)
 

@@ -10,6 +10,9 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A thread that finished a flush waits this long for the interpreter at most, instead of Python's 5 ms."""
+
 _KEEP_BYTES: Final = 1 << 30
 _TOP_PAD_BYTES: Final = 16 << 20
 

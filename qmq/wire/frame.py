@@ -46,6 +46,12 @@ class FrameKind(IntEnum):
     OK = 14
     ERROR = 15
     SETTLED = 16
+    PRODUCE_FAST = 17
+    """PRODUCE that is answered when the master has it (`acks=master`); may be lost with the master."""
+    REPLICA_HELLO = 18
+    """First frame between replicas of a group."""
+    REPLICA = 19
+    """What replicas say to each other (qmq_replication/wire.py)."""
 
 
 _KIND_MAX: Final = max(FrameKind)

@@ -1,4 +1,4 @@
-"""What every coordination store must do. One suite for all implementations; etcd joins by one more parameter."""
+"""What every coordination store must do. One suite for all implementations: SQLite in memory, SQLite on disk, a real etcd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from etcd_support import unique_namespace
 from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.etcd.client import EtcdStore
 from qmq_coordination.store import (
     Changes,
     Compare,
@@ -15,6 +17,7 @@ from qmq_coordination.store import (
     Delete,
     Get,
     LeaseId,
+    Operation,
     Put,
     Target,
     absent,
@@ -24,10 +27,20 @@ from qmq_coordination.store import (
 from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "etcd"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CoordinationStore]:
-    found = EmbeddedStore(None if request.param == "memory" else tmp_path / "c.db")
+    found: CoordinationStore
+    if request.param == "etcd":
+        server = request.getfixturevalue("etcd_server")
+        found = EtcdStore([server.endpoint], namespace=unique_namespace())
+    else:
+        found = EmbeddedStore(None if request.param == "memory" else tmp_path / "c.db")
     yield found
+    if request.param == "etcd":
+        # So that no lease takes keys away, and revisions, while a later test counts them.
+        cleaner = EtcdStore([server.endpoint])
+        await cleaner.delete("/test/", is_prefix=True)
+        await cleaner.close()
     await found.close()
 
 
@@ -65,7 +78,10 @@ async def test_of_many_compare_and_swaps_exactly_one_wins(store: CoordinationSto
     results = await asyncio.gather(*[store.txn([absent("m")], [Put("m", b"%d" % n)], [Get("m")]) for n in range(20)])
     won = [result for result in results if result.succeeded]
     assert len(won) == 1
-    assert all(result.results[0][0].value == b"0" for result in results if not result.succeeded)
+    winner = await store.get("m")
+    assert winner is not None
+    assert winner.mod_revision == won[0].revision
+    assert all(result.results[0] == (winner,) for result in results if not result.succeeded)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +168,13 @@ async def test_a_watch_from_a_compacted_revision_says_so(store: CoordinationStor
 
 async def test_a_backlog_of_thousands_of_changes_is_watched_without_a_gap(store: CoordinationStore) -> None:
     start = await store.put("n", b"")
-    await store.txn([], [Put(f"n/{at:05}", b"") for at in range(2500)])
-    for _ in range(5):
+    for batch in range(25):
+        await store.txn([], [Put(f"n/{at:05}", b"") for at in range(batch * 100, batch * 100 + 100)])
+    for _ in range(1100):
         await store.put("n", b"")
-    found = await take(store, "n", start, 7)
-    assert sum(len(changes.events) for changes in found) == 2506
+    found = await take(store, "n", start, 1126)
+    assert [changes.revision for changes in found] == list(range(start, start + 1126))
+    assert sum(len(changes.events) for changes in found) == 3601
 
 
 async def test_a_revoked_lease_takes_its_keys_with_it(store: CoordinationStore) -> None:
@@ -172,3 +190,85 @@ async def test_a_revoked_lease_takes_its_keys_with_it(store: CoordinationStore) 
     with pytest.raises(LeaseNotFound):
         await store.put("l/c", b"", lease)
     assert (await take(store, "l/", start + 3, 1))[0].events[0].now is None
+
+
+async def test_a_transaction_larger_than_etcd_takes_is_refused_everywhere(store: CoordinationStore) -> None:
+    await store.txn([], [Put(f"k/{at}", b"") for at in range(128)])
+    with pytest.raises(CoordinationError, match="too many operations"):
+        await store.txn([], [Put(f"k/{at}", b"") for at in range(129)])
+    with pytest.raises(CoordinationError, match="too large"):
+        await store.put("k", bytes(3 << 19))
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [Put("k", b"1"), Put("k", b"2")],
+        [Put("k", b"1"), Delete("k")],
+        [Delete("k"), Put("k", b"1")],
+        [Delete("", is_prefix=True), Put("k", b"1")],
+        [Put("", b"")],
+        [Get("")],
+    ],
+)
+async def test_a_transaction_that_contradicts_itself_is_refused_even_where_it_is_not_taken(
+    store: CoordinationStore, operations: list[Operation]
+) -> None:
+    for success, failure in ((operations, []), ([], operations)):
+        with pytest.raises(CoordinationError):
+            await store.txn([], success, failure)
+    assert (await store.list("")).items == ()
+
+
+async def test_overlapping_deletions_are_one(store: CoordinationStore) -> None:
+    await store.put("k/1", b"")
+    done = await store.txn([], [Delete("k/1"), Delete("k", is_prefix=True), Get("k/1")])
+    assert [len(result) for result in done.results] == [1, 0, 0]
+
+
+async def test_the_empty_key_is_refused(store: CoordinationStore) -> None:
+    for call in (store.get(""), store.put("", b""), store.delete("")):
+        with pytest.raises(CoordinationError):
+            await call
+
+
+async def test_keys_are_listed_in_the_order_of_their_code_points(store: CoordinationStore) -> None:
+    keys = ["a", "a/", "a/1", "a0", "b", "z", "é", "☃", "\U0001f600"]
+    for key in reversed(keys):
+        await store.put(key, b"")
+    assert [item.key for item in (await store.list("")).items] == keys
+    assert [item.key for item in (await store.list("a/")).items] == ["a/", "a/1"]
+    assert [item.key for item in (await store.list("☃")).items] == ["☃"]
+
+
+async def test_a_lease_that_is_not_kept_alive_takes_its_keys_with_it(store: CoordinationStore) -> None:
+    lease = await store.grant(1)
+    start = await store.put("l/a", b"", lease)
+    assert [changes.events[0].now is None for changes in await take(store, "l/", start, 2)] == [False, True]
+    with pytest.raises(LeaseNotFound):
+        await store.keep_alive(lease)
+    with pytest.raises(LeaseNotFound):
+        await store.revoke(lease)
+
+
+async def test_a_closed_store_ends_its_watches_and_refuses_calls(store: CoordinationStore) -> None:
+    start = await store.put("k", b"")
+    found: list[Changes] = []
+    begun = asyncio.Event()
+
+    async def follow() -> None:
+        async for changes in store.watch("k", start):
+            found.append(changes)
+            begun.set()
+
+    watching = asyncio.create_task(follow())
+    await begun.wait()
+    await store.close()
+    async with asyncio.timeout(10):
+        await watching
+    assert len(found) == 1
+    with pytest.raises(CoordinationError):
+        await store.get("k")
+    async for _ in store.watch("k", start):
+        raise AssertionError("a closed store gives no events")
+    await store.close()

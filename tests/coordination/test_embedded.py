@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from etcd_support import Follower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.registry import BrokerRecord, Registration, brokers
+from qmq_coordination.groups import ReplicaRecord, presence_key, replica_key
+from qmq_coordination.registry import Registration
 from qmq_coordination.store import Delete, Operation, Put
-from qmq_coordination.subjects import SubjectCache, SubjectCatalog
-from support import eventually
+from qmq_coordination.subjects import SubjectCatalog
 
-from qmq.errors import FolderInUse, SubjectExists, UnknownSubject
+from qmq.errors import CoordinationUnknown, FolderInUse, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "c/☃"])
@@ -119,6 +122,22 @@ async def test_a_second_process_on_the_file_is_refused(tmp_path: Path) -> None:
     await EmbeddedStore(tmp_path / "c.db").close()
 
 
+async def test_a_watch_that_keeps_up_is_not_hurt_by_compaction_of_what_does_not_concern_it() -> None:
+    store = EmbeddedStore()
+    start = await store.put("w/0", b"")
+    follower = Follower(store, "w/", start)
+    await follower.reaches(start)
+    for _ in range(10):
+        last = await store.put("other", b"")
+    # Two turns of this loop: the watch is woken, and looks.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await store.compact(last)
+    await follower.reaches(await store.put("w/1", b""))
+    await follower.stop()
+    await store.close()
+
+
 CHILD = """
 import asyncio, sys
 from pathlib import Path
@@ -168,33 +187,78 @@ async def test_a_subject_is_created_once_and_altered_by_its_latest_state() -> No
     await store.close()
 
 
-async def test_the_subject_cache_follows_and_survives_compaction() -> None:
+async def test_metaservers_that_place_a_subject_at_once_agree_on_the_first_one() -> None:
     store = EmbeddedStore()
-    catalog, cache = SubjectCatalog(store), SubjectCache(store)
-    await catalog.create(SubjectConfig("early"))
-    await cache.start()
-    assert cache.look_up("early") == SubjectConfig("early")
-    await catalog.create(SubjectConfig("late"))
-    await store.compact((await store.list("")).revision)
-    await catalog.create(SubjectConfig("later"))
-    await eventually(lambda: cache.look_up("later"))
-    assert cache.look_up("late") == SubjectConfig("late")
-    await cache.stop()
+    ones, others = SubjectCatalog(store), SubjectCatalog(store)
+    made = await asyncio.gather(ones.create(SubjectConfig("s", groups=("g1",))), others.create(SubjectConfig("s", groups=("g2",))))
+    assert made == [SubjectConfig("s", groups=("g1",))] * 2
+    with pytest.raises(SubjectExists, match="other settings"):
+        await others.create(SubjectConfig("s", groups=("g2",)), is_placed=True)
     await store.close()
 
 
-async def test_a_broker_is_listed_while_it_lives_and_registers_again_after_a_lost_lease() -> None:
+class Forgetful:
+    """A store that loses the answers of its next transactions: each is done before that, or not."""
+
+    def __init__(self, store: EmbeddedStore, *is_done: bool) -> None:
+        self._store = store
+        self._is_done = list(is_done)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def txn(self, *words: Any) -> Any:
+        if not self._is_done:
+            return await self._store.txn(*words)
+        if self._is_done.pop(0):
+            await self._store.txn(*words)
+        raise CoordinationUnknown("the answer was lost")
+
+
+@pytest.mark.parametrize("is_done", [(True,), (False,), (False, True), (True, False)])
+async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_altered_once(is_done: tuple[bool, ...]) -> None:
+    store = EmbeddedStore()
+    wanted = SubjectConfig("s", retention_ms=5)
+    assert await SubjectCatalog(Forgetful(store, *is_done)).create(wanted) == wanted
+    grown = await SubjectCatalog(Forgetful(store, *is_done)).update("s", lambda found: replace(found, groups=("g1",)))
+    assert grown == await SubjectCatalog(store).get("s") == replace(wanted, groups=("g1",))
+    item = await store.get("/qmq/subjects/s")
+    assert item is not None
+    assert item.version == 2
+    await store.close()
+
+
+async def test_a_subject_of_an_older_release_is_read() -> None:
+    store = EmbeddedStore()
+    await store.put("/qmq/subjects/s", b'{"name": "s", "retention_ms": 5, "retention_bytes": null, "body_bytes_max": 100, "new": 1}')
+    assert await SubjectCatalog(store).get("s") == SubjectConfig("s", retention_ms=5, body_bytes_max=100)
+    await store.close()
+
+
+async def test_a_replica_is_present_while_it_lives_and_registers_again_after_a_lost_lease() -> None:
     now = [0.0]
     store = EmbeddedStore(monotonic_s=lambda: now[0])
-    record = BrokerRecord("g", "127.0.0.1:1", "127.0.0.1:2", 1)
-    registration = Registration(store, record, lease_s=0.06)
+    record = ReplicaRecord("r", "g", "127.0.0.1:1", "127.0.0.1:2")
+    registration = Registration(store, record, also={"/qmq/groups/g/master": b"{}"}, lease_s=0.06)
+    leased = [presence_key("g", "r"), "/qmq/groups/g/master"]
+
+    async def there() -> list[str]:
+        return [key for key in leased if await store.get(key) is not None]
+
     await registration.start()
-    assert await brokers(store) == [record]
-    now[0] = 1.0
-    assert await brokers(store) == []
-    async with asyncio.timeout(10):
-        while await brokers(store) != [record]:
-            await asyncio.sleep(0.01)
+    assert await there() == leased
+    for lose in (lambda: now.__setitem__(0, now[0] + 1.0), None):
+        if lose is None:
+            await store.delete(leased[0])
+        else:
+            lose()
+        assert await there() != leased
+        async with asyncio.timeout(10):
+            while await there() != leased:
+                await asyncio.sleep(0.01)
     await registration.stop()
-    assert await brokers(store) == []
+    assert await there() == []
+    found = await store.get(replica_key("g", "r"))
+    assert found is not None
+    assert ReplicaRecord.decode(found.value) == record
     await store.close()

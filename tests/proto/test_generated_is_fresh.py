@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_generated_modules_are_those_of_the_proto_files(tmp_path: Path) -> None:
     environment = {**os.environ, "QMQ_PYTHON": sys.executable}
     subprocess.run([str(ROOT / "scripts" / "generate"), str(tmp_path)], check=True, env=environment)
-    generated = sorted((tmp_path / "qmq" / "proto" / "v1").iterdir())
-    assert len(generated) == 8
+    generated = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(generated) == 10
     for path in generated:
-        assert path.read_bytes() == (ROOT / "qmq" / "proto" / "v1" / path.name).read_bytes(), f"run scripts/generate: {path.name} is stale"
+        name = path.relative_to(tmp_path)
+        assert path.read_bytes() == (ROOT / name).read_bytes(), f"run scripts/generate: {name} is stale"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,9 @@ def table(done: subprocess.CompletedProcess[bytes]) -> list[dict]:
 def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_path: Path) -> None:
     node_process.start()
     lines = b"".join(b"line %d\n" % number for number in range(100))
-    assert table(qmq(node_process, "produce", "orders", "--json", "--tag", "t", data=lines)) == [{"subject": "orders", "messages": 100}]
+    assert table(qmq(node_process, "produce", "orders", "--json", "--tag", "t", data=lines)) == [
+        {"subject": "orders", "broker_group": "broker-0", "messages": 100}
+    ]
     (tmp_path / "more").write_text('{"body": {"n": 1}, "key": "k", "tags": ["a"], "headers": {"h": "v"}}\n{"body": "text"}\n')
     assert table(qmq(node_process, "produce", "orders", "--file", str(tmp_path / "more"), "--format", "json", "--json"))[0]["messages"] == 2
     row = table(qmq(node_process, "subject", "list", "--json"))[0]
@@ -45,7 +48,9 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert found["sequence"] == 100
     lag = table(qmq(node_process, "group", "lag", "orders", "g", "--json"))[0]
     assert (lag["waiting"], lag["unacked"], lag["done_before"]) == (0, 0, 102)
-    assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "99", "--json")) == [{"partition": 0, "from": 102, "to": 99}]
+    assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "99", "--json")) == [
+        {"partition": 0, "broker_group": "broker-0", "from": 102, "to": 99}
+    ]
     again = qmq(node_process, "consume", "orders", "-g", "g", "--idle", "0.3")
     assert len(again.stdout.splitlines()) == 3
     assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "2020-01-01T00:00:00Z", "--json"))[0]["to"] == 0
@@ -65,6 +70,57 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     damaged = qmq(None, "log", "dump", str(tmp_path / segment.name))
     assert damaged.returncode == 1
     assert b"does not hold" in damaged.stdout
+
+
+def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: NodeProcess) -> None:
+    node_process.start()
+    table(qmq(node_process, "subject", "create", "orders", "--json"))
+    status = table(qmq(node_process, "cluster", "status", "--json"))
+    (group,) = status["groups"]
+    (replica,) = group["replicas"]
+    assert (group["group"], group["health"], group["master"]) == ("broker-0", "read-write", "broker-0")
+    assert (replica["role"], replica["is_serving"], replica["lag_entries"], replica["lag_bytes"]) == ("master", True, 0, 0)
+    assert b"master" in qmq(node_process, "cluster", "status").stdout
+    assert table(qmq(node_process, "health", "meta", node_process.address, "--json"))[0]["health"] == "serving"
+    assert table(qmq(node_process, "health", "broker", replica["control_address"], "--json"))[0]["health"] == "master"
+    drained = {"group": "broker-0", "from": "read-write", "to": "read-only"}
+    assert table(qmq(node_process, "broker", "drain", "broker-0", "--dry-run", "--json")) == [drained]
+    assert table(qmq(node_process, "broker", "drain", "broker-0", "--json")) == [drained]
+    assert table(qmq(node_process, "cluster", "status", "--json"))["groups"][0]["health"] == "read-only"
+    assert table(qmq(node_process, "broker", "resume", "broker-0", "--json"))[0]["from"] == "read-only"
+    placed = [{"subject": "orders", "from": "broker-0", "to": "broker-0"}]
+    for words in (("--dry-run",), ()):
+        assert table(qmq(node_process, "subject", "place", "orders", "--groups", "broker-0", *words, "--json")) == placed
+    assert table(qmq(node_process, "subject", "describe", "orders", "--json"))[0]["lives_on"] == "broker-0"
+    added = table(qmq(node_process, "replica", "add", "broker-0", "other", "--dry-run", "--json"))
+    assert added == [{"group": "broker-0", "version": "", "voters": "broker-0", "learners": "other"}]
+    for words, says in (
+        (("transfer", "broker-0"), b"nobody to hand over to"),
+        (("replica", "add", "broker-0", "other"), b"stays alone"),
+        (("replica", "remove", "broker-0", "other", "--dry-run"), b"is no replica of this group"),
+        (("broker", "drain", "g9"), b"there is no broker group 'g9'"),
+        (("subject", "place", "orders", "--groups", "g9"), b"there is no broker group g9"),
+    ):
+        done = qmq(node_process, *words)
+        assert (done.returncode, says in done.stderr.replace(b"\n", b" ")) == (2, True), done.stderr
+
+
+def test_a_status_that_goes_on_shows_what_changes_and_ends_by_ctrl_c(node_process: NodeProcess) -> None:
+    node_process.start()
+    words = ("cluster", "status", "--watch", "--json", "--interval", "0.1", "--server", node_process.address)
+    watching = subprocess.Popen([sys.executable, "-m", "qmq.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["groups"][0]["health"] == "read-write"
+    table(qmq(node_process, "broker", "drain", "broker-0", "--json"))
+    while json.loads(watching.stdout.readline())["groups"][0]["health"] != "read-only":
+        pass
+    node_process.kill()
+    while not (found := json.loads(watching.stdout.readline()))["error"]:
+        pass
+    assert found["groups"][0]["health"] == "read-only"
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=30)
+    assert watching.returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -24,45 +24,63 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aqmq/proto/v1/control.proto\x12\x06qmq.v1\"(\n\x15\x44\x65scribeQueuesRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"\x9e\x01\n\x05Queue\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x16\n\x0estart_sequence\x18\x04 \x01(\x04\x12\x15\n\rnext_sequence\x18\x05 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x04\x12\x16\n\x0elast_append_ms\x18\x07 \x01(\x03\"7\n\x16\x44\x65scribeQueuesResponse\x12\x1d\n\x06queues\x18\x01 \x03(\x0b\x32\r.qmq.v1.Queue\"7\n\x15\x44\x65scribeGroupsRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"P\n\x08\x43onsumer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07unacked\x18\x02 \x01(\x04\x12\x13\n\x0bseen_ms_ago\x18\x03 \x01(\x03\x12\x10\n\x08lease_ms\x18\x04 \x01(\x03\"\xf9\x01\n\x05Group\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x15\n\rnext_sequence\x18\x05 \x01(\x04\x12\x16\n\x0esettled_before\x18\x06 \x01(\x04\x12\x0f\n\x07waiting\x18\x07 \x01(\x04\x12\x0f\n\x07unacked\x18\x08 \x01(\x04\x12\x10\n\x08requeued\x18\t \x01(\x04\x12\x0e\n\x06lag_ms\x18\n \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x0b \x01(\x04\x12#\n\tconsumers\x18\x0c \x03(\x0b\x32\x10.qmq.v1.Consumer\"7\n\x16\x44\x65scribeGroupsResponse\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.qmq.v1.Group\"\x8a\x01\n\x11ResetGroupRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\x08\x65\x61rliest\x18\x03 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x04 \x01(\x08H\x00\x12\x11\n\x07time_ms\x18\x05 \x01(\x03H\x00\x12\x12\n\x08sequence\x18\x06 \x01(\x04H\x00\x42\x08\n\x06target\"\\\n\x05Moved\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bto_sequence\x18\x04 \x01(\x04\"2\n\x12ResetGroupResponse\x12\x1c\n\x05moved\x18\x01 \x03(\x0b\x32\r.qmq.v1.Moved\"9\n\x12\x46indMessageRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\"%\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xe9\x01\n\rStoredMessage\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x12\n\nmessage_id\x18\x05 \x01(\t\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x1f\n\x07headers\x18\x08 \x03(\x0b\x32\x0e.qmq.v1.Header\x12\x0c\n\x04\x62ody\x18\t \x01(\x0c\x12\x16\n\x0e\x63reate_time_ms\x18\n \x01(\x03\x12\x16\n\x0e\x61ppend_time_ms\x18\x0b \x01(\x03\"=\n\x13\x46indMessageResponse\x12&\n\x07message\x18\x01 \x01(\x0b\x32\x15.qmq.v1.StoredMessage\"3\n\x0f\x46indTimeRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\"0\n\x10\x46indTimeResponse\x12\x1c\n\x05\x66ound\x18\x01 \x03(\x0b\x32\r.qmq.v1.Moved2\xfd\x02\n\rBrokerControl\x12O\n\x0e\x44\x65scribeQueues\x12\x1d.qmq.v1.DescribeQueuesRequest\x1a\x1e.qmq.v1.DescribeQueuesResponse\x12O\n\x0e\x44\x65scribeGroups\x12\x1d.qmq.v1.DescribeGroupsRequest\x1a\x1e.qmq.v1.DescribeGroupsResponse\x12\x43\n\nResetGroup\x12\x19.qmq.v1.ResetGroupRequest\x1a\x1a.qmq.v1.ResetGroupResponse\x12\x46\n\x0b\x46indMessage\x12\x1a.qmq.v1.FindMessageRequest\x1a\x1b.qmq.v1.FindMessageResponse\x12=\n\x08\x46indTime\x12\x17.qmq.v1.FindTimeRequest\x1a\x18.qmq.v1.FindTimeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aqmq/proto/v1/control.proto\x12\x06qmq.v1\"\x18\n\x16\x44\x65scribeReplicaRequest\"P\n\x04Peer\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x04\x12\x0f\n\x07in_step\x18\x03 \x01(\x08\x12\x11\n\tsilent_ms\x18\x04 \x01(\x03\"\xd7\x02\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x14\n\x0c\x62roker_group\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06master\x18\x05 \x01(\t\x12\x12\n\nlast_index\x18\x06 \x01(\x04\x12\x14\n\x0cstored_index\x18\x07 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x08 \x01(\x04\x12\x18\n\x10message_position\x18\t \x01(\x04\x12\x17\n\x0f\x61\x63tion_position\x18\n \x01(\x04\x12\x10\n\x08is_whole\x18\x0b \x01(\x08\x12\x1a\n\x12membership_version\x18\x0c \x01(\x04\x12\x0e\n\x06voters\x18\r \x03(\t\x12\x10\n\x08learners\x18\x0e \x03(\t\x12\x1b\n\x05peers\x18\x0f \x03(\x0b\x32\x0c.qmq.v1.Peer\x12\x12\n\nis_serving\x18\x10 \x01(\x08\"\x1d\n\x0fTransferRequest\x12\n\n\x02to\x18\x01 \x01(\t\"E\n\x10TransferResponse\x12\x0e\n\x06master\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nrefused_ms\x18\x03 \x01(\x03\"B\n\x0eReadLogRequest\x12\x0b\n\x03log\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x11\n\tbytes_max\x18\x03 \x01(\r\"\"\n\x0fReadLogResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\"B\n\x15\x43hangeReplicasRequest\x12\r\n\x03\x61\x64\x64\x18\x01 \x01(\tH\x00\x12\x10\n\x06remove\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hange\"V\n\x16\x43hangeReplicasResponse\x12\x1a\n\x12membership_version\x18\x01 \x01(\x04\x12\x0e\n\x06voters\x18\x02 \x03(\t\x12\x10\n\x08learners\x18\x03 \x03(\t\"(\n\x15\x44\x65scribeQueuesRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"\x9e\x01\n\x05Queue\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x16\n\x0estart_sequence\x18\x04 \x01(\x04\x12\x15\n\rnext_sequence\x18\x05 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x04\x12\x16\n\x0elast_append_ms\x18\x07 \x01(\x03\"7\n\x16\x44\x65scribeQueuesResponse\x12\x1d\n\x06queues\x18\x01 \x03(\x0b\x32\r.qmq.v1.Queue\"7\n\x15\x44\x65scribeGroupsRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"P\n\x08\x43onsumer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07unacked\x18\x02 \x01(\x04\x12\x13\n\x0bseen_ms_ago\x18\x03 \x01(\x03\x12\x10\n\x08lease_ms\x18\x04 \x01(\x03\"\xf9\x01\n\x05Group\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x15\n\rnext_sequence\x18\x05 \x01(\x04\x12\x16\n\x0esettled_before\x18\x06 \x01(\x04\x12\x0f\n\x07waiting\x18\x07 \x01(\x04\x12\x0f\n\x07unacked\x18\x08 \x01(\x04\x12\x10\n\x08requeued\x18\t \x01(\x04\x12\x0e\n\x06lag_ms\x18\n \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x0b \x01(\x04\x12#\n\tconsumers\x18\x0c \x03(\x0b\x32\x10.qmq.v1.Consumer\"7\n\x16\x44\x65scribeGroupsResponse\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.qmq.v1.Group\"\x8a\x01\n\x11ResetGroupRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\x08\x65\x61rliest\x18\x03 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x04 \x01(\x08H\x00\x12\x11\n\x07time_ms\x18\x05 \x01(\x03H\x00\x12\x12\n\x08sequence\x18\x06 \x01(\x04H\x00\x42\x08\n\x06target\"\\\n\x05Moved\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bto_sequence\x18\x04 \x01(\x04\"2\n\x12ResetGroupResponse\x12\x1c\n\x05moved\x18\x01 \x03(\x0b\x32\r.qmq.v1.Moved\"9\n\x12\x46indMessageRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\"%\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xe9\x01\n\rStoredMessage\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x12\n\nmessage_id\x18\x05 \x01(\t\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x1f\n\x07headers\x18\x08 \x03(\x0b\x32\x0e.qmq.v1.Header\x12\x0c\n\x04\x62ody\x18\t \x01(\x0c\x12\x16\n\x0e\x63reate_time_ms\x18\n \x01(\x03\x12\x16\n\x0e\x61ppend_time_ms\x18\x0b \x01(\x03\"=\n\x13\x46indMessageResponse\x12&\n\x07message\x18\x01 \x01(\x0b\x32\x15.qmq.v1.StoredMessage\"3\n\x0f\x46indTimeRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\"0\n\x10\x46indTimeResponse\x12\x1c\n\x05\x66ound\x18\x01 \x03(\x0b\x32\r.qmq.v1.Moved2\x93\x05\n\rBrokerControl\x12O\n\x0e\x44\x65scribeQueues\x12\x1d.qmq.v1.DescribeQueuesRequest\x1a\x1e.qmq.v1.DescribeQueuesResponse\x12O\n\x0e\x44\x65scribeGroups\x12\x1d.qmq.v1.DescribeGroupsRequest\x1a\x1e.qmq.v1.DescribeGroupsResponse\x12\x43\n\nResetGroup\x12\x19.qmq.v1.ResetGroupRequest\x1a\x1a.qmq.v1.ResetGroupResponse\x12\x46\n\x0b\x46indMessage\x12\x1a.qmq.v1.FindMessageRequest\x1a\x1b.qmq.v1.FindMessageResponse\x12=\n\x08\x46indTime\x12\x17.qmq.v1.FindTimeRequest\x1a\x18.qmq.v1.FindTimeResponse\x12H\n\x0f\x44\x65scribeReplica\x12\x1e.qmq.v1.DescribeReplicaRequest\x1a\x15.qmq.v1.ReplicaStatus\x12=\n\x08Transfer\x12\x17.qmq.v1.TransferRequest\x1a\x18.qmq.v1.TransferResponse\x12:\n\x07ReadLog\x12\x16.qmq.v1.ReadLogRequest\x1a\x17.qmq.v1.ReadLogResponse\x12O\n\x0e\x43hangeReplicas\x12\x1d.qmq.v1.ChangeReplicasRequest\x1a\x1e.qmq.v1.ChangeReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qmq.proto.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEQUEUESREQUEST']._serialized_start=38
-  _globals['_DESCRIBEQUEUESREQUEST']._serialized_end=78
-  _globals['_QUEUE']._serialized_start=81
-  _globals['_QUEUE']._serialized_end=239
-  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_start=241
-  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_end=296
-  _globals['_DESCRIBEGROUPSREQUEST']._serialized_start=298
-  _globals['_DESCRIBEGROUPSREQUEST']._serialized_end=353
-  _globals['_CONSUMER']._serialized_start=355
-  _globals['_CONSUMER']._serialized_end=435
-  _globals['_GROUP']._serialized_start=438
-  _globals['_GROUP']._serialized_end=687
-  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_start=689
-  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_end=744
-  _globals['_RESETGROUPREQUEST']._serialized_start=747
-  _globals['_RESETGROUPREQUEST']._serialized_end=885
-  _globals['_MOVED']._serialized_start=887
-  _globals['_MOVED']._serialized_end=979
-  _globals['_RESETGROUPRESPONSE']._serialized_start=981
-  _globals['_RESETGROUPRESPONSE']._serialized_end=1031
-  _globals['_FINDMESSAGEREQUEST']._serialized_start=1033
-  _globals['_FINDMESSAGEREQUEST']._serialized_end=1090
-  _globals['_HEADER']._serialized_start=1092
-  _globals['_HEADER']._serialized_end=1129
-  _globals['_STOREDMESSAGE']._serialized_start=1132
-  _globals['_STOREDMESSAGE']._serialized_end=1365
-  _globals['_FINDMESSAGERESPONSE']._serialized_start=1367
-  _globals['_FINDMESSAGERESPONSE']._serialized_end=1428
-  _globals['_FINDTIMEREQUEST']._serialized_start=1430
-  _globals['_FINDTIMEREQUEST']._serialized_end=1481
-  _globals['_FINDTIMERESPONSE']._serialized_start=1483
-  _globals['_FINDTIMERESPONSE']._serialized_end=1531
-  _globals['_BROKERCONTROL']._serialized_start=1534
-  _globals['_BROKERCONTROL']._serialized_end=1915
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_start=38
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_end=62
+  _globals['_PEER']._serialized_start=64
+  _globals['_PEER']._serialized_end=144
+  _globals['_REPLICASTATUS']._serialized_start=147
+  _globals['_REPLICASTATUS']._serialized_end=490
+  _globals['_TRANSFERREQUEST']._serialized_start=492
+  _globals['_TRANSFERREQUEST']._serialized_end=521
+  _globals['_TRANSFERRESPONSE']._serialized_start=523
+  _globals['_TRANSFERRESPONSE']._serialized_end=592
+  _globals['_READLOGREQUEST']._serialized_start=594
+  _globals['_READLOGREQUEST']._serialized_end=660
+  _globals['_READLOGRESPONSE']._serialized_start=662
+  _globals['_READLOGRESPONSE']._serialized_end=696
+  _globals['_CHANGEREPLICASREQUEST']._serialized_start=698
+  _globals['_CHANGEREPLICASREQUEST']._serialized_end=764
+  _globals['_CHANGEREPLICASRESPONSE']._serialized_start=766
+  _globals['_CHANGEREPLICASRESPONSE']._serialized_end=852
+  _globals['_DESCRIBEQUEUESREQUEST']._serialized_start=854
+  _globals['_DESCRIBEQUEUESREQUEST']._serialized_end=894
+  _globals['_QUEUE']._serialized_start=897
+  _globals['_QUEUE']._serialized_end=1055
+  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_start=1057
+  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_end=1112
+  _globals['_DESCRIBEGROUPSREQUEST']._serialized_start=1114
+  _globals['_DESCRIBEGROUPSREQUEST']._serialized_end=1169
+  _globals['_CONSUMER']._serialized_start=1171
+  _globals['_CONSUMER']._serialized_end=1251
+  _globals['_GROUP']._serialized_start=1254
+  _globals['_GROUP']._serialized_end=1503
+  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_start=1505
+  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_end=1560
+  _globals['_RESETGROUPREQUEST']._serialized_start=1563
+  _globals['_RESETGROUPREQUEST']._serialized_end=1701
+  _globals['_MOVED']._serialized_start=1703
+  _globals['_MOVED']._serialized_end=1795
+  _globals['_RESETGROUPRESPONSE']._serialized_start=1797
+  _globals['_RESETGROUPRESPONSE']._serialized_end=1847
+  _globals['_FINDMESSAGEREQUEST']._serialized_start=1849
+  _globals['_FINDMESSAGEREQUEST']._serialized_end=1906
+  _globals['_HEADER']._serialized_start=1908
+  _globals['_HEADER']._serialized_end=1945
+  _globals['_STOREDMESSAGE']._serialized_start=1948
+  _globals['_STOREDMESSAGE']._serialized_end=2181
+  _globals['_FINDMESSAGERESPONSE']._serialized_start=2183
+  _globals['_FINDMESSAGERESPONSE']._serialized_end=2244
+  _globals['_FINDTIMEREQUEST']._serialized_start=2246
+  _globals['_FINDTIMEREQUEST']._serialized_end=2297
+  _globals['_FINDTIMERESPONSE']._serialized_start=2299
+  _globals['_FINDTIMERESPONSE']._serialized_end=2347
+  _globals['_BROKERCONTROL']._serialized_start=2350
+  _globals['_BROKERCONTROL']._serialized_end=3009
 # @@protoc_insertion_point(module_scope)

@@ -25,6 +25,272 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class DescribeReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeReplicaRequest: _TypeAlias = DescribeReplicaRequest  # noqa: Y015
+
+@_typing.final
+class Peer(_message.Message):
+    """What a master knows of another replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    MATCH_INDEX_FIELD_NUMBER: _builtins.int
+    IN_STEP_FIELD_NUMBER: _builtins.int
+    SILENT_MS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    match_index: _builtins.int
+    """Everything up to here is stored there durably."""
+    in_step: _builtins.bool
+    """Whether it takes entries as they come."""
+    silent_ms: _builtins.int
+    """Milliseconds since it was heard."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        match_index: _builtins.int = ...,
+        in_step: _builtins.bool = ...,
+        silent_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_step", b"in_step", "match_index", b"match_index", "replica", b"replica", "silent_ms", b"silent_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
+class ReplicaStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MASTER_FIELD_NUMBER: _builtins.int
+    LAST_INDEX_FIELD_NUMBER: _builtins.int
+    STORED_INDEX_FIELD_NUMBER: _builtins.int
+    COMMIT_INDEX_FIELD_NUMBER: _builtins.int
+    MESSAGE_POSITION_FIELD_NUMBER: _builtins.int
+    ACTION_POSITION_FIELD_NUMBER: _builtins.int
+    IS_WHOLE_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_VERSION_FIELD_NUMBER: _builtins.int
+    VOTERS_FIELD_NUMBER: _builtins.int
+    LEARNERS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    IS_SERVING_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    broker_group: _builtins.str
+    role: _builtins.str
+    """slave, polling, campaigning, fencing, master"""
+    epoch: _builtins.int
+    """The highest epoch promised."""
+    master: _builtins.str
+    """The master it knows; empty if none."""
+    last_index: _builtins.int
+    stored_index: _builtins.int
+    commit_index: _builtins.int
+    message_position: _builtins.int
+    """Ends of the two logs, in bytes since their beginning."""
+    action_position: _builtins.int
+    is_whole: _builtins.bool
+    """False while it may lack entries that it acknowledged once (a power cut without flushing, a new disk)."""
+    membership_version: _builtins.int
+    is_serving: _builtins.bool
+    """Whether it serves clients: a master whose epoch's first entry is committed."""
+    @_builtins.property
+    def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def learners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """Of a master only."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        broker_group: _builtins.str = ...,
+        role: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        master: _builtins.str = ...,
+        last_index: _builtins.int = ...,
+        stored_index: _builtins.int = ...,
+        commit_index: _builtins.int = ...,
+        message_position: _builtins.int = ...,
+        action_position: _builtins.int = ...,
+        is_whole: _builtins.bool = ...,
+        membership_version: _builtins.int = ...,
+        voters: _abc.Iterable[_builtins.str] | None = ...,
+        learners: _abc.Iterable[_builtins.str] | None = ...,
+        peers: _abc.Iterable[Global___Peer] | None = ...,
+        is_serving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "role", b"role", "stored_index", b"stored_index", "voters", b"voters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class TransferRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    """The replica that shall lead; empty: the most advanced other one."""
+    def __init__(
+        self,
+        *,
+        to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferRequest: _TypeAlias = TransferRequest  # noqa: Y015
+
+@_typing.final
+class TransferResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASTER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REFUSED_MS_FIELD_NUMBER: _builtins.int
+    master: _builtins.str
+    epoch: _builtins.int
+    refused_ms: _builtins.int
+    """How long messages were refused."""
+    def __init__(
+        self,
+        *,
+        master: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        refused_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "master", b"master", "refused_ms", b"refused_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferResponse: _TypeAlias = TransferResponse  # noqa: Y015
+
+@_typing.final
+class ReadLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    log: _builtins.int
+    """0 the message log, 1 the action log"""
+    position: _builtins.int
+    bytes_max: _builtins.int
+    """At least one entry is given, however long."""
+    def __init__(
+        self,
+        *,
+        log: _builtins.int = ...,
+        position: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "log", b"log", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogRequest: _TypeAlias = ReadLogRequest  # noqa: Y015
+
+@_typing.final
+class ReadLogResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    entries: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        entries: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogResponse: _TypeAlias = ReadLogResponse  # noqa: Y015
+
+@_typing.final
+class ChangeReplicasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    add: _builtins.str
+    remove: _builtins.str
+    def __init__(
+        self,
+        *,
+        add: _builtins.str = ...,
+        remove: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "remove", b"remove"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["add", "remove"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___ChangeReplicasRequest: _TypeAlias = ChangeReplicasRequest  # noqa: Y015
+
+@_typing.final
+class ChangeReplicasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERSHIP_VERSION_FIELD_NUMBER: _builtins.int
+    VOTERS_FIELD_NUMBER: _builtins.int
+    LEARNERS_FIELD_NUMBER: _builtins.int
+    membership_version: _builtins.int
+    @_builtins.property
+    def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def learners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        membership_version: _builtins.int = ...,
+        voters: _abc.Iterable[_builtins.str] | None = ...,
+        learners: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learners", b"learners", "membership_version", b"membership_version", "voters", b"voters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeReplicasResponse: _TypeAlias = ChangeReplicasResponse  # noqa: Y015
+
+@_typing.final
 class DescribeQueuesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

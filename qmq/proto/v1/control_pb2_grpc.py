@@ -59,6 +59,26 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeResponse.FromString,
                 _registered_method=True)
+        self.DescribeReplica = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DescribeReplica',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
+        self.Transfer = channel.unary_unary(
+                '/qmq.v1.BrokerControl/Transfer',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.FromString,
+                _registered_method=True)
+        self.ReadLog = channel.unary_unary(
+                '/qmq.v1.BrokerControl/ReadLog',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.FromString,
+                _registered_method=True)
+        self.ChangeReplicas = channel.unary_unary(
+                '/qmq.v1.BrokerControl/ChangeReplicas',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerControlServicer(object):
@@ -99,6 +119,34 @@ class BrokerControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeReplica(self, request, context):
+        """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transfer(self, request, context):
+        """Hand the mastership over; answered when the other one leads, or with an error if it does not in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeReplicas(self, request, context):
+        """Let a replica join (it learns first, and counts once it has caught up), or have it leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +174,26 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.FindTime,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeResponse.SerializeToString,
+            ),
+            'DescribeReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeReplica,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.SerializeToString,
+            ),
+            'Transfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transfer,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.SerializeToString,
+            ),
+            'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeReplicas,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +331,114 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/FindTime',
             qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.FindTimeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DescribeReplica',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/Transfer',
+            qmq_dot_proto_dot_v1_dot_control__pb2.TransferRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/ReadLog',
+            qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/ChangeReplicas',
+            qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,14 @@ class BrokerControlStub:
     """One message by its id."""
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
     """The first message stored at or after a time."""
+    DescribeReplica: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeReplicaRequest, _control_pb2.ReplicaStatus]
+    """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+    Transfer: _grpc.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]
+    """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
+    ReadLog: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]
+    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+    ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
+    """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
 
 @_typing.type_check_only
 class BrokerControlAsyncStub(BrokerControlStub):
@@ -61,6 +69,14 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """One message by its id."""
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
     """The first message stored at or after a time."""
+    DescribeReplica: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeReplicaRequest, _control_pb2.ReplicaStatus]  # type: ignore[assignment]
+    """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+    Transfer: _aio.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
+    """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
+    ReadLog: _aio.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]  # type: ignore[assignment]
+    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+    ChangeReplicas: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
+    """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
 
 class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -102,5 +118,37 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.FindTimeResponse, _abc.Awaitable[_control_pb2.FindTimeResponse]]:
         """The first message stored at or after a time."""
+
+    @_abc_1.abstractmethod
+    def DescribeReplica(
+        self,
+        request: _control_pb2.DescribeReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ReplicaStatus, _abc.Awaitable[_control_pb2.ReplicaStatus]]:
+        """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+
+    @_abc_1.abstractmethod
+    def Transfer(
+        self,
+        request: _control_pb2.TransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TransferResponse, _abc.Awaitable[_control_pb2.TransferResponse]]:
+        """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
+
+    @_abc_1.abstractmethod
+    def ReadLog(
+        self,
+        request: _control_pb2.ReadLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ReadLogResponse, _abc.Awaitable[_control_pb2.ReadLogResponse]]:
+        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+
+    @_abc_1.abstractmethod
+    def ChangeReplicas(
+        self,
+        request: _control_pb2.ChangeReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ChangeReplicasResponse, _abc.Awaitable[_control_pb2.ChangeReplicasResponse]]:
+        """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
 
 def add_BrokerControlServicer_to_server(servicer: BrokerControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

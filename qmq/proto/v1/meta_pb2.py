@@ -25,37 +25,55 @@ _sym_db = _symbol_database.Default()
 from qmq.proto.v1 import control_pb2 as qmq_dot_proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17qmq/proto/v1/meta.proto\x12\x06qmq.v1\x1a\x1aqmq/proto/v1/control.proto\"\x95\x01\n\x0fSubjectSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0cretention_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x16\n\x0e\x62ody_bytes_max\x18\x04 \x01(\rB\x0f\n\r_retention_msB\x12\n\x10_retention_bytes\";\n\rLocateRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x19\n\x11\x63reate_if_missing\x18\x02 \x01(\x08\"Z\n\nQueueRoute\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"_\n\x0eLocateResponse\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\x12\"\n\x06routes\x18\x02 \x03(\x0b\x32\x12.qmq.v1.QueueRoute\"A\n\x14\x43reateSubjectRequest\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\"B\n\x15\x43reateSubjectResponse\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\"%\n\x13ListSubjectsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"^\n\x12SubjectDescription\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\x12\x1d\n\x06queues\x18\x02 \x03(\x0b\x32\r.qmq.v1.Queue\"D\n\x14ListSubjectsResponse\x12,\n\x08subjects\x18\x01 \x03(\x0b\x32\x1a.qmq.v1.SubjectDescription\"\x18\n\x16\x44\x65scribeClusterRequest\"g\n\x11\x42rokerDescription\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"E\n\x17\x44\x65scribeClusterResponse\x12*\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x19.qmq.v1.BrokerDescription2\xc9\x04\n\x04Meta\x12\x37\n\x06Locate\x12\x15.qmq.v1.LocateRequest\x1a\x16.qmq.v1.LocateResponse\x12L\n\rCreateSubject\x12\x1c.qmq.v1.CreateSubjectRequest\x1a\x1d.qmq.v1.CreateSubjectResponse\x12I\n\x0cListSubjects\x12\x1b.qmq.v1.ListSubjectsRequest\x1a\x1c.qmq.v1.ListSubjectsResponse\x12O\n\x0e\x44\x65scribeGroups\x12\x1d.qmq.v1.DescribeGroupsRequest\x1a\x1e.qmq.v1.DescribeGroupsResponse\x12\x43\n\nResetGroup\x12\x19.qmq.v1.ResetGroupRequest\x1a\x1a.qmq.v1.ResetGroupResponse\x12\x46\n\x0b\x46indMessage\x12\x1a.qmq.v1.FindMessageRequest\x1a\x1b.qmq.v1.FindMessageResponse\x12=\n\x08\x46indTime\x12\x17.qmq.v1.FindTimeRequest\x1a\x18.qmq.v1.FindTimeResponse\x12R\n\x0f\x44\x65scribeCluster\x12\x1e.qmq.v1.DescribeClusterRequest\x1a\x1f.qmq.v1.DescribeClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17qmq/proto/v1/meta.proto\x12\x06qmq.v1\x1a\x1aqmq/proto/v1/control.proto\"\x0e\n\x0cWatchRequest\"8\n\rWatchResponse\x12\x10\n\x08subjects\x18\x01 \x03(\t\x12\x15\n\rbroker_groups\x18\x02 \x03(\t\"=\n\x13PlaceSubjectRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x15\n\rbroker_groups\x18\x02 \x03(\t\"A\n\x14PlaceSubjectResponse\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\"9\n\x13SetGroupModeRequest\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\"$\n\x14SetGroupModeResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\"8\n\x14GroupTransferRequest\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\"a\n\x1aGroupChangeReplicasRequest\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12-\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x1d.qmq.v1.ChangeReplicasRequest\"\xac\x01\n\x0fSubjectSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0cretention_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x16\n\x0e\x62ody_bytes_max\x18\x04 \x01(\r\x12\x15\n\rbroker_groups\x18\x05 \x03(\tB\x0f\n\r_retention_msB\x12\n\x10_retention_bytes\";\n\rLocateRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x19\n\x11\x63reate_if_missing\x18\x02 \x01(\x08\"o\n\nQueueRoute\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_group\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0bis_writable\x18\x05 \x01(\x08\"_\n\x0eLocateResponse\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\x12\"\n\x06routes\x18\x02 \x03(\x0b\x32\x12.qmq.v1.QueueRoute\"A\n\x14\x43reateSubjectRequest\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\"B\n\x15\x43reateSubjectResponse\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\"%\n\x13ListSubjectsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"^\n\x12SubjectDescription\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.qmq.v1.SubjectSettings\x12\x1d\n\x06queues\x18\x02 \x03(\x0b\x32\r.qmq.v1.Queue\"D\n\x14ListSubjectsResponse\x12,\n\x08subjects\x18\x01 \x03(\x0b\x32\x1a.qmq.v1.SubjectDescription\"\x18\n\x16\x44\x65scribeClusterRequest\"\x8f\x01\n\x12ReplicaDescription\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\x12\x12\n\nis_present\x18\x04 \x01(\x08\x12%\n\x06status\x18\x05 \x01(\x0b\x32\x15.qmq.v1.ReplicaStatus\"\xb5\x01\n\x10GroupDescription\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x0e\n\x06health\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0e\n\x06master\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0e\n\x06voters\x18\x06 \x03(\t\x12\x10\n\x08learners\x18\x07 \x03(\t\x12,\n\x08replicas\x18\x08 \x03(\x0b\x32\x1a.qmq.v1.ReplicaDescription\"\\\n\x17\x44\x65scribeClusterResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.qmq.v1.GroupDescription\x12\x17\n\x0fstore_silent_ms\x18\x02 \x01(\x03\x32\xb1\x07\n\x04Meta\x12\x37\n\x06Locate\x12\x15.qmq.v1.LocateRequest\x1a\x16.qmq.v1.LocateResponse\x12L\n\rCreateSubject\x12\x1c.qmq.v1.CreateSubjectRequest\x1a\x1d.qmq.v1.CreateSubjectResponse\x12I\n\x0cListSubjects\x12\x1b.qmq.v1.ListSubjectsRequest\x1a\x1c.qmq.v1.ListSubjectsResponse\x12O\n\x0e\x44\x65scribeGroups\x12\x1d.qmq.v1.DescribeGroupsRequest\x1a\x1e.qmq.v1.DescribeGroupsResponse\x12\x43\n\nResetGroup\x12\x19.qmq.v1.ResetGroupRequest\x1a\x1a.qmq.v1.ResetGroupResponse\x12\x46\n\x0b\x46indMessage\x12\x1a.qmq.v1.FindMessageRequest\x1a\x1b.qmq.v1.FindMessageResponse\x12=\n\x08\x46indTime\x12\x17.qmq.v1.FindTimeRequest\x1a\x18.qmq.v1.FindTimeResponse\x12R\n\x0f\x44\x65scribeCluster\x12\x1e.qmq.v1.DescribeClusterRequest\x1a\x1f.qmq.v1.DescribeClusterResponse\x12\x36\n\x05Watch\x12\x14.qmq.v1.WatchRequest\x1a\x15.qmq.v1.WatchResponse0\x01\x12I\n\x0cPlaceSubject\x12\x1b.qmq.v1.PlaceSubjectRequest\x1a\x1c.qmq.v1.PlaceSubjectResponse\x12I\n\x0cSetGroupMode\x12\x1b.qmq.v1.SetGroupModeRequest\x1a\x1c.qmq.v1.SetGroupModeResponse\x12\x42\n\x08Transfer\x12\x1c.qmq.v1.GroupTransferRequest\x1a\x18.qmq.v1.TransferResponse\x12T\n\x0e\x43hangeReplicas\x12\".qmq.v1.GroupChangeReplicasRequest\x1a\x1e.qmq.v1.ChangeReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qmq.proto.v1.meta_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUBJECTSETTINGS']._serialized_start=64
-  _globals['_SUBJECTSETTINGS']._serialized_end=213
-  _globals['_LOCATEREQUEST']._serialized_start=215
-  _globals['_LOCATEREQUEST']._serialized_end=274
-  _globals['_QUEUEROUTE']._serialized_start=276
-  _globals['_QUEUEROUTE']._serialized_end=366
-  _globals['_LOCATERESPONSE']._serialized_start=368
-  _globals['_LOCATERESPONSE']._serialized_end=463
-  _globals['_CREATESUBJECTREQUEST']._serialized_start=465
-  _globals['_CREATESUBJECTREQUEST']._serialized_end=530
-  _globals['_CREATESUBJECTRESPONSE']._serialized_start=532
-  _globals['_CREATESUBJECTRESPONSE']._serialized_end=598
-  _globals['_LISTSUBJECTSREQUEST']._serialized_start=600
-  _globals['_LISTSUBJECTSREQUEST']._serialized_end=637
-  _globals['_SUBJECTDESCRIPTION']._serialized_start=639
-  _globals['_SUBJECTDESCRIPTION']._serialized_end=733
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=735
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=803
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=805
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=829
-  _globals['_BROKERDESCRIPTION']._serialized_start=831
-  _globals['_BROKERDESCRIPTION']._serialized_end=934
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=936
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1005
-  _globals['_META']._serialized_start=1008
-  _globals['_META']._serialized_end=1593
+  _globals['_WATCHREQUEST']._serialized_start=63
+  _globals['_WATCHREQUEST']._serialized_end=77
+  _globals['_WATCHRESPONSE']._serialized_start=79
+  _globals['_WATCHRESPONSE']._serialized_end=135
+  _globals['_PLACESUBJECTREQUEST']._serialized_start=137
+  _globals['_PLACESUBJECTREQUEST']._serialized_end=198
+  _globals['_PLACESUBJECTRESPONSE']._serialized_start=200
+  _globals['_PLACESUBJECTRESPONSE']._serialized_end=265
+  _globals['_SETGROUPMODEREQUEST']._serialized_start=267
+  _globals['_SETGROUPMODEREQUEST']._serialized_end=324
+  _globals['_SETGROUPMODERESPONSE']._serialized_start=326
+  _globals['_SETGROUPMODERESPONSE']._serialized_end=362
+  _globals['_GROUPTRANSFERREQUEST']._serialized_start=364
+  _globals['_GROUPTRANSFERREQUEST']._serialized_end=420
+  _globals['_GROUPCHANGEREPLICASREQUEST']._serialized_start=422
+  _globals['_GROUPCHANGEREPLICASREQUEST']._serialized_end=519
+  _globals['_SUBJECTSETTINGS']._serialized_start=522
+  _globals['_SUBJECTSETTINGS']._serialized_end=694
+  _globals['_LOCATEREQUEST']._serialized_start=696
+  _globals['_LOCATEREQUEST']._serialized_end=755
+  _globals['_QUEUEROUTE']._serialized_start=757
+  _globals['_QUEUEROUTE']._serialized_end=868
+  _globals['_LOCATERESPONSE']._serialized_start=870
+  _globals['_LOCATERESPONSE']._serialized_end=965
+  _globals['_CREATESUBJECTREQUEST']._serialized_start=967
+  _globals['_CREATESUBJECTREQUEST']._serialized_end=1032
+  _globals['_CREATESUBJECTRESPONSE']._serialized_start=1034
+  _globals['_CREATESUBJECTRESPONSE']._serialized_end=1100
+  _globals['_LISTSUBJECTSREQUEST']._serialized_start=1102
+  _globals['_LISTSUBJECTSREQUEST']._serialized_end=1139
+  _globals['_SUBJECTDESCRIPTION']._serialized_start=1141
+  _globals['_SUBJECTDESCRIPTION']._serialized_end=1235
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=1237
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=1305
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1307
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1331
+  _globals['_REPLICADESCRIPTION']._serialized_start=1334
+  _globals['_REPLICADESCRIPTION']._serialized_end=1477
+  _globals['_GROUPDESCRIPTION']._serialized_start=1480
+  _globals['_GROUPDESCRIPTION']._serialized_end=1661
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1663
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1755
+  _globals['_META']._serialized_start=1758
+  _globals['_META']._serialized_end=2703
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,179 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class WatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECTS_FIELD_NUMBER: _builtins.int
+    BROKER_GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Subjects to locate anew."""
+
+    @_builtins.property
+    def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Broker groups whose master or mode changed: everything on them is to be located anew."""
+
+    def __init__(
+        self,
+        *,
+        subjects: _abc.Iterable[_builtins.str] | None = ...,
+        broker_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_groups", b"broker_groups", "subjects", b"subjects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class PlaceSubjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    BROKER_GROUPS_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    @_builtins.property
+    def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        broker_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_groups", b"broker_groups", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceSubjectRequest: _TypeAlias = PlaceSubjectRequest  # noqa: Y015
+
+@_typing.final
+class PlaceSubjectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___SubjectSettings: ...
+    def __init__(
+        self,
+        *,
+        settings: Global___SubjectSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceSubjectResponse: _TypeAlias = PlaceSubjectResponse  # noqa: Y015
+
+@_typing.final
+class SetGroupModeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    mode: _builtins.str
+    """"read-write" or "read-only" """
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGroupModeRequest: _TypeAlias = SetGroupModeRequest  # noqa: Y015
+
+@_typing.final
+class SetGroupModeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGroupModeResponse: _TypeAlias = SetGroupModeResponse  # noqa: Y015
+
+@_typing.final
+class GroupTransferRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    to: _builtins.str
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTransferRequest: _TypeAlias = GroupTransferRequest  # noqa: Y015
+
+@_typing.final
+class GroupChangeReplicasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    @_builtins.property
+    def change(self) -> _control_pb2.ChangeReplicasRequest: ...
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        change: _control_pb2.ChangeReplicasRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "change", b"change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupChangeReplicasRequest: _TypeAlias = GroupChangeReplicasRequest  # noqa: Y015
+
+@_typing.final
 class SubjectSettings(_message.Message):
     """A subject's settings. Unset: the broker's default holds."""
 
@@ -29,6 +202,7 @@ class SubjectSettings(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     BODY_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    BROKER_GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     retention_ms: _builtins.int
     """Messages older than this may be deleted, consumed or not."""
@@ -36,6 +210,10 @@ class SubjectSettings(_message.Message):
     """Of each queue, the oldest messages beyond this many stored bytes may be deleted."""
     body_bytes_max: _builtins.int
     """The largest body."""
+    @_builtins.property
+    def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The broker groups it lives on. Empty when creating: the metaserver chooses."""
+
     def __init__(
         self,
         *,
@@ -43,10 +221,11 @@ class SubjectSettings(_message.Message):
         retention_ms: _builtins.int | None = ...,
         retention_bytes: _builtins.int | None = ...,
         body_bytes_max: _builtins.int = ...,
+        broker_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "name", b"name", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "broker_groups", b"broker_groups", "name", b"name", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
@@ -89,12 +268,15 @@ class QueueRoute(_message.Message):
     BROKER_GROUP_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    IS_WRITABLE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     broker_group: _builtins.str
     data_address: _builtins.str
     """host:port of the data port of the group's master."""
     epoch: _builtins.int
     """The master's term."""
+    is_writable: _builtins.bool
+    """Whether producers may use it; consumers always may."""
     def __init__(
         self,
         *,
@@ -102,10 +284,11 @@ class QueueRoute(_message.Message):
         broker_group: _builtins.str = ...,
         data_address: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        is_writable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "data_address", b"data_address", "epoch", b"epoch", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "data_address", b"data_address", "epoch", b"epoch", "is_writable", b"is_writable", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,48 +437,104 @@ class DescribeClusterRequest(_message.Message):
 Global___DescribeClusterRequest: _TypeAlias = DescribeClusterRequest  # noqa: Y015
 
 @_typing.final
-class BrokerDescription(_message.Message):
+class ReplicaDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_PRESENT_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    data_address: _builtins.str
+    control_address: _builtins.str
+    is_present: _builtins.bool
+    """Whether its process keeps its presence in the coordination store."""
+    @_builtins.property
+    def status(self) -> _control_pb2.ReplicaStatus:
+        """Absent if it did not answer in time."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        data_address: _builtins.str = ...,
+        control_address: _builtins.str = ...,
+        is_present: _builtins.bool = ...,
+        status: _control_pb2.ReplicaStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "is_present", b"is_present", "replica", b"replica", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDescription: _TypeAlias = ReplicaDescription  # noqa: Y015
+
+@_typing.final
+class GroupDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKER_GROUP_FIELD_NUMBER: _builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
-    CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    MASTER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    VOTERS_FIELD_NUMBER: _builtins.int
+    LEARNERS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
-    data_address: _builtins.str
-    control_address: _builtins.str
+    health: _builtins.str
+    """read-write, read-only, offline"""
+    mode: _builtins.str
+    master: _builtins.str
+    """Empty if there is none."""
     epoch: _builtins.int
+    @_builtins.property
+    def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def learners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDescription]: ...
     def __init__(
         self,
         *,
         broker_group: _builtins.str = ...,
-        data_address: _builtins.str = ...,
-        control_address: _builtins.str = ...,
+        health: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        master: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        voters: _abc.Iterable[_builtins.str] | None = ...,
+        learners: _abc.Iterable[_builtins.str] | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaDescription] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "control_address", b"control_address", "data_address", b"data_address", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "health", b"health", "learners", b"learners", "master", b"master", "mode", b"mode", "replicas", b"replicas", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BrokerDescription: _TypeAlias = BrokerDescription  # noqa: Y015
+Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
 
 @_typing.final
 class DescribeClusterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    BROKERS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    STORE_SILENT_MS_FIELD_NUMBER: _builtins.int
+    store_silent_ms: _builtins.int
+    """Milliseconds since the metaserver last heard the coordination store; it answers from memory meanwhile."""
     @_builtins.property
-    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerDescription]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupDescription]: ...
     def __init__(
         self,
         *,
-        brokers: _abc.Iterable[Global___BrokerDescription] | None = ...,
+        groups: _abc.Iterable[Global___GroupDescription] | None = ...,
+        store_silent_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "store_silent_ms", b"store_silent_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,31 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/qmq.v1.Meta/Watch',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.WatchRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.PlaceSubject = channel.unary_unary(
+                '/qmq.v1.Meta/PlaceSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.FromString,
+                _registered_method=True)
+        self.SetGroupMode = channel.unary_unary(
+                '/qmq.v1.Meta/SetGroupMode',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeResponse.FromString,
+                _registered_method=True)
+        self.Transfer = channel.unary_unary(
+                '/qmq.v1.Meta/Transfer',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupTransferRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.FromString,
+                _registered_method=True)
+        self.ChangeReplicas = channel.unary_unary(
+                '/qmq.v1.Meta/ChangeReplicas',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
+                _registered_method=True)
 
 
 class MetaServicer(object):
@@ -127,8 +152,42 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """The brokers that are there.
+        """Broker groups with their replicas.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceSubject(self, request, context):
+        """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetGroupMode(self, request, context):
+        """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transfer(self, request, context):
+        """Forwarded to the group's master; see BrokerControl.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeReplicas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -175,6 +234,31 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.DescribeCluster,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.WatchRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.WatchResponse.SerializeToString,
+            ),
+            'PlaceSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.SerializeToString,
+            ),
+            'SetGroupMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroupMode,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeResponse.SerializeToString,
+            ),
+            'Transfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transfer,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupTransferRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.SerializeToString,
+            ),
+            'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeReplicas,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +477,141 @@ class Meta(object):
             '/qmq.v1.Meta/DescribeCluster',
             qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/qmq.v1.Meta/Watch',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.WatchRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/PlaceSubject',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroupMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetGroupMode',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/Transfer',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.GroupTransferRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.TransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ChangeReplicas',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,7 +44,16 @@ class MetaStub:
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]
-    """The brokers that are there."""
+    """Broker groups with their replicas."""
+    Watch: _grpc.UnaryStreamMultiCallable[_meta_pb2.WatchRequest, _meta_pb2.WatchResponse]
+    """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+    PlaceSubject: _grpc.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]
+    """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+    SetGroupMode: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]
+    """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+    Transfer: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]
+    """Forwarded to the group's master; see BrokerControl."""
+    ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -61,7 +70,16 @@ class MetaAsyncStub(MetaStub):
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]  # type: ignore[assignment]
-    """The brokers that are there."""
+    """Broker groups with their replicas."""
+    Watch: _aio.UnaryStreamMultiCallable[_meta_pb2.WatchRequest, _meta_pb2.WatchResponse]  # type: ignore[assignment]
+    """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+    PlaceSubject: _aio.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]  # type: ignore[assignment]
+    """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+    SetGroupMode: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]  # type: ignore[assignment]
+    """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+    Transfer: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
+    """Forwarded to the group's master; see BrokerControl."""
+    ChangeReplicas: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -123,6 +141,45 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.DescribeClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.DescribeClusterResponse, _abc.Awaitable[_meta_pb2.DescribeClusterResponse]]:
-        """The brokers that are there."""
+        """Broker groups with their replicas."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _meta_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_meta_pb2.WatchResponse], _abc.AsyncIterator[_meta_pb2.WatchResponse]]:
+        """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+
+    @_abc_1.abstractmethod
+    def PlaceSubject(
+        self,
+        request: _meta_pb2.PlaceSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.PlaceSubjectResponse, _abc.Awaitable[_meta_pb2.PlaceSubjectResponse]]:
+        """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+
+    @_abc_1.abstractmethod
+    def SetGroupMode(
+        self,
+        request: _meta_pb2.SetGroupModeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.SetGroupModeResponse, _abc.Awaitable[_meta_pb2.SetGroupModeResponse]]:
+        """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+
+    @_abc_1.abstractmethod
+    def Transfer(
+        self,
+        request: _meta_pb2.GroupTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TransferResponse, _abc.Awaitable[_control_pb2.TransferResponse]]:
+        """Forwarded to the group's master; see BrokerControl."""
+
+    @_abc_1.abstractmethod
+    def ChangeReplicas(
+        self,
+        request: _meta_pb2.GroupChangeReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ChangeReplicasResponse, _abc.Awaitable[_control_pb2.ChangeReplicasResponse]]: ...
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -97,9 +97,9 @@ async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting
         await mq.send_many("s", [b"%d" % number for number in range(30)])
         full = mq.consumer("s", "g", prefetch=10, ack="explicit")
         assert len(await full.pull(10)) == 10
-        full._prefetch = 100
-        full._pull_more()
-        await eventually(lambda: any(state.waiters for state in node.broker.groups))
+        full.prefetch = 100
+        full.pull_more()
+        await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
         other = await collect(mq.consumer("s", "g", prefetch=10), 20)
         assert [int(m.body) for m in other] == list(range(10, 30))
 
@@ -157,9 +157,9 @@ async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_end
         await mq.send_many("s", [b"%d" % number for number in range(20)])
         silent = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
         held = await silent.pull(20)
-        assert silent._runner is not None
-        silent._runner.cancel()
-        silent._runner = None
+        (attachment,) = silent._attachments
+        assert attachment._runner is not None
+        attachment._runner.cancel()
         again = await collect(other.consumer("s", "g", lease_ms=1000), 20)
         assert {message.attempt for message in again} == {2}
         with pytest.raises(StaleDelivery, match="another consumer"):
@@ -186,8 +186,9 @@ async def test_after_a_broken_connection_a_consumer_goes_on_with_what_it_holds(n
             async for message in consumer:
                 seen[message.body] += 1
                 attempts.add(message.attempt)
-                if len(seen) % 200 == 50 and consumer._connection is not None:
-                    consumer._connection.stream.transport.abort()
+                session = consumer._attachments[0].session
+                if len(seen) % 200 == 50 and session is not None and session.connection.stream.transport is not None:
+                    session.connection.stream.transport.abort()
                 if len(seen) == 1000:
                     message.ack_later()
                     break
@@ -203,8 +204,9 @@ async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice
             producer.send(b"%d" % number)
             if number % 200 == 0:
                 await asyncio.sleep(0)
-                if producer._connection is not None:
-                    producer._connection.stream.transport.abort()
+                for lane in producer._lanes:
+                    if lane.connection is not None:
+                        lane.connection.stream.transport.abort()
         await producer.flush()
         found = await collect(mq.consumer("s", "g"), 2001)
         assert Counter(m.body for m in found) == Counter([b"first", *[b"%d" % n for n in range(2000)]])
@@ -280,7 +282,7 @@ async def test_long_polling_wakes_at_once_when_a_message_comes(node: Node) -> No
     async with qmq.connect(node.address) as mq:
         consumer = mq.consumer("s", "g")
         waiting = asyncio.create_task(consumer.pull(1, timedelta(seconds=30)))
-        await eventually(lambda: any(state.waiters for state in node.broker.groups))
+        await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
         await mq.send("s", b"now")
         async with asyncio.timeout(5):
             assert (await waiting).bodies == [b"now"]

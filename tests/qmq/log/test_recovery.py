@@ -431,7 +431,7 @@ def test_with_sync_flush_nothing_is_visible_before_it_is_flushed(tmp_path: Path)
     plan = store.begin_flush()
     fill(store, 1, start=2)
     plan.run()
-    assert store.end_flush(plan) == [queue]
+    assert store.commit(store.end_flush(plan)) == [queue]
     assert (queue.visible_sequence, queue.next_sequence) == (6, 9)
     store.close()
 

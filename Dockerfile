@@ -1,0 +1,30 @@
+# The image of every QMQ service: `qmq meta`, `qmq broker`, `qmq dev`, and the demo. Nothing is installed that a lock file does not pin.
+FROM python:3.11-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /src
+# the libraries first: this layer stays as long as the lock files do
+COPY requirements-build.lock requirements-demo.lock ./
+RUN python -m venv /opt/qmq \
+    && /opt/qmq/bin/pip install --require-hashes -r requirements-demo.lock \
+    && pip install --require-hashes -r requirements-build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY coordination coordination
+COPY replication replication
+COPY qmq qmq
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/qmq/bin/pip install --no-deps --no-index /wheels/*.whl \
+    && /opt/qmq/bin/python -m compileall -q /opt/qmq/lib \
+    && /opt/qmq/bin/pip uninstall --yes pip setuptools
+
+FROM python:3.11-slim
+ENV PATH=/opt/qmq/bin:$PATH PYTHONUNBUFFERED=1
+COPY --from=build /opt/qmq /opt/qmq
+WORKDIR /app
+COPY examples examples
+COPY scripts/demo.py scripts/demo.py
+# a named volume takes over owner and mode of the folder it is first mounted on
+RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq /data
+USER 10001:10001
+# metaserver; broker: clients, then control
+EXPOSE 20880 20881 20882
+CMD ["qmq", "dev", "--host", "0.0.0.0", "--data", "/data"]

@@ -1,0 +1,67 @@
+"""etcd's endpoints: what the user wrote, as addresses, and which one is asked next. Pure.
+
+    "etcd-0:2379", "http://127.0.0.1:2379"     plain text
+    "https://etcd-0:2379"                      TLS
+
+One endpoint is in use by all calls. When a call finds it dead the next one is in use, once, however many calls found it dead together:
+each names the endpoint that failed it, and only the one in use can be left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qmq.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's own."""
+
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a member listens, `HOST:PORT`."""
+
+    address: str
+    is_tls: bool
+
+
+def parse_endpoint(text: str, *, has_tls_files: bool) -> Endpoint:
+    """The endpoint that `text` names. TLS if it says https, or says nothing and TLS files are given. Raises InvalidArgument."""
+    scheme, separator, rest = text.strip().rpartition("://")
+    host, _, port = rest.rstrip("/").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (separator and scheme not in ("http", "https")):
+        raise InvalidArgument(f"etcd endpoint {text!r} is not HOST:PORT, http://HOST:PORT or https://HOST:PORT")
+    if scheme == "http" and has_tls_files:
+        raise InvalidArgument(f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out")
+    return Endpoint(f"{host}:{port}", scheme == "https" or has_tls_files)
+
+
+class Rotation:
+    """Which endpoint is in use."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        """Begin with the first. Raises InvalidArgument if there is none."""
+        if not endpoints:
+            raise InvalidArgument("no etcd endpoint is given")
+        self._endpoints = tuple(dict.fromkeys(endpoints))
+        self._at = 0
+
+    def current(self) -> Endpoint:
+        """The one to ask."""
+        return self._endpoints[self._at]
+
+    def leave(self, failed: Endpoint) -> None:
+        """Go to the next one, if `failed` is still the one in use."""
+        if failed == self.current():
+            self._at = (self._at + 1) % len(self._endpoints)
+
+    def __str__(self) -> str:
+        return ", ".join(each.address for each in self._endpoints)

@@ -1,0 +1,84 @@
+"""What a failed call proves. Pure.
+
+A change whose answer is lost may have been made, so the one question is: is it *certain* that the server did nothing? The rules, each from
+reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes) or gRPC's core:
+
+    REFUSED     etcd decided against the request: bad argument, compacted, lease not found, permission denied, no space. Final.
+    OLD_TOKEN   etcd checks the token before it proposes anything: nothing was done. Authenticate and try again.
+    NOT_DONE    "no leader" comes from the interceptor in front of the handler (we send `hasleader`), "too many requests" from the check in
+                front of the proposal; "failed to connect" and "DNS resolution failed" mean that no connection was there to send on.
+    UNKNOWN     all else. Above all "request timed out", "leader changed" and "server stopped": they look like refusals, but the proposal
+                is under way and may still be committed. A broken connection and a passed deadline say nothing either.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import grpc
+
+from qmq.errors import Compacted, CoordinationError, LeaseNotFound
+
+
+class LeaseExists(CoordinationError):
+    """The number of a new lease is taken: by our own first request, when it is repeated."""
+
+
+class Verdict(Enum):
+    """What is certain after a failure; see the module."""
+
+    REFUSED = "refused"
+    OLD_TOKEN = "old token"  # noqa: S105
+    NOT_DONE = "not done"
+    UNKNOWN = "unknown"
+
+
+_OLD_TOKEN: Final = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old", "etcdserver: user name is empty")
+_NOT_DONE: Final = (
+    "failed to connect to all addresses",
+    "DNS resolution failed",
+    "etcdserver: no leader",
+    "etcdserver: too many requests",
+)
+_REFUSING: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_SERVER_TOO_LARGE: Final = "grpc: received message larger than max"
+"""What etcd's gRPC layer says before the handler. Our own side says "CLIENT: ...", and then about an answer, which proves nothing."""
+
+
+def verdict(code: grpc.StatusCode, details: str) -> Verdict:
+    """What is certain after a call failed with this status."""
+    if details.startswith(_OLD_TOKEN):
+        return Verdict.OLD_TOKEN
+    if details.startswith(_NOT_DONE):
+        return Verdict.NOT_DONE
+    if code is grpc.StatusCode.UNIMPLEMENTED or details.startswith(_SERVER_TOO_LARGE):
+        return Verdict.REFUSED
+    return Verdict.REFUSED if code in _REFUSING and details.startswith("etcdserver: ") else Verdict.UNKNOWN
+
+
+def refusal(details: str) -> CoordinationError:
+    """etcd's refusal as an error of ours."""
+    if "lease not found" in details:
+        return LeaseNotFound(f"the lease has ended ({details}); nothing was changed")
+    if "lease already exists" in details:
+        return LeaseExists(f"the lease exists ({details})")
+    if "has been compacted" in details:
+        return Compacted(f"the revision is compacted away ({details}): list again and go on from there")
+    if "authentication failed" in details:
+        return CoordinationError(f"etcd does not know the user or the password ({details}): correct the settings")
+    if "permission denied" in details:
+        return CoordinationError(f"etcd denies the user this ({details}): grant its role the keys under the namespace")
+    return CoordinationError(f"etcd refused: {details}")

@@ -1,0 +1,292 @@
+"""All that the coordination store holds under /qmq/, in memory: what a metaserver and a broker answer from.
+
+    list at revision R ──▶ watch from R + 1 ──▶ ...            the picture moves from revision to revision, never back
+            ▲                    │ Compacted, or any failure
+            └────────────────────┘ after a pause, with jitter
+
+* A watch is a hint: every `relist_s` all is listed again, unless the store's revision says that nothing happened since. The store is asked
+  for its revision every two seconds, and so the view knows for how long it has been silent (`silent_ms`).
+* While the store is away the picture stays as it was: brokers go on serving then, so what it says is the best that anybody knows.
+* Who just changed a key does not wait for the watch: `fetch` reads that one key, and the picture has it (read your writes).
+
+Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The watch brings 8; a listing that was on its
+way brings {b, c} as of 9; then the watch brings 9, which is known already. Callbacks hear {c}, then {a}, and nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
+from qmq.model import SubjectConfig
+from qmq_coordination.groups import GROUPS, PRESENCE, REPLICAS, GroupState, ReplicaRecord
+from qmq_coordination.store import Changes, CoordinationStore, KeyValue, Listing
+from qmq_coordination.subjects import PREFIX as SUBJECTS
+from qmq_coordination.subjects import decode_subject
+
+log = logging.getLogger("qmq.coordination")
+
+ROOT: Final = "/qmq/"
+PROBE: Final = "/qmq/probe/"
+"""Nothing is ever put here: listing it costs the store nothing, and says its revision."""
+PROBE_S: Final = 2.0
+RELIST_S: Final = 10.0
+PAUSE_S_MAX: Final = 5.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became different: names of subjects; of broker groups by their own keys (master, mode, members); by their replicas' keys."""
+
+    subjects: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    replicas: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.subjects or self.groups or self.replicas)
+
+
+OnChange = Callable[[Change], None]
+
+
+@dataclass(slots=True)
+class Picture:
+    """Keys as of a revision, and what they mean. Pure: listings and changes in, what is different out."""
+
+    revision: int = 0
+    items: dict[str, KeyValue] = field(default_factory=dict)
+    subjects: dict[str, SubjectConfig] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
+    present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
+
+    def show(self, listing: Listing) -> Change:
+        """Replace all by a listing, unless it is older than the picture."""
+        if listing.revision < self.revision:
+            return Change()
+        now = {item.key: item for item in listing.items}
+        gone = [item for key, item in self.items.items() if key not in now and item.mod_revision <= listing.revision]
+        changed = [self._put(item) for item in now.values()] + [self._drop(item.key) for item in gone]
+        self.revision = listing.revision
+        return _change([key for key in changed if key])
+
+    def follow(self, changes: Changes) -> Change:
+        """Apply one revision of a watch, unless the picture has it."""
+        if changes.revision <= self.revision:
+            return Change()
+        self.revision = changes.revision
+        return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))])
+
+    def learn(self, item: KeyValue) -> Change:
+        """One key that was read by itself: it may be newer than the picture's revision."""
+        if item.mod_revision <= self.revision and item.key not in self.items:
+            return Change()  # it was deleted since it was read
+        return _change([key] if (key := self._put(item)) else [])
+
+    def _event(self, key: str, revision: int, now: KeyValue | None) -> str:
+        if now is not None:
+            return self._put(now)
+        known = self.items.get(key)
+        return self._drop(key) if known is not None and known.mod_revision < revision else ""
+
+    def _put(self, item: KeyValue) -> str:
+        """The key, if this is news."""
+        known = self.items.get(item.key)
+        if known is not None and known.mod_revision >= item.mod_revision:
+            return ""
+        self.items[item.key] = item
+        self._read(item.key, item)
+        return item.key
+
+    def _drop(self, key: str) -> str:
+        del self.items[key]
+        self._read(key, None)
+        return key
+
+    def _read(self, key: str, item: KeyValue | None) -> None:
+        """Keep what a key means. A value that cannot be read counts as absent: one bad key must not blind everybody."""
+        try:
+            if key.startswith(SUBJECTS):
+                _keep(self.subjects, key[len(SUBJECTS) :], None if item is None else decode_subject(item))
+            elif key.startswith(GROUPS):
+                self._read_group(key, item)
+            elif key.startswith((REPLICAS, PRESENCE)):
+                kind = self.replicas if key.startswith(REPLICAS) else self.present
+                group, _, replica = key.split("/", 3)[3].partition("/")
+                _keep(kind.setdefault(group, {}), replica, None if item is None else ReplicaRecord.decode(item.value))
+        except (ValueError, TypeError, KeyError, AttributeError, QmqError):
+            log.exception("the coordination store holds something unreadable at %s", key)
+            if item is not None:
+                self._read(key, None)
+
+    def _read_group(self, key: str, item: KeyValue | None) -> None:
+        name, _, what = key[len(GROUPS) :].rpartition("/")
+        items = dict(self.groups[name].items) if name in self.groups else {}
+        _keep(items, what, item)
+        state = GroupState(name, items)
+        _ = (state.master, state.mode, state.claim, state.voters, state.learners)  # what cannot be read is found now, not by whoever asks
+        _keep(self.groups, name, state if items else None)
+
+
+def _keep(where: dict[str, _T], name: str, value: _T | None) -> None:
+    if value is None:
+        where.pop(name, None)
+    else:
+        where[name] = value
+
+
+def _change(keys: list[str]) -> Change:
+    return Change(
+        frozenset(key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)),
+        frozenset(key[len(GROUPS) :].rpartition("/")[0] for key in keys if key.startswith(GROUPS)),
+        frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),
+    )
+
+
+class ClusterView:
+    """The picture, kept up to date. `start`, then ask; nothing here but `start`, `refresh` and `fetch` waits for the store."""
+
+    def __init__(
+        self, store: CoordinationStore, *, relist_s: float = RELIST_S, probe_s: float = PROBE_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._relist_s = relist_s
+        self._probe_s = probe_s
+        self._monotonic_s = monotonic_s
+        self._picture = Picture()
+        self._callbacks: list[OnChange] = []
+        self._heard_s = self._listed_s = monotonic_s()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- asking --------------------------------------------------------------------------------------------------------
+
+    def subject(self, name: str) -> SubjectConfig | None:
+        """The subject's settings, if it is known here."""
+        return self._picture.subjects.get(name)
+
+    def subjects(self, prefix: str = "") -> list[SubjectConfig]:
+        """All subjects that begin with `prefix`, in order."""
+        return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
+
+    def group(self, name: str) -> GroupState:
+        """A broker group; one without any keys if it is not known."""
+        return self._picture.groups.get(name) or GroupState(name)
+
+    def groups(self) -> list[GroupState]:
+        """All broker groups, in order."""
+        return [state for _, state in sorted(self._picture.groups.items())]
+
+    def replicas(self, group: str) -> dict[str, ReplicaRecord]:
+        """Where the group's replicas were last, by name; also those that are gone."""
+        return dict(sorted(self._picture.replicas.get(group, {}).items()))
+
+    def present(self, group: str) -> dict[str, ReplicaRecord]:
+        """Those whose process lives, by name."""
+        return dict(sorted(self._picture.present.get(group, {}).items()))
+
+    @property
+    def revision(self) -> int:
+        """All changes up to here are known."""
+        return self._picture.revision
+
+    @property
+    def silent_ms(self) -> int:
+        """Milliseconds since the store was last heard: below `probe_s` while all is well."""
+        return max(0, int((self._monotonic_s() - self._heard_s) * 1000))
+
+    def on_change(self, callback: OnChange) -> Callable[[], None]:
+        """Call back after each change, in the event loop; what is returned ends that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    # --- following -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """List everything, however long the store is away; then follow. Raises CoordinationError if the store refuses."""
+        failures = 0
+        while True:
+            try:
+                await self.refresh()
+                break
+            except CoordinationUnavailable as failure:
+                log.warning("waiting for the coordination store: %s", failure)
+                failures = await _pause(failures)
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._probe())]
+
+    async def refresh(self) -> None:
+        """List everything again. Raises CoordinationError."""
+        listing = await self._store.list(ROOT)
+        self._heard_s = self._listed_s = self._monotonic_s()
+        self._tell(self._picture.show(listing))
+
+    async def fetch(self, key: str) -> KeyValue | None:
+        """Read one key from the store, into the picture. Raises CoordinationError."""
+        item = await self._store.get(key)
+        self._heard_s = self._monotonic_s()
+        if item is not None:
+            self._tell(self._picture.learn(item))
+        return item
+
+    def _tell(self, change: Change) -> None:
+        if not change:
+            return
+        for callback in list(self._callbacks):
+            try:
+                callback(change)
+            except Exception:
+                log.exception("a listener failed on %s", change)
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for changes in self._store.watch(ROOT, self._picture.revision + 1):
+                    failures = 0
+                    self._heard_s = self._monotonic_s()
+                    self._tell(self._picture.follow(changes))
+                return  # the store was closed
+            except Compacted:
+                log.info("the watch fell behind: listing again")
+            except CoordinationError as failure:
+                log.warning("the watch broke: %s", failure)
+            failures = await _pause(failures)
+            await self._relist()
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(self._probe_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            try:
+                revision = (await self._store.list(PROBE)).revision
+            except CoordinationError as failure:
+                log.warning("the coordination store is silent for %d ms, answering from memory: %s", self.silent_ms, failure)
+                continue
+            self._heard_s = self._monotonic_s()
+            if revision != self._picture.revision and self._heard_s - self._listed_s >= self._relist_s:
+                await self._relist()
+
+    async def _relist(self) -> None:
+        try:
+            await self.refresh()
+        except CoordinationError as failure:
+            log.warning("cannot list: %s", failure)
+
+    async def stop(self) -> None:
+        """Follow no more; what is known stays."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+
+async def _pause(failures: int) -> int:
+    await asyncio.sleep(random.uniform(0, min(PAUSE_S_MAX, 0.05 * 2 ** min(failures, 10))))  # noqa: S311 - jitter
+    return failures + 1

@@ -1,0 +1,162 @@
+"""`qmq cluster`: the broker groups, their replicas, and how far each is behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.live import Live
+from rich.table import Table
+
+import qmq
+from qmq.cli.output import SERVER, Json, Server, console, run
+from qmq.cli.replica import whole
+from qmq.errors import CoordinationUnavailable, Unavailable
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import control_pb2 as control
+    from qmq.proto.v1 import meta_pb2 as pb
+
+app = typer.Typer(no_args_is_help=True, help="The cluster: broker groups and replicas.")
+
+_COLORS = {"read-write": "green", "read-only": "yellow", "offline": "red"}
+_STORE_SILENT_MS = 5_000
+"""From here on it is said that the coordination store is silent; below, it is the time between two of the metaserver's questions."""
+
+
+@app.command("status")
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, and show what changes, until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Show groups and replicas: roles, epochs, positions, and what each replica lacks of its master's log."""
+    run(_watch(server, interval_s, as_json) if watch else _once(server, as_json))
+
+
+async def _once(server: str, as_json: bool) -> None:
+    async with qmq.connect(server) as mq:
+        _print(facts(await whole(mq)), as_json)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+    else:
+        console.print(table(found))
+
+
+async def _watch(server: str, interval_s: float, as_json: bool) -> None:
+    """While no metaserver answers, the last picture stays, with the reason under it."""
+    found: dict[str, Any] = {"groups": [], "store_silent_ms": 0}
+    async with qmq.connect(server) as mq:
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+            while True:
+                trouble = ""
+                try:
+                    found = facts(await whole(mq))
+                except (Unavailable, CoordinationUnavailable) as failure:
+                    trouble = str(failure)
+                if as_json:
+                    _print({**found, "error": trouble}, as_json)
+                else:
+                    live.update(table(found, trouble), refresh=True)
+                await asyncio.sleep(interval_s)
+
+
+def facts(found: pb.DescribeClusterResponse) -> dict[str, Any]:
+    """What is shown, as JSON has it. Pure."""
+    return {"store_silent_ms": found.store_silent_ms, "groups": [_group(group) for group in found.groups]}
+
+
+def _group(group: pb.GroupDescription) -> dict[str, Any]:
+    statuses = {each.replica: each.status for each in group.replicas if each.HasField("status")}
+    master = statuses.get(group.master)
+    return {
+        "group": group.broker_group, "health": group.health, "mode": group.mode, "master": group.master, "epoch": group.epoch,
+        "voters": list(group.voters), "learners": list(group.learners),
+        "replicas": [_replica(group, each, master) for each in group.replicas],
+    }  # fmt: skip
+
+
+def _replica(group: pb.GroupDescription, replica: pb.ReplicaDescription, master: control.ReplicaStatus | None) -> dict[str, Any]:
+    facts = {
+        "replica": replica.replica, "is_present": replica.is_present, "data_address": replica.data_address,
+        "control_address": replica.control_address, "vote": _vote(group, replica.replica), "role": None,
+    }  # fmt: skip
+    if not replica.HasField("status"):
+        return facts
+    told = replica.status
+    return facts | {
+        "role": told.role, "epoch": told.epoch, "is_serving": told.is_serving, "is_whole": told.is_whole,
+        "last_index": told.last_index, "stored_index": told.stored_index, "commit_index": told.commit_index,
+        "message_position": told.message_position, "action_position": told.action_position,
+        "lag_entries": None if master is None else max(0, master.last_index - told.last_index),
+        "lag_bytes": None if master is None else max(0, _bytes(master) - _bytes(told)),
+    }  # fmt: skip
+
+
+def _vote(group: pb.GroupDescription, replica: str) -> str:
+    if replica in group.voters:
+        return "voter"
+    return "learner" if replica in group.learners else "none"
+
+
+def _bytes(status: control.ReplicaStatus) -> int:
+    return status.message_position + status.action_position
+
+
+def table(found: dict[str, Any], trouble: str = "") -> Table:
+    """The same for people: a line for each group, and below it one for each replica; it fits 80 columns."""
+    silent_ms = found["store_silent_ms"]
+    notes = [trouble] if trouble else []
+    if silent_ms > _STORE_SILENT_MS:
+        notes.append(f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is from the metaserver's memory")
+    shown = Table(title="cluster", title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.caption, shown.caption_style = "\n".join(notes) or None, "red"
+    shown.caption_justify = "left"
+    shown.add_column("replica", no_wrap=True)
+    shown.add_column("state", no_wrap=True, min_width=10)
+    for column in ("entries", "lag", "lag bytes"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.add_column("note", no_wrap=True, min_width=16)
+    for group in found["groups"]:
+        health = group["health"]
+        state = f"[{_COLORS.get(health, 'white')}]{health}[/]"
+        shown.add_row(f"[bold]{group['group']}[/]", state, "", "", "", f"epoch {group['epoch']}")
+        for replica in group["replicas"]:
+            shown.add_row(*_cells(replica))
+    return shown
+
+
+def _cells(replica: dict[str, Any]) -> list[str]:
+    numbers = [_short(replica.get(name)) for name in ("last_index", "lag_entries", "lag_bytes")]
+    return [f"  {replica['replica']}", replica["role"] or "", *numbers, _note(replica)]
+
+
+def _short(number: int | None) -> str:
+    """Exact up to ten million; from there on three digits say enough, and --json says the rest."""
+    if number is None:
+        return ""
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if number >= 10**7 and number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,}"
+
+
+def _note(replica: dict[str, Any]) -> str:
+    if not replica["is_present"]:
+        return "[red]gone[/]"
+    if replica["role"] is None:
+        return "[red]does not answer[/]"
+    if replica["vote"] == "learner":
+        return "learner"
+    if not replica["is_whole"]:
+        return "[yellow]may lack entries[/]"
+    return "[yellow]not serving yet[/]" if replica["role"] == "master" and not replica["is_serving"] else ""

@@ -1,0 +1,73 @@
+"""`qmq meta`: a metaserver."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from qmq.cli.output import fail, run
+from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, Verbose, etcd_options
+from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from qmq.meta.server import MetaConfig
+    from qmq.node.etcd_options import EtcdOptions
+
+ETCD_S: Final = 3.0
+"""Clients give a metaserver five seconds: they shall hear that etcd is away, not that nobody answers."""
+
+
+def meta(
+    etcd: Etcd = "",
+    etcd_user: EtcdUser = None,
+    etcd_password: EtcdPassword = None,
+    etcd_ca: EtcdCa = None,
+    etcd_cert: EtcdCert = None,
+    etcd_key: EtcdKey = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
+    create_subjects: Annotated[
+        bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")
+    ] = True,
+    groups_per_subject: Annotated[
+        int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="On how many broker groups a new subject lives.")
+    ] = 2,
+    verbose: Verbose = False,
+) -> None:
+    """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
+
+    Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
+    """
+    from qmq.meta.server import MetaConfig
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    try:
+        options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
+        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject)))
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+async def _serve(options: EtcdOptions, config: MetaConfig) -> None:
+    from qmq_coordination.view import ClusterView
+
+    from qmq.meta.server import MetaServer
+    from qmq.node.running import until_signal
+
+    store = options.open(total_s=ETCD_S)
+    view = ClusterView(store)
+    server = MetaServer(store, view, config)
+
+    async def start() -> str:
+        await view.start()
+        await server.start()
+        return f"qmq meta is ready at {server.address}"
+
+    try:
+        await until_signal(start)
+    finally:
+        await server.stop()
+        await view.stop()
+        await store.close()

@@ -1,0 +1,117 @@
+"""`qmq replica` and `qmq transfer`: who belongs to a broker group, and who leads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, DryRun, Json, Server, run, show
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import meta_pb2 as pb
+
+app = typer.Typer(no_args_is_help=True, help="Replicas of a broker group: add, remove.")
+
+Group = Annotated[str, typer.Argument(help="The broker group.")]
+_COLUMNS = ("group", "version", "voters", "learners")
+
+
+async def whole(mq: qmq.Client) -> pb.DescribeClusterResponse:
+    """The cluster as the metaserver describes it."""
+    from qmq.proto.v1 import meta_pb2 as pb
+
+    found: Any = await mq.metadata.cluster()
+    return found if isinstance(found, pb.DescribeClusterResponse) else pb.DescribeClusterResponse(groups=found)
+
+
+async def described(mq: qmq.Client, group: str) -> Any:
+    """A group as it is now. Raises InvalidArgument."""
+    found = (await whole(mq)).groups
+    for each in found:
+        if each.broker_group == group:
+            return each
+    known = ", ".join(each.broker_group for each in found) or "none"
+    raise InvalidArgument(f"there is no broker group {group!r}: there are {known}")
+
+
+@app.command("add")
+def add(
+    group: Group,
+    replica: Annotated[str, typer.Argument(help="The new replica's name; its process runs already, with the group's name.")],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Let a replica join. It learns first, and counts once it has caught up: `qmq cluster status --watch`."""
+
+    async def _add() -> tuple[Any, ...]:
+        async with qmq.connect(server) as mq:
+            if not dry_run:
+                return _row(group, await mq.metadata.add_replica(group, replica))
+            now = await described(mq, group)
+            if replica in (*now.voters, *now.learners):
+                raise InvalidArgument(f"{replica!r} is a replica of this group already")
+            return (group, "", _join(now.voters), _join([*now.learners, replica]))
+
+    _show(run(_add()), dry_run, as_json)
+
+
+@app.command("remove")
+def remove(
+    group: Group,
+    replica: Annotated[str, typer.Argument(help="The replica.")],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Have a replica leave. Its data stays on its disk; what the others hold counts."""
+
+    async def _remove() -> tuple[Any, ...]:
+        async with qmq.connect(server) as mq:
+            if not dry_run:
+                return _row(group, await mq.metadata.remove_replica(group, replica))
+            now = await described(mq, group)
+            if replica not in (*now.voters, *now.learners):
+                raise InvalidArgument(f"{replica!r} is no replica of this group")
+            left = [[each for each in names if each != replica] for names in (now.voters, now.learners)]
+            return (group, "", _join(left[0]), _join(left[1]))
+
+    _show(run(_remove()), dry_run, as_json)
+
+
+def _row(group: str, done: Any) -> tuple[Any, ...]:
+    return (group, done.membership_version, _join(done.voters), _join(done.learners))
+
+
+def _join(names: Any) -> str:
+    return ",".join(names)
+
+
+def _show(row: tuple[Any, ...], dry_run: bool, as_json: bool) -> None:
+    show("would be" if dry_run else "replicas", _COLUMNS, [row], as_json=as_json)
+
+
+def transfer(
+    group: Group,
+    to: Annotated[str, typer.Option("--to", help="The replica that shall lead; without it, the most advanced other one.")] = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Hand a group's mastership over, before a machine is taken away: messages are refused for a moment only, and none is lost."""
+
+    async def _transfer() -> tuple[Any, ...]:
+        async with qmq.connect(server) as mq:
+            before = await described(mq, group)
+            if dry_run:
+                if to and to not in before.voters:
+                    raise InvalidArgument(f"{to!r} is no voter of group {group!r}: {_join(before.voters)}")
+                return (group, before.master, to or "the most advanced other one", before.epoch, 0)
+            done = await mq.metadata.transfer(group, to)
+            return (group, before.master, done.master, done.epoch, done.refused_ms)
+
+    columns = ("group", "from", "to", "epoch", "refused ms")
+    show("would be" if dry_run else "transferred", columns, [run(_transfer())], as_json=as_json)

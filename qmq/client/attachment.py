@@ -1,0 +1,301 @@
+"""An attachment: a consumer's part in one queue, over all the masters that the queue's broker group has in time.
+
+It keeps a session with the master, a pull under way, and the messages that the application has not seen yet. It comes back after a broken
+connection, or to a new master, under the same incarnation and with `received`, the last pull sequence that arrived here. The answer says
+what of it is still ours:
+
+    resumed, next > received     all of it. What was handed out and did not arrive went back to the group
+    resumed, next <= received    the master forgot: it lost deliveries that were not committed. Pull sequences from `next` on will be given
+                                 again, perhaps to other messages. What we hold below `next` is ours, the tail is void
+    not resumed                  nothing (the lease was lost, or the master forgot more than it can tell): all of it is void
+
+Void means: messages nobody saw are dropped; on those that were seen no verdict is ever sent (`qmq/client/verdicts.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from qmq.batch import BatchView
+from qmq.client import prefetch
+from qmq.client.connection import Connection
+from qmq.client.link import Links
+from qmq.client.message import Decoded, Slice
+from qmq.client.routes import Master
+from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
+from qmq.client.verdicts import Verdicts
+from qmq.errors import (
+    CallerError,
+    ClientClosed,
+    MessagesExpired,
+    NotConnected,
+    NotMaster,
+    PeerError,
+    ProtocolViolation,
+    QmqError,
+    StorageError,
+    Unavailable,
+    UnknownConsumer,
+)
+from qmq.wire import messages as wire
+from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.messages import Verdict
+
+log = logging.getLogger("qmq.client")
+
+
+class Attachment:
+    """See the module. `slices` are the messages that the application has not seen yet."""
+
+    def __init__(self, links: Links, owner: Owner, terms: Terms, group: str) -> None:
+        self.group = group
+        self.slices: deque[Slice] = deque()
+        self.session: Session | None = None
+        self.failure: QmqError | None = None
+        self.asked = self.want = 0
+        self.verdicts = Verdicts(owner, terms, group, sent_away=self._sent_away, come_back=self.start)
+        self._terms = terms
+        self._links, self._owner = links, owner
+        self._loop = asyncio.get_running_loop()
+        self._received = -1
+        self._ended = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def held(self) -> int:
+        """Messages here without a verdict."""
+        return self.verdicts.outstanding.messages
+
+    def take(self, messages_max: int) -> Slice:
+        """The next messages that lie together; there must be some."""
+        first = self.slices[0]
+        if first.count <= messages_max:
+            return self.slices.popleft()
+        head, self.slices[0] = first.split(messages_max)
+        return head
+
+    # --- messages in ---------------------------------------------------------------------------------------------------
+
+    @property
+    def can_pull(self) -> bool:
+        """Whether a pull may begin."""
+        return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
+
+    def pull(self, messages: int, wait_ms: int) -> None:
+        """Ask for messages; `can_pull` must be true."""
+        session = self.session
+        assert session is not None
+        self.asked = messages
+        request = wire.pack_pull(wire.Pull(session.number, messages, self._terms.pull_bytes, wait_ms))
+        session.connection.request(
+            FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
+        )
+
+    def _pulled(self, session: Session, answer: Frame | QmqError) -> None:
+        if session is not self.session:
+            return
+        asked, self.asked = self.asked, 0
+        try:
+            if isinstance(answer, QmqError):
+                raise answer
+            got = self._take_delivery(answer.payload, session.number)
+        except (MessagesExpired, StorageError, PeerError) as failure:
+            self._fail(failure)
+        except QmqError as failure:
+            log.debug("%s: %s", self._terms.name, failure)
+            self._sent_away(failure)
+        else:
+            self.want = prefetch.grown(self.want, asked, got, self._owner.prefetch)
+            self._owner.pull_more()
+
+    def _take_delivery(self, payload: memoryview, number: int) -> int:
+        session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)
+        if session != number or not ranges:
+            return 0
+        if pull <= self._received:
+            raise ProtocolViolation(f"pull sequence {pull} was handed out again, {self._received} has arrived already")
+        batches: list[Decoded] = []
+        for _ in range(batch_count):
+            view = BatchView.parse(payload, at)
+            at += view.envelope.total_bytes
+            batches.append(Decoded(view))
+        begin = pull
+        for each in ranges:
+            if each.batch >= batch_count or not _lies_in(each, batches[each.batch].view):
+                raise ProtocolViolation(f"{each} lies outside its batch")
+            batch = batches[each.batch]
+            offset = each.first_sequence - batch.view.base_sequence
+            self._accept(Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold))
+            pull += each.count
+        self._received = pull - 1
+        self._owner.notify()
+        return pull - begin
+
+    def _accept(self, part: Slice) -> None:
+        self.verdicts.outstanding.add(part.pull, part.count)
+        if not self._terms.tags_any and not self._terms.tags_all:
+            self.slices.append(part)
+            return
+        while part.count:
+            head, part = part.split(1)
+            tags = head.batch.column("tags")
+            if self._matches(tags[head.offset] if tags else ()):
+                self.slices.append(head)
+            else:
+                self.verdicts.hold.settle(head.pull, head.pull, Verdict.ACK)
+
+    def _matches(self, tags: tuple[str, ...]) -> bool:
+        if self._terms.tags_any and not any(tag in tags for tag in self._terms.tags_any):
+            return False
+        return all(tag in tags for tag in self._terms.tags_all)
+
+    def _fail(self, failure: QmqError) -> None:
+        self.failure = failure
+        self._owner.failed(self.group, failure)
+
+    # --- staying attached ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Attach, and stay so."""
+        if (self._runner is None or self._runner.done()) and not self._is_closed:
+            self._runner = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Attach, and attach again whenever the connection or the session ends."""
+        attempt = 0
+        while not self._is_closed:
+            try:
+                # The way there keeps its own pauses; those of this loop are for what a broker answers.
+                master, connection = await self._links.reach(self._terms.subject, self.group)
+                if await self._serve_under(master, connection):
+                    attempt = 0
+            except Unavailable as failure:
+                log.debug("%s: %s", self._terms.name, failure)
+                continue
+            except CallerError as failure:
+                if isinstance(failure, ClientClosed) or (attempt > 2 and not isinstance(failure, UnknownConsumer)):
+                    self._fail(failure)
+                    return
+            except QmqError as failure:
+                log.debug("%s: %s", self._terms.name, failure)
+            self._detach()
+            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+            attempt += 1
+
+    async def _serve_under(self, master: Master, connection: Connection) -> bool:
+        """One session, from attaching to its end; whether there was one. Raises what attaching raises, unless it is worth another try."""
+        is_attached = False
+        try:
+            await self._attach(master, connection)
+            is_attached = True
+            await self._stay_attached()
+        except NotMaster:
+            self._links.locator.doubt(self.group, master)
+        except (Unavailable, UnknownConsumer) as failure:
+            log.debug("%s: %s", self._terms.name, failure)
+        return is_attached
+
+    async def _attach(self, master: Master, connection: Connection) -> None:
+        terms = self._terms
+        request = wire.Attach(
+            terms.subject, 0, terms.group, terms.name, terms.incarnation, self._received, terms.start, terms.lease_ms,
+            terms.tags_any, terms.tags_all,
+        )  # fmt: skip
+        answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=ANSWER_S)
+        attached = wire.Attached.unpack(answer.payload)
+        if self._is_closed:
+            return
+        if not connection.is_open:
+            raise NotConnected("the connection ended while attaching")
+        if not attached.resumed:
+            self._void(0, attached.next_pull_sequence)
+        elif attached.next_pull_sequence <= self._received:
+            self._void(attached.next_pull_sequence, attached.next_pull_sequence)
+        self._links.locator.confirm(self.group)
+        self.session = Session(connection, attached.session, master)
+        self._ended.clear()
+        connection.on_closed[self._detach] = None
+        self.verdicts.attached(self.session)
+        self._owner.notify()
+        self._owner.pull_more()
+
+    def _void(self, before: int, following: int) -> None:
+        """What we hold from `before` on is not ours any more; the next delivery begins at `following`."""
+        while self.slices and self.slices[-1].pull >= before:
+            self.slices.pop()
+        if self.slices and self.slices[-1].pull + self.slices[-1].count > before:
+            self.slices[-1] = self.slices[-1].split(before - self.slices[-1].pull)[0]
+        self.verdicts.void(before, following)
+        self._received = following - 1
+
+    async def _stay_attached(self) -> None:
+        """Send signs of life until the session ends."""
+        while self.session is not None and not self._is_closed:
+            try:
+                async with asyncio.timeout(self._terms.lease_ms / 3000):
+                    await self._ended.wait()
+            except TimeoutError:
+                session = self.session
+                if session is not None:
+                    payload = wire.pack_session(session.number)
+                    await session.connection.call(FrameKind.HEARTBEAT, payload, timeout_s=ANSWER_S)
+
+    def moved(self) -> None:
+        """Routes changed: if the group has another master now, go there."""
+        known = self._links.locator.book.master(self.group)
+        if self.session is not None and known is not None and known != self.session.master:
+            self._detach()
+
+    def _sent_away(self, failure: QmqError) -> None:
+        if isinstance(failure, NotMaster) and self.session is not None:
+            self._links.locator.doubt(self.group, self.session.master)
+        self._detach()
+
+    def _detach(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.connection.on_closed.pop(self._detach, None)
+        self.asked = 0
+        self.verdicts.detached()
+        self._ended.set()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Settle what is left and leave the group: the messages that nobody saw go to others at once."""
+        for each in self.slices:
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
+        self.slices.clear()
+        self.verdicts.flush()
+        self._is_closed = True
+        left = self._leave()
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+        await left
+        self._detach()
+        self.verdicts.close()
+
+    def _leave(self) -> asyncio.Future[bool]:
+        """Say so in the same write as the last verdicts, so that nothing is handed to us in between."""
+        left: asyncio.Future[bool] = self._loop.create_future()
+        session = self.session
+        if session is None or not session.connection.is_open:
+            left.set_result(False)
+        else:
+            payload = wire.pack_session(session.number)
+            session.connection.request(FrameKind.DETACH, lambda _: _set_result(left), payload, timeout_s=ANSWER_S)
+        return left
+
+
+def _set_result(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(True)
+
+
+def _lies_in(part: wire.Range, view: BatchView) -> bool:
+    return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count
+

@@ -1,0 +1,82 @@
+"""How producer, lanes and lane speak to each other: batches go down, decisions come up.
+
+    Producer (a Sender)  --put-->  Lanes (a Feeder)  --transmit-->  Lane
+             <--stored, failed, answered--        <--stored, failed, give_back, answered--
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qmq.client.outbox import Batch
+from qmq.errors import QmqError
+from qmq.wire.messages import Produced
+
+
+class Sender(Protocol):
+    """Whose batches these are: the producer."""
+
+    subject: str
+    kind: int
+    """See `Feeder`."""
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises QmqError."""
+        ...
+
+    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
+        """Decided."""
+        ...
+
+    def failed(self, batch: Batch, failure: QmqError) -> None:
+        """Decided."""
+        ...
+
+    def answered(self) -> None:
+        """An answer came: it is time to close the open batch."""
+        ...
+
+    def look_again(self) -> None:
+        """Another group may be ready for the open batch."""
+        ...
+
+
+class Feeder(Protocol):
+    """Who feeds lanes: `qmq.client.lanes.Lanes`."""
+
+    subject: str
+    kind: int
+    """PRODUCE, or PRODUCE_FAST, which is answered when the master alone has it."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether batches wait for any lane."""
+        ...
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises QmqError."""
+        ...
+
+    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
+        """It is decided."""
+        ...
+
+    def failed(self, batch: Batch, failure: QmqError) -> None:
+        """It is decided."""
+        ...
+
+    def give_back(self, batch: Batch) -> None:
+        """Certainly not stored here: any lane may have it."""
+        ...
+
+    def give_up(self, failure: QmqError) -> None:
+        """Nothing can be sent anywhere: the subject is gone, or the client is closed."""
+        ...
+
+    def answered(self) -> None:
+        """There may be room."""
+        ...
+
+    def pump(self) -> None:
+        """Something changed: look what can be sent."""
+        ...

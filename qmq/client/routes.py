@@ -1,0 +1,128 @@
+"""What a client knows of the cluster: which broker groups a subject lives on, and who is each group's master. Pure.
+
+Two tables, because they change for different reasons:
+
+    places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
+    masters   broker group -> address and epoch of its master            changes at every failover, for all subjects at once
+
+Rules:
+* A master is *doubted* when it sends a client away or cannot be reached. A doubted master is not given out until an answer that was asked
+  for later names it again, or any answer names another one.
+* An answer with an older epoch than one already known for the group is not believed for that group: a metaserver may lag behind.
+  The group's doubt stays, so whoever needs it asks again.
+
+Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): not believed.
+Locate answers (b:1, 5): believed, for every subject on g1, though only one of them was asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Master(NamedTuple):
+    """Where a broker group is served, and since which term."""
+
+    address: str
+    epoch: int
+
+
+class Route(NamedTuple):
+    """One line of a metaserver's answer. `address` is empty while the group has no master."""
+
+    group: str
+    address: str
+    epoch: int
+    is_writable: bool
+
+
+@dataclass(slots=True)
+class Learned:
+    """What an answer changed: what to tell those who listen."""
+
+    is_placed_anew: bool = False
+    """The subject's groups, or whether they may be written to."""
+    moved: set[str] = field(default_factory=set)
+    """Groups with another master than before."""
+    outdated: set[str] = field(default_factory=set)
+    """Groups for which the answer was older than what is known."""
+
+
+class RouteBook:
+    """The two tables, and the rules for believing an answer."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, dict[str, bool]] = {}
+        self._masters: dict[str, Master] = {}
+        self._epochs: dict[str, int] = {}
+        self._doubted: dict[str, int] = {}
+        self._asks = 0
+
+    def ask(self) -> int:
+        """A question begins: its number, for `learn`."""
+        self._asks += 1
+        return self._asks
+
+    def learn(self, ask: int, subject: str, routes: Iterable[Route]) -> Learned:
+        """Take the answer to the question number `ask`."""
+        learned = Learned()
+        before = self._places.get(subject)
+        places: dict[str, bool] = {}
+        for route in routes:
+            if self._learn_master(ask, route, learned):
+                places[route.group] = route.is_writable
+            else:
+                places[route.group] = (before or {}).get(route.group, route.is_writable)
+        learned.is_placed_anew = places != before
+        self._places[subject] = places
+        return learned
+
+    def _learn_master(self, ask: int, route: Route, learned: Learned) -> bool:
+        """Whether the line is believed."""
+        group = route.group
+        if route.epoch < self._epochs.get(group, 0):
+            learned.outdated.add(group)
+            return False
+        self._epochs[group] = route.epoch
+        known, found = self._masters.get(group), Master(route.address, route.epoch)
+        if not route.address:
+            if known is not None:
+                self._doubted.setdefault(group, ask)
+        elif known != found:
+            self._masters[group] = found
+            self._doubted.pop(group, None)
+            learned.moved.add(group)
+        elif ask > self._doubted.get(group, ask):
+            del self._doubted[group]
+        return True
+
+    def doubt(self, group: str, master: Master | None = None) -> bool:
+        """This master is none, or cannot be reached; None: whoever it is. False if another one is known already."""
+        if master is not None and self._masters.get(group) != master:
+            return False
+        self._doubted[group] = self._asks
+        return True
+
+    def master(self, group: str) -> Master | None:
+        """The group's master, unless it is unknown or doubted."""
+        return None if group in self._doubted else self._masters.get(group)
+
+    def groups(self, subject: str) -> Mapping[str, bool] | None:
+        """The subject's broker groups, and whether each may be written to; None if nobody asked yet."""
+        return self._places.get(subject)
+
+    def cover(self) -> list[str]:
+        """A few subjects that together live on every known group: locating them refreshes all masters."""
+        chosen: list[str] = []
+        left = set(self._masters)
+        for subject, places in self._places.items():
+            if not left.isdisjoint(places):
+                chosen.append(subject)
+                left.difference_update(places)
+        return chosen
+
+    def subject_on(self, group: str) -> str | None:
+        """Some subject that lives on the group."""
+        return next((subject for subject, places in self._places.items() if group in places), None)

@@ -1,0 +1,59 @@
+"""What a consumer's attachments share: its terms, a session with a master, and what they tell the consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from qmq.client.connection import Connection
+from qmq.client.routes import Master
+from qmq.errors import QmqError
+
+ANSWER_S: Final = 10.0
+"""How long a broker may take to answer anything but a pull that waits."""
+RETRY_S: Final = (0.02, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who consumes what, and how: the same for all attachments of a consumer."""
+
+    subject: str
+    group: str
+    name: str
+    incarnation: str
+    start: str
+    lease_ms: int
+    tags_any: list[str]
+    tags_all: list[str]
+    pull_bytes: int
+
+
+class Session(NamedTuple):
+    """A consumer on one connection. Compared by identity: two brokers may give the same number."""
+
+    connection: Connection
+    number: int
+    master: Master
+
+
+class Owner(Protocol):
+    """Whose attachment it is: the consumer."""
+
+    prefetch: int
+
+    def notify(self) -> None:
+        """Something changed: whoever waits looks again."""
+        ...
+
+    def pull_more(self) -> None:
+        """There may be room for more messages."""
+        ...
+
+    def failed(self, broker_group: str, failure: QmqError) -> None:
+        """The application is to know."""
+        ...
+
+    def lost(self, messages: int) -> None:
+        """Messages ceased to be ours before they were settled."""
+        ...

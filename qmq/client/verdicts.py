@@ -1,0 +1,253 @@
+"""Verdicts on their way: from the application to the master of the queue, over all the masters it has in time.
+
+    settle      -> collected -> Request -> SETTLED          leaves soon, with others
+    settle_now  ->              Request -> SETTLED          leaves at once; somebody waits
+
+Rules:
+* A request is kept until it is answered. What the end of a session leaves unanswered is sent again in the next one, if it is still ours. If
+  it then settles nothing, the first try had settled it: what is ours cannot have gone to another consumer in between.
+* What is ours no longer is *void* (`qmq/client/attachment.py` says when): no verdict on it is ever sent, since its pull sequence may name
+  another message by then. A pull sequence alone does not tell them apart, so each message holds on to the `Hold` under which it came, and
+  a hold knows from which pull sequence on it is void.
+
+Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
+hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from qmq.client.message import delay_ms
+from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
+from qmq.client.settlements import Outstanding, Request, Settlements
+from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
+from qmq.wire import messages as wire
+from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.messages import Verdict
+
+log = logging.getLogger("qmq.client")
+
+SETTLE_DELAY_S: Final = 0.005
+BACKOFF_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000)
+_FOR_EVER: Final = 1 << 62
+
+
+class Hold:
+    """Takes the verdicts on messages that came while nothing was lost. See the module."""
+
+    __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
+
+    def __init__(self, verdicts: Verdicts, first: int) -> None:
+        self._verdicts = verdicts
+        self.subject = verdicts.terms.subject
+        self.broker_group = verdicts.group
+        self.first = first
+        self.void_from = _FOR_EVER
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+        """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
+        if last >= self.void_from:
+            self._verdicts.count_lost(last - max(first, self.void_from) + 1)
+            last = self.void_from - 1
+        if first <= last:
+            self._verdicts.settle(first, last, verdict, delay)
+
+    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
+        """Have messages handed out again."""
+        waits_ms = BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1] if delay is None else delay_ms(delay)
+        self.settle(first, last, Verdict.NACK, waits_ms)
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (it may have it), ClientClosed."""
+        if first < self.void_from:
+            await self._verdicts.settle_now(first, min(last, self.void_from - 1), verdict)
+        if last >= self.void_from:
+            raise self._verdicts.stale(last - max(first, self.void_from) + 1)
+
+
+class Verdicts:
+    """See the module. `outstanding` is what came and has no verdict."""
+
+    def __init__(
+        self, owner: Owner, terms: Terms, group: str, *, sent_away: Callable[[QmqError], None], come_back: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.terms = terms
+        self.group = group
+        self.outstanding = Outstanding()
+        self.hold = Hold(self, 0)
+        self._holds = [self.hold]
+        self._owner = owner
+        self._sent_away = sent_away
+        self._come_back = come_back
+        self._loop = asyncio.get_running_loop()
+        self._session: Session | None = None
+        self._unsent = Settlements()
+        self._requests: list[Request] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    # --- from the application ------------------------------------------------------------------------------------------
+
+    def settle(self, first: int, last: int, verdict: int, delay: int) -> None:
+        """For `Hold`: pull sequences that are still ours."""
+        for begin, end in self.outstanding.remove(first, last):
+            self._unsent.add(begin, end, verdict, delay)
+        if self._unsent.messages * 4 >= self._owner.prefetch:
+            self._loop.call_soon(self.flush)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(SETTLE_DELAY_S, self.flush)
+        self._owner.pull_more()
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        """For `Hold`: pull sequences that are still ours."""
+        if self._is_closed:
+            raise ClientClosed("the consumer is closed: make a new one")
+        parts = self.outstanding.remove(first, last)
+        if parts:
+            request = Request([wire.Settlement(*part, verdict, 0) for part in parts], self._loop.create_future())
+            self._send(request)
+            self._owner.pull_more()
+            await self._hear(request)
+            return
+        self.flush()
+        for request in [each for each in self._requests if each.holds(first, last)]:
+            request.waiter = request.waiter or self._loop.create_future()
+            await self._hear(request)
+
+    async def _hear(self, request: Request) -> None:
+        assert request.waiter is not None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.shield(request.waiter)
+        except TimeoutError:
+            raise NotConnected(
+                f"no answer from the master of {self.group} in time: the verdict is sent again and again, the messages may come again",
+                outcome=Outcome.UNKNOWN,
+            ) from None
+
+    # --- to the broker -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsent.messages and self._session is not None:
+            self._send(Request(self._unsent.take()))
+
+    def _send(self, request: Request) -> None:
+        self._requests.append(request)
+        self._transmit(request)
+
+    def _transmit(self, request: Request) -> None:
+        session = self._session
+        if session is None:
+            self._come_back()
+        if session is None or request.is_flying or not session.connection.is_open:
+            return
+        request.is_flying = True
+        payload = wire.pack_settle(session.number, request.settlements)
+        deadline_ms = int(ANSWER_S * 1000) if request.waiter is not None else 0
+        session.connection.request(
+            FrameKind.SETTLE, lambda answer: self._settled(request, session, answer), payload,
+            timeout_s=ANSWER_S, deadline_ms=deadline_ms,
+        )  # fmt: skip
+
+    def _settled(self, request: Request, session: Session, answer: Frame | QmqError) -> None:
+        if session is not self._session:
+            return
+        if not isinstance(answer, QmqError):
+            self._done(request, wire.unpack_settled(answer.payload)[1])
+            return
+        request.is_flying = False
+        request.is_repeated |= answer.outcome is Outcome.UNKNOWN
+        if isinstance(answer, NotMaster | UnknownConsumer):
+            self._sent_away(answer)
+        elif not isinstance(answer, Unavailable):
+            self._drop(request, answer)
+        elif session.connection.is_open and not self._is_closed:
+            self._loop.call_later(RETRY_S[-1], self._transmit_all)
+
+    def _done(self, request: Request, stale: int) -> None:
+        self._requests.remove(request)
+        if request.is_repeated:
+            stale = 0
+        if request.waiter is None:
+            self.count_lost(stale)
+        elif not request.waiter.done():
+            lost = stale + request.lost
+            _fail(request.waiter, self.stale(lost)) if lost else request.waiter.set_result(None)
+        self._owner.notify()
+
+    def _drop(self, request: Request, failure: QmqError) -> None:
+        self._requests.remove(request)
+        if request.waiter is not None and not request.waiter.done():
+            _fail(request.waiter, failure)
+        elif not isinstance(failure, StaleDelivery | ClientClosed):
+            log.warning("%s: a verdict was refused: %s", self.terms.name, failure)
+
+    def _transmit_all(self) -> None:
+        for request in list(self._requests):
+            self._transmit(request)
+
+    # --- sessions come and go ------------------------------------------------------------------------------------------
+
+    def attached(self, session: Session) -> None:
+        """Send what was not answered, and what was collected."""
+        self._session = session
+        self._transmit_all()
+        self.flush()
+
+    def detached(self) -> None:
+        """No more answers come: what is under way may have arrived."""
+        self._session = None
+        for request in self._requests:
+            request.is_repeated |= request.is_flying
+            request.is_flying = False
+
+    def void(self, before: int, following: int) -> None:
+        """What came from pull sequence `before` on is not ours any more; what comes next begins at `following`."""
+        for hold in self._holds:
+            hold.void_from = min(hold.void_from, before)
+        self.hold = Hold(self, following)
+        self._holds = [hold for hold in self._holds if hold.void_from > hold.first] + [self.hold]
+        self.outstanding.cut(before)
+        self.count_lost(self._unsent.cut(before))
+        for request in list(self._requests):
+            lost = request.cut(before)
+            if request.waiter is None:
+                self.count_lost(lost)
+            if not request.settlements:
+                self._drop(request, self.stale(request.lost))
+
+    def stale(self, messages: int) -> StaleDelivery:
+        """The error for whoever waits for a verdict on messages that are not ours."""
+        return StaleDelivery(
+            f"{messages} of the messages were handed to another consumer since: the lease of {self.terms.lease_ms} ms was lost, "
+            "the group was reset, or the broker's new master did not know of the delivery"
+        )
+
+    def count_lost(self, messages: int) -> None:
+        """Messages ceased to be ours before they were settled."""
+        if messages:
+            self._owner.lost(messages)
+            log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
+
+    def close(self) -> None:
+        """Nothing is sent any more; whoever waits hears that nobody knows."""
+        self._is_closed = True
+        self.detached()
+        for request in list(self._requests):
+            self._drop(request, ClientClosed("the consumer was closed before the answer came", outcome=Outcome.UNKNOWN))
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
+    waiter.set_exception(failure)
+    waiter.exception()  # who waited may have gone: then nobody is to be told that nobody looked

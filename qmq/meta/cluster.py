@@ -1,0 +1,176 @@
+"""What a metaserver knows and decides, without gRPC: where subjects are, creating and placing them, the modes of broker groups.
+
+What must be true: two metaservers never tell clients different things for long, and neither ever undoes what the other answered. Both keep
+nothing of their own: each answer comes from the view, each change is a compare-and-swap in the store, and after a change the key is read
+back into the view, so that the next question to *this* metaserver sees it; the other one hears of it by its watch.
+
+If the store is away: subjects and masters that are known are answered from memory. A subject that is *not* known may have been created
+meanwhile, so the answer is CoordinationUnavailable, not "there is none". Changes fail with that, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from qmq_coordination.groups import GroupState, Mode, group_key
+from qmq_coordination.store import CoordinationStore
+from qmq_coordination.subjects import SubjectCatalog, subject_key
+from qmq_coordination.view import ClusterView
+
+from qmq.errors import CoordinationError, CoordinationUnavailable, CoordinationUnknown, InvalidArgument, NotConnected, UnknownSubject
+from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, count_subjects, hosts_of, move
+from qmq.model import SubjectConfig, check_name
+from qmq.proto.v1 import meta_pb2 as pb
+
+LOOK_S: Final = 1.5
+"""For asking the store about one subject: clients leave a metaserver that takes two seconds for the next one, and shall hear why."""
+
+
+class Cluster:
+    """The cluster as a metaserver sees and changes it. With `auto_create` a first send creates its subject."""
+
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, *, auto_create: bool, groups_per_subject: int = GROUPS_PER_SUBJECT
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._catalog = SubjectCatalog(store)
+        self._auto_create = auto_create
+        self._groups_per_subject = groups_per_subject
+
+    # --- subjects ------------------------------------------------------------------------------------------------------
+
+    async def subject(self, name: str) -> SubjectConfig:
+        """A subject that exists. Raises UnknownSubject, InvalidName; CoordinationUnavailable if nobody can tell."""
+        found = await self._find(name)
+        if found is None:
+            raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+        return found
+
+    async def _find(self, name: str) -> SubjectConfig | None:
+        """From memory; what is not there may have been created a moment ago, so the store is asked."""
+        key = subject_key(name)
+        found = self._view.subject(name)
+        if found is None:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._view.fetch(key)
+            except TimeoutError:
+                raise CoordinationUnavailable(
+                    f"subject {name!r} is not known here, and the coordination store does not say whether it exists; nothing was changed"
+                ) from None
+            found = self._view.subject(name)
+        return found
+
+    async def locate(self, name: str, *, create: bool) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
+        """A subject, and where it is now. Raises UnknownSubject, and NotConnected if none of its groups has a master."""
+        config = await self._find(name)
+        if config is None:
+            if not (create and self._auto_create):
+                raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+            config = await self.create(SubjectConfig(name))
+        routes = self._routes(config)
+        if not routes:
+            raise NotConnected(
+                f"none of subject {name!r}'s broker groups has a master just now ({', '.join(self.hosts(config)) or 'no group is known'})"
+            )
+        return config, routes
+
+    def _routes(self, config: SubjectConfig) -> list[pb.QueueRoute]:
+        routes = []
+        for group in self.hosts(config):
+            state = self._view.group(group)
+            master = state.master
+            if master is not None and master.data_address:
+                is_writable = group not in config.former_groups and state.mode is Mode.READ_WRITE
+                routes.append(
+                    pb.QueueRoute(
+                        partition=0, broker_group=group, data_address=master.data_address, epoch=master.epoch, is_writable=is_writable
+                    )
+                )
+        return routes
+
+    def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
+        """All groups that may hold messages of the subject."""
+        return hosts_of(config, self.group_names())
+
+    async def create(self, config: SubjectConfig) -> SubjectConfig:
+        """Create a subject, on the groups that it names or on chosen ones; what is there then, whoever created it.
+
+        Raises SubjectExists, NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
+        """
+        is_placed = bool(config.groups)
+        if is_placed:
+            await self._require_groups(config.groups)
+        else:
+            config = replace(config, groups=await self._choose())
+        made = await self._catalog.create(config, is_placed=is_placed)
+        await self._read_back(subject_key(config.name))
+        return made
+
+    async def _read_back(self, key: str) -> None:
+        """Into the view. If the store is gone just now the change is made all the same, and the watch will bring it."""
+        with suppress(CoordinationError):
+            await self._view.fetch(key)
+
+    async def _choose(self) -> tuple[str, ...]:
+        if not self._view.groups():
+            await self._view.refresh()
+        counts = count_subjects(self._view.subjects())
+        candidates = [
+            Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, counts[state.name])
+            for state in self._view.groups()
+        ]
+        return choose(candidates, self._groups_per_subject)
+
+    async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
+        """Let other groups take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        await self._require_groups(groups)
+        known = self.group_names()
+        placed = await self._catalog.update(name, lambda config: move(config, groups, known))
+        await self._read_back(subject_key(name))
+        return placed
+
+    # --- broker groups -------------------------------------------------------------------------------------------------
+
+    def group_names(self) -> list[str]:
+        """All broker groups, in order."""
+        return [state.name for state in self._view.groups()]
+
+    async def group(self, name: str) -> GroupState:
+        """A broker group that exists. Raises InvalidName, InvalidArgument; CoordinationUnavailable if nobody can tell."""
+        await self._require_groups((check_name("broker group", name),))
+        return self._view.group(name)
+
+    async def _require_groups(self, names: tuple[str, ...]) -> None:
+        if all(self._view.group(name).items for name in names):
+            return
+        await self._view.refresh()
+        strangers = [name for name in names if not self._view.group(name).items]
+        if strangers:
+            known = ", ".join(self.group_names()) or "none"
+            raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {known}")
+
+    async def set_mode(self, name: str, mode: str) -> Mode:
+        """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable, CoordinationUnknown."""
+        wanted = _mode(mode)
+        await self.group(name)
+        key = group_key(name, "mode")
+        try:
+            await self._store.put(key, wanted.value.encode())
+        except CoordinationUnknown:
+            found = await self._store.get(key)
+            if found is None or found.value != wanted.value.encode():
+                raise
+        await self._read_back(key)
+        return wanted
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise InvalidArgument(f"a broker group's mode is {' or '.join(each.value for each in Mode)}, not {text!r}") from None

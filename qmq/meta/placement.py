@@ -1,0 +1,69 @@
+"""On which broker groups a new subject lives. Pure.
+
+    read-write groups only; those with a master first, then those with the fewest subjects, then by name
+
+A group that is between two masters for a second is still worth choosing when there are not enough others: what is chosen stays, even when
+groups are added later (`qmq subject place` changes it).
+
+Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new subject: g4, g2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.errors import InvalidArgument, NotConnected, ReadOnly
+from qmq.model import SubjectConfig
+
+GROUPS_PER_SUBJECT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A broker group that could be chosen."""
+
+    name: str
+    is_writable: bool
+    has_master: bool
+    subjects: int
+
+
+def count_subjects(subjects: Iterable[SubjectConfig]) -> Counter[str]:
+    """How many subjects each group takes messages of."""
+    return Counter(group for config in subjects for group in config.groups)
+
+
+def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> tuple[str, ...]:
+    """The groups of a new subject: `count`, or as many as there are. Raises NotConnected if there are none, ReadOnly if all are drained."""
+    known = list(candidates)
+    writable = [each for each in known if each.is_writable]
+    if not known:
+        raise NotConnected("no broker is registered: is one running, and can it reach the coordination store?")
+    if not writable:
+        raise ReadOnly(f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq broker resume` one of them")
+    ranked = sorted(writable, key=lambda each: (not each.has_master, each.subjects, each.name))
+    return tuple(each.name for each in ranked[:count])
+
+
+def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -> SubjectConfig:
+    """The subject on other groups. Those that it leaves are remembered: they may still hold messages, and nothing here knows when not.
+
+    Raises InvalidArgument: no group, one twice, or one that is not `known`.
+    """
+    names = set(known)
+    strangers = [group for group in groups if group not in names]
+    if strangers:
+        raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {', '.join(sorted(names)) or 'none'}")
+    if not groups or len(set(groups)) < len(groups):
+        raise InvalidArgument(f"a subject lives on one broker group at least, and on each once, not on {list(groups)}")
+    hosts = hosts_of(config, sorted(names))
+    former = tuple(group for group in hosts if group not in groups)
+    return SubjectConfig(config.name, config.retention_ms, config.retention_bytes, config.body_bytes_max, groups, former)
+
+
+def hosts_of(config: SubjectConfig, known: Iterable[str]) -> tuple[str, ...]:
+    """All groups that may hold messages of the subject."""
+    return (*(config.groups or known), *config.former_groups)

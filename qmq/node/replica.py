@@ -1,0 +1,321 @@
+"""`qmq broker`: one replica of one broker group. Composes what the parts need; decides nothing about replication (qmq_replication does).
+
+    DATA/replica.json       what this replica promised, and what it knows of the others (qmq_replication/identity.py)
+    DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
+
+Starting: read who we are, open the store (mending damage from the others), ask the coordination store who belongs to the group, listen,
+take part. It takes part as a slave first, always; who serves is decided among the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from qmq_coordination.groups import Master, Mode, ReplicaRecord
+from qmq_coordination.registry import Registration
+from qmq_coordination.view import Change, ClusterView
+from qmq_replication import identity as identities
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.driver import Driver
+from qmq_replication.identity import Identity
+from qmq_replication.membership import Membership
+from qmq_replication.ready import Role
+
+from qmq.broker.admin import BrokerAdmin
+from qmq.broker.broker import Broker
+from qmq.broker.config import BrokerConfig
+from qmq.broker.control import serve_control
+from qmq.broker.server import DataServer
+from qmq.broker.upkeep import Upkeep, stop_process
+from qmq.clock import SystemClock
+from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
+from qmq.log import following
+from qmq.log.checkpointing import close_store
+from qmq.log.config import Flush, LogConfig
+from qmq.log.disk import Disk
+from qmq.log.recovery import open_store
+from qmq.log.store import Store
+from qmq.log.tail import Place
+from qmq.node import mending
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.standing import ReplicaStanding
+
+if TYPE_CHECKING:
+    from qmq_coordination.store import CoordinationStore
+
+log = logging.getLogger("qmq.node")
+
+STOP_GRACE_S: Final = 1.0
+KNOWN_WAIT_S: Final = 3.0
+"""How long a replica that knows its group waits for the coordination store before it takes part without."""
+MEND_TRIES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One replica. `replicas` found the group if nobody did before. Port 0 takes a free one."""
+
+    group: str
+    replica: str
+    replicas: tuple[str, ...]
+    data: Path
+    etcd: EtcdOptions
+    host: str = "127.0.0.1"
+    data_port: int = 20881
+    control_port: int = 20882
+    advertise: str = ""
+    log: LogConfig = field(default_factory=LogConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+
+
+class ReplicaNode:
+    """A running replica. `start`, then `stop`; after a crash just `start` again."""
+
+    def __init__(self, config: ReplicaConfig, coordination: CoordinationStore | None = None) -> None:
+        self.config = config
+        self.coordination = coordination or config.etcd.open()
+        self.view = ClusterView(self.coordination)
+        self._clock = SystemClock()
+        self._disk = Disk()
+        self._mending: asyncio.Task[None] | None = None
+
+    # --- starting ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, then take part.
+
+        Raises:
+            FolderInUse: another process has the folder.
+            LogDamaged: acknowledged data is hurt, and no other replica could mend it.
+            OSError: a port is taken.
+        """
+        config = self.config
+        config.data.mkdir(parents=True, exist_ok=True)
+        found = identities.load(config.data, config.group, config.replica)
+        self._identity = found or identities.new(config.group, config.replica)
+        self._viewing = asyncio.ensure_future(self.view.start())
+        await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
+        self.store = await self._open()
+        self._judge_past(is_new=found is None)
+        self.broker = Broker(
+            self.store, self.view.subject, self._clock, replace(config.broker, name=config.replica),
+            asyncio.get_running_loop(), is_serving=False,
+        )  # fmt: skip
+        self._data = DataServer(self.broker)
+        await self._data.start(config.host, config.data_port)
+        await self._take_part()
+
+    async def _open(self) -> Store:
+        """Open the store; where it is damaged, mend it from the others first."""
+        folder = self.config.data / "broker"
+        if self._identity.resetting_until:
+            following.begin_anew(folder, (0, 0))
+            self._identity = replace(self._identity, resetting_until=0, is_whole=False)
+        for _ in range(MEND_TRIES):
+            try:
+                return open_store(folder, self.config.log, self._clock, disk=self._disk, is_replicated=True)
+            except LogDamaged as damage:
+                if damage.position < 0 or not await self._mend_folder(folder, damage):
+                    raise
+        raise LogDamaged(f"{folder} has more than {MEND_TRIES} damaged entries: move it away, and it comes back from the others")
+
+    async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
+        data = await mending.ask(self._peers_control(), damage)
+        return data is not None and mending.mend_folder(folder, self.config.log.segment_bytes, damage, data)
+
+    def _judge_past(self, *, is_new: bool) -> None:
+        """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
+        past, boot = self._identity, identities.boot_id()
+        lost_power = past.boot not in (boot, identities.CLEAN) and self.config.log.flush is Flush.ASYNC
+        is_whole = past.is_whole and not lost_power and not self.store.lost_tail
+        promised = past.promised
+        epoch = self.view.group(self.config.group).claim.epoch
+        if is_new and epoch:
+            is_whole, promised = False, epoch
+        if past.is_whole and not is_whole:
+            log.warning("this replica may lack what it acknowledged: it has no say before it has caught up with a master")
+        self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)
+        self._save(self._identity)
+
+    def _save(self, identity: Identity) -> None:
+        identity.save(self._disk, self.config.data)
+
+    async def _take_part(self) -> None:
+        config = self.config
+        loop_address = f"{config.advertise or config.host}"
+        data_address = f"{loop_address}:{self._data.port}"
+        self._upkeep = Upkeep(self.broker, stop_process)
+        control = await self._listen_control()
+        record = ReplicaRecord(config.replica, config.group, data_address, f"{loop_address}:{control}", self._identity.folder)
+        self._coordinator = Coordinator(
+            self.coordination, config.group,
+            Master(config.replica, 0, "", record.data_address, record.control_address), lambda: secrets.token_hex(8),
+        )  # fmt: skip
+        membership = self._identity.members() or await self._found_group()
+        self.driver = Driver(
+            self.broker, self._identity, membership, self._coordinator, clock=self._clock, reopen=self._reopen,
+            save=self._save, fatal=stop_process,
+        )  # fmt: skip
+        self.standing.attach(self.driver)
+        self.broker.committer = self.driver
+        self.broker.on_peer = self.driver.accept
+        self.broker.mends = self.driver.mends = self._mends
+        self.driver.on_role = lambda _: self._upkeep.after_turn()
+        self._upkeep.hold_back = lambda: self.driver.core.resetting_until > 0
+        self._registration = Registration(self.coordination, record)
+        self._registering = asyncio.ensure_future(self._register())
+        self.view.on_change(self._changed)
+        self._changed(Change())
+        self._upkeep.start()
+        self.driver.start()
+
+    async def _listen_control(self) -> int:
+        config = self.config
+        self.standing = ReplicaStanding(self.broker, self._clock)
+        self._control, port = await serve_control(
+            BrokerAdmin(self.broker), self.standing, config.group, config.host, config.control_port
+        )
+        return port
+
+    async def _found_group(self) -> Membership:
+        while True:
+            try:
+                return await self._coordinator.bootstrap(self.config.replicas)
+            except CoordinationError as failure:
+                log.warning("waiting for the coordination store: %s", failure)
+                await asyncio.sleep(1)
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                await self._registration.start()
+                return
+            except (CoordinationError, DiskFull) as failure:
+                log.warning("not registered yet: %s", failure)
+                await asyncio.sleep(1)
+
+    # --- while it runs -------------------------------------------------------------------------------------------------
+
+    def _peers_control(self) -> dict[str, str]:
+        """Control addresses of the others."""
+        records = self.view.replicas(self.config.group)
+        return {name: each.control_address for name, each in records.items() if name != self.config.replica}
+
+    def _changed(self, _: Change) -> None:
+        """The coordination store has news; or had, before we started."""
+        state = self.view.group(self.config.group)
+        records = self.view.replicas(self.config.group)
+        addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
+        addresses = {**self._identity.addresses, **addresses}
+        self.driver.mesh.update(addresses)
+        self.broker.forget_routes()
+        self.broker.is_read_only = state.mode is Mode.READ_ONLY
+        if state.members is not None:
+            membership = Membership.decode(state.members)
+            self.driver.act(lambda _: self.driver.core.membership_is(membership))
+            self.driver.remember(self.driver.core.membership, addresses)
+        if state.master is not None:
+            self.broker.master_address = state.master.data_address
+        elif state.claim.epoch:
+            self.driver.act(lambda now_ms: self.driver.core.master_gone(now_ms))
+
+    def _reopen(self, until: int | None, place: Place | None) -> Store:
+        """The store anew: cut behind an index, or begun anew at a place."""
+        self._upkeep.quiesce()
+        self.broker.store.close()
+        folder = self.config.data / "broker"
+        if place is not None:
+            following.begin_anew(folder, place)
+        self.store = open_store(folder, self.config.log, self._clock, disk=self._disk, is_replicated=True, until=until)
+        return self.store
+
+    # --- damage --------------------------------------------------------------------------------------------------------
+
+    def _mends(self, damage: LogDamaged) -> bool:
+        """Damage was found while reading: mend it in the background, and let who waits try again."""
+        if damage.position < 0:
+            return False
+        if self._mending is None or self._mending.done():
+            log.warning("%s", damage)
+            self._mending = asyncio.ensure_future(self._mend(damage))
+        return True
+
+    async def _mend(self, damage: LogDamaged) -> None:
+        data = await mending.ask(self._peers_control(), damage)
+        store = self.broker.store
+        try:
+            is_mended = data is not None and mending.mend((store.messages, store.actions)[damage.log], damage, data)
+        except QmqError as failure:
+            stop_process(failure)
+        if not is_mended:
+            log.error("no other replica could mend it: %s", damage)
+            await asyncio.sleep(1)
+        self.broker.resume()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Host and port of the data port."""
+        return f"{self.config.host}:{self._data.port}"
+
+    async def stop(self) -> None:
+        """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little."""
+        if self.driver.core.role is Role.MASTER:
+            try:
+                await self.standing.transfer("")
+            except QmqError as failure:
+                log.warning("stopping without handing over: %s", failure)
+        self.broker.is_stopping = True
+        for task in (self._registering, self._viewing, *([self._mending] if self._mending else [])):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.driver.stop()
+        await self._registration.stop()
+        await self._control.stop(STOP_GRACE_S)
+        self.broker.retire()
+        await self._data.stop()
+        await self._upkeep.stop()
+        await self.view.stop()
+        await self.coordination.close()
+        self._close_store()
+
+    def _close_store(self) -> None:
+        store = self.broker.store
+        try:
+            if store.committed_index >= store.applied_index and not self.driver.core.resetting_until and not store.unwritten:
+                close_store(store)
+                self._save(replace(self.driver.identity, boot=identities.CLEAN))
+            else:
+                store.begin_flush().run()
+                store.close()
+        except DiskFull as failure:
+            log.warning("closed without a checkpoint: %s", failure)
+            store.close()
+
+
+async def run_replica(config: ReplicaConfig) -> None:
+    """Run until SIGINT or SIGTERM."""
+    from qmq.node.running import until_signal
+    from qmq.node.tuning import SWITCH_INTERVAL_S, calm_collector, keep_freed_memory
+
+    keep_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    node = ReplicaNode(config)
+
+    async def start() -> str:
+        await node.start()
+        calm_collector()
+        return f"qmq broker is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data})"
+
+    await until_signal(start)
+    await node.stop()
+
+
+

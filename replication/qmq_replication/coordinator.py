@@ -1,0 +1,182 @@
+"""What a replica does in the coordination store: win an epoch, hold the master's key, change the membership.
+
+A lost answer is the normal case here, so each operation says how it is settled:
+
+* *campaign*: the epoch's Claim carries the attempt's own number. Read back: ours, and the epoch is ours; anything else, and it is not. An
+  attempt that is given up revokes its lease first, so that a transaction still on its way fails; and if it wins all the same, an epoch is
+  spent that nobody uses, which harms nobody.
+* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If we were superseded meanwhile it is
+  left open: the master that was will commit nothing any more.
+* *hold*: a lease that is lost does not end the mastership, since a majority of the group decides that. The key is set again under a new
+  lease, if the Claim is still ours and no other master is there.
+
+The functions await nothing but the store and the `sleep` they are given, so that the simulator can run them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from qmq_coordination.groups import Claim, GroupState, Master, group_key, read_group
+from qmq_coordination.store import NO_LEASE, Compare, CoordinationStore, LeaseId, Put, Target, absent, unchanged
+
+from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound
+from qmq_replication.membership import Membership
+
+LEASE_S: Final = 5.0
+RETRY_S: Final = 0.2
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """An epoch is ours, under the membership of the same moment."""
+
+    epoch: int
+    membership: Membership
+
+
+class Coordinator:
+    """One replica's dealings with the store. `new_attempt` gives numbers that are never used twice."""
+
+    def __init__(
+        self, store: CoordinationStore, group: str, record: Master, new_attempt: Callable[[], str], *,
+        sleep: Sleep = asyncio.sleep, lease_s: float = LEASE_S,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._group = group
+        self._record = record
+        self._new_attempt = new_attempt
+        self._sleep = sleep
+        self._lease_s = lease_s
+        self._lease: LeaseId = NO_LEASE
+        self._claim: Claim | None = None
+        self._is_campaigning = False
+
+    def _key(self, what: str) -> str:
+        return group_key(self._group, what)
+
+    # --- the beginning -------------------------------------------------------------------------------------------------
+
+    async def bootstrap(self, voters: tuple[str, ...]) -> Membership:
+        """The group's membership; the first one to ask founds the group with `voters`. Raises CoordinationError."""
+        key = self._key("members")
+        while True:
+            found = await self._store.get(key)
+            if found is not None:
+                return Membership.decode(found.value)
+            with suppress(CoordinationUnknown):
+                await self._store.txn([absent(key)], [Put(key, Membership(1, voters).encode())])
+
+    # --- epochs --------------------------------------------------------------------------------------------------------
+
+    async def campaign(self) -> Won | None:
+        """Try once to win the next epoch, over whoever is master. None if it was not won, or nobody knows, or a try is under way."""
+        if self._is_campaigning:
+            return None
+        self._is_campaigning = True
+        try:
+            return await self._campaign()
+        finally:
+            self._is_campaigning = False
+
+    async def _campaign(self) -> Won | None:
+        lease = NO_LEASE
+        try:
+            state = await read_group(self._store, self._group)
+            if state.members is None or self._record.replica not in Membership.decode(state.members).voters:
+                return None
+            lease = await self._store.grant(self._lease_s)
+            claim = Claim(state.claim.epoch + 1, self._record.replica, self._new_attempt())
+            if await self._claim_epoch(state, claim, lease):
+                self._claim, self._lease = claim, lease
+                return Won(claim.epoch, Membership.decode(state.members))
+        except CoordinationError:
+            pass
+        await self._drop(lease)
+        return None
+
+    async def _claim_epoch(self, state: GroupState, claim: Claim, lease: LeaseId) -> bool:
+        epoch_key, master_key = self._key("epoch"), self._key("master")
+        items = state.items
+        compares = [
+            unchanged(items["epoch"]) if "epoch" in items else absent(epoch_key),
+            unchanged(items["master"]) if "master" in items else absent(master_key),
+            unchanged(items["members"]),
+        ]
+        puts = [Put(epoch_key, claim.encode()), Put(master_key, self._master(claim), lease)]
+        try:
+            return (await self._store.txn(compares, puts)).succeeded
+        except CoordinationUnknown:
+            return await self.is_ours(claim)
+
+    async def is_ours(self, claim: Claim) -> bool:
+        """Whether the store's highest epoch is this claim's. Raises CoordinationError."""
+        return (await read_group(self._store, self._group)).claim == claim
+
+    def _master(self, claim: Claim) -> bytes:
+        return replace(self._record, epoch=claim.epoch, attempt=claim.attempt).encode()
+
+    async def _drop(self, lease: LeaseId) -> None:
+        if lease != NO_LEASE:
+            with suppress(CoordinationError):
+                await self._store.revoke(lease)
+
+    # --- holding -------------------------------------------------------------------------------------------------------
+
+    async def hold(self) -> int:
+        """Keep the master's key alive, or set it again. The highest epoch there is: if it is not ours, we were superseded.
+
+        Not to be called unless an epoch was won, and not given back.
+
+        Raises CoordinationError: nothing is known; go on serving, a majority of the group knows better.
+        """
+        claim = self._claim
+        assert claim is not None
+        try:
+            await self._store.keep_alive(self._lease)
+        except LeaseNotFound:
+            await self._set_again(claim)
+        return (await read_group(self._store, self._group)).claim.epoch
+
+    async def _set_again(self, claim: Claim) -> None:
+        self._lease = await self._store.grant(self._lease_s)
+        key = self._key("master")
+        compares = [Compare(self._key("epoch"), Target.VALUE, "=", claim.encode()), absent(key)]
+        with suppress(CoordinationUnknown):
+            await self._store.txn(compares, [Put(key, self._master(claim), self._lease)])
+
+    async def resign(self, epoch: int) -> None:
+        """The key of `epoch` goes, if it is ours. A failure does no harm: the lease ends by itself."""
+        if self._claim is not None and self._claim.epoch == epoch:
+            lease, self._lease, self._claim = self._lease, NO_LEASE, None
+            await self._drop(lease)
+
+    # --- membership ----------------------------------------------------------------------------------------------------
+
+    async def change(self, before: Membership, after: Membership) -> Membership | None:
+        """Replace the membership. None: it was not done, and will not be, since we are not master any more."""
+        claim, key = self._claim, self._key("members")
+        if claim is None:
+            return None
+        compares = [
+            Compare(self._key("epoch"), Target.VALUE, "=", claim.encode()),
+            Compare(key, Target.VALUE, "=", before.encode()),
+        ]
+        while True:
+            try:
+                if (await self._store.txn(compares, [Put(key, after.encode())])).succeeded:
+                    return after
+                return await self._changed(after)
+            except CoordinationError:
+                await self._sleep(RETRY_S)
+
+    async def _changed(self, after: Membership) -> Membership | None:
+        """The comparison failed: an earlier try may have succeeded."""
+        found = await self._store.get(self._key("members"))
+        return after if found is not None and Membership.decode(found.value) == after else None

@@ -1,0 +1,377 @@
+"""One replica of a broker group: the pure core. It takes messages, ticks and news, and says what to do next in a `Ready`.
+
+    role          on                                        becomes
+    slave         silence of the master, or a TakeOver      polling (a TakeOver: campaigning)
+    polling       a majority hears no master, I am ahead    campaigning
+    polling       anything else                             slave
+    campaigning   the coordination store gives an epoch     fencing
+    campaigning   it does not                               slave
+    fencing       promises of a majority, none is ahead     master
+    fencing       one is ahead, or time is up               slave, and the mastership goes to that one
+    any           a higher epoch                            slave
+
+Rules it keeps (docs/REPLICATION.md argues them):
+* Nothing older than the highest promised epoch is taken, ever; the promise is on disk before anybody hears of it.
+* A log is continued only where it matches (epoch, index); it is cut only behind the last match with the master of the highest epoch, and
+  never before what is committed. While a slave is `in_step`, its whole log is a prefix of the master's.
+* An Ack tells only of entries that are stored as durably as the flush policy asks.
+* The commit position never goes back.
+
+This file owns what every role needs and the slave's side; `leader.py` the master's, `election.py` the way between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from qmq_replication.election import Election
+from qmq_replication.history import History
+from qmq_replication.leader import Leader
+from qmq_replication.membership import Membership
+from qmq_replication.messages import (
+    Ack,
+    Append,
+    Message,
+    Mismatch,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    Reset,
+    TakeOver,
+)
+from qmq_replication.ready import DurableState, Log, Ready, Role, Timing
+
+HISTORY_RUNS_MAX: Final = 200
+"""Runs that a Mismatch tells of; the older ones cannot matter unless so many masters followed each other unheard."""
+
+
+class InvariantBroken(Exception):
+    """The protocol's own promise is broken: the process must stop, loudly, before it does more."""
+
+
+class Replica:
+    """See the module. All times are milliseconds of one monotonic clock."""
+
+    def __init__(
+        self, name: str, membership: Membership, state: DurableState, history: History, log: Log, *,
+        timing: Timing, random: Random, now_ms: int, commit: int = 0,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.membership = membership
+        self.promised, self.is_whole, self.resetting_until = state
+        self.history = history
+        self.log = log
+        self.timing = timing
+        self.random = random
+        self.now_ms = now_ms
+        self.commit = commit
+        self.durable = history.last_index
+        self.in_step = False
+        self.role = Role.SLAVE
+        self.master = ""
+        """Who leads in the highest promised epoch, as far as is known here."""
+        self.heard_ms = now_ms
+        self.is_master_lost = True
+        self.suspect_at_ms = 0
+        self.master_commit = 0
+        self.round = 0
+        """The master's latest attempt to get in step with us, as we heard it; our acknowledgements belong to it."""
+        self.election = Election(self)
+        self.leader: Leader | None = None
+        self.ready = Ready()
+        self.expect_master()
+
+    # --- what the caller says ------------------------------------------------------------------------------------------
+
+    @property
+    def due_ms(self) -> int:
+        """When `tick` has something to do, unless something else happens before; calling it more often does no harm."""
+        if self.leader is not None:
+            return self.leader.due_ms
+        if self.role is not Role.SLAVE:
+            return self.election.due_ms
+        return self.suspect_at_ms if self._may_poll() else self.now_ms + self.timing.suspect_ms
+
+    def _may_poll(self) -> bool:
+        return self.name in self.membership.voters and not self.resetting_until
+
+    def take(self) -> Ready:
+        """What is to be done now; taken once."""
+        ready, self.ready = self.ready, Ready()
+        return ready
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        self.now_ms = now_ms
+        if self.leader is not None:
+            self.leader.tick()
+        elif self.role is not Role.SLAVE:
+            self.election.tick()
+        elif now_ms >= self.suspect_at_ms and self._may_poll():
+            self.election.poll()
+
+    def step(self, now_ms: int, sender: str, message: Message) -> None:
+        """A peer says something. Raises InvariantBroken."""
+        self.now_ms = now_ms
+        _STEPS[type(message)](self, sender, message)
+
+    def stored(self, index: int) -> None:
+        """Everything up to `index` is as durable as the flush policy asks."""
+        self.durable = max(self.durable, min(index, self.history.last_index))
+        if self.leader is not None:
+            self.leader.advance()
+        elif self.in_step:
+            self._become_whole()
+            self._acknowledge()
+
+    def disconnected(self, now_ms: int, peer: str) -> None:
+        """The connection to a peer has ended: if it was the master, it may be dead."""
+        self.now_ms = now_ms
+        if peer == self.master and self.role is Role.SLAVE:
+            self.is_master_lost = True
+            self._suspect_within(self.timing.lost_ms)
+
+    def master_gone(self, now_ms: int) -> None:
+        """The coordination store knows of no master. One that is still heard is left alone: it will come back to the store."""
+        self.now_ms = now_ms
+        if self.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.timing.heartbeat_ms:
+            self._suspect_within(self.timing.lost_ms)
+
+    def membership_is(self, membership: Membership) -> None:
+        """The coordination store has this membership. A master knows its own changes better."""
+        if membership.version > self.membership.version and self.leader is None:
+            self.membership = membership
+
+    def campaign_won(self, now_ms: int, epoch: int, membership: Membership) -> None:
+        """The coordination store gave us `epoch`, under this membership."""
+        self.now_ms = now_ms
+        self.election.won(epoch, membership)
+
+    def campaign_lost(self, now_ms: int) -> None:
+        """It did not."""
+        self.now_ms = now_ms
+        if self.role is Role.CAMPAIGNING:
+            self.become_slave(self.timing.suspect_ms // 2)
+
+    def superseded(self, now_ms: int, epoch: int) -> None:
+        """The coordination store has a higher epoch than the one we lead in."""
+        self.now_ms = now_ms
+        if self.leader is not None and epoch > self.leader.epoch:
+            self.become_slave()
+
+    # --- state that must survive ---------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> DurableState:
+        """What must be on disk."""
+        return DurableState(self.promised, self.is_whole, self.resetting_until)
+
+    @property
+    def may_count(self) -> bool:
+        """Whether everything this replica ever acknowledged is here."""
+        return self.is_whole and not self.resetting_until
+
+    def promise(self, epoch: int) -> None:
+        """Take nothing older than `epoch` from now on."""
+        self.promised = epoch
+        self.in_step = False
+        self.master_commit = self.round = 0
+        self.ready.save = self.state
+
+    # --- roles ---------------------------------------------------------------------------------------------------------
+
+    def become(self, role: Role) -> None:
+        """Change the role, and have it known."""
+        self.role = role
+        self.ready.role = role
+
+    def become_slave(self, patience_ms: int | None = None) -> None:
+        """Leave whatever else we were; wait for a master for so long."""
+        self.leader = None
+        if self.master == self.name:
+            self.master, self.is_master_lost = "", True
+        if self.role is not Role.SLAVE:
+            self.become(Role.SLAVE)
+        self.expect_master(patience_ms)
+
+    def lead(self) -> None:
+        """A majority has promised, and nobody is ahead: what is committed is here."""
+        if not self.is_whole:
+            self.is_whole = True
+            self.ready.save = self.state
+        self.master = self.name
+        self.become(Role.MASTER)
+        self.leader = Leader(self)
+
+    def expect_master(self, patience_ms: int | None = None) -> None:
+        """Give a master time to be heard."""
+        patience = self.timing.suspect_ms if patience_ms is None else patience_ms
+        self.suspect_at_ms = self.now_ms + patience + int(self.random.random() * patience * 0.3)
+
+    def _suspect_within(self, ms: int) -> None:
+        self.suspect_at_ms = min(self.suspect_at_ms, self.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
+
+    def hears_master(self) -> bool:
+        """Whether there is no reason to campaign."""
+        if self.leader is not None:
+            return self.leader.has_quorum()
+        if self.role is Role.FENCING:
+            return True
+        return bool(self.master) and not self.is_master_lost and self.now_ms - self.heard_ms < self.timing.suspect_ms
+
+    # --- asked by peers ------------------------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Message) -> None:
+        """Have a message sent."""
+        self.ready.messages.append((to, message))
+
+    def _on_probe(self, sender: str, _: Probe) -> None:
+        reply = ProbeReply(self.promised, self.master, self.hears_master(), *self.history.last, self.may_count)
+        self.send(sender, reply)
+
+    def _on_promise_request(self, sender: str, request: PromiseRequest) -> None:
+        if request.epoch < self.promised:
+            self.send(sender, Refusal(self.promised))
+            return
+        if request.epoch > self.promised:
+            self.become_slave()
+            self.promise(request.epoch)
+            self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
+        self.send(sender, Promise(request.epoch, *self.history.last, self.may_count))
+
+    def _on_take_over(self, _: str, message: TakeOver) -> None:
+        if message.epoch >= self.promised and self.role in (Role.SLAVE, Role.POLLING) and self.may_count:
+            self.election.campaign()
+
+    def _on_refusal(self, _: str, message: Refusal) -> None:
+        if message.epoch > self.promised and self.role in (Role.MASTER, Role.FENCING):
+            self.become_slave()
+
+    # --- the slave's side ----------------------------------------------------------------------------------------------
+
+    def _heed(self, sender: str, epoch: int) -> bool:
+        """Whether the master of `epoch` is to be obeyed. Raises InvariantBroken if an epoch has two masters."""
+        if epoch < self.promised:
+            self.send(sender, Refusal(self.promised))
+            return False
+        if epoch == self.promised and self.role in (Role.MASTER, Role.FENCING) and sender != self.name:
+            raise InvariantBroken(f"{sender} leads in epoch {epoch}, which is {self.name}'s")
+        if epoch > self.promised:
+            self.become_slave()
+            self.promise(epoch)
+        elif self.role is not Role.SLAVE:
+            self.become_slave()
+        self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
+        self.expect_master()
+        return True
+
+    def _on_append(self, sender: str, message: Append) -> None:
+        if not self._heed(sender, message.epoch) or not self.continues(message):
+            return
+        if message.last_index > self.history.last_index:
+            self.history.extend(message.runs, message.last_index)
+            self.ready.append.append(message)
+        self.master_commit = max(self.master_commit, message.commit)
+        self.commit_to(min(message.commit, self.history.last_index))
+        if message.last_index == message.prev_index:
+            self._become_whole()
+            self._acknowledge()
+
+    def continues(self, message: Append) -> bool:
+        """Whether our log goes on (or already went on) with this. Answers what does not."""
+        last = self.history.last_index
+        self.round = max(self.round, message.round)
+        if self.in_step:
+            if message.prev_index == last:
+                return True
+            if message.last_index <= last:
+                self._acknowledge()
+                return False
+        elif self.history.epoch_at(message.prev_index) == message.prev_epoch and (message.cut or message.prev_index == last):
+            if message.prev_index < last:
+                self.truncate(message.prev_index)
+            self.in_step = True
+            return True
+        self._mismatch(message.round)
+        return False
+
+    def truncate(self, index: int) -> None:
+        """What lies behind `index` was never committed: cut it. Raises InvariantBroken if it was."""
+        if index < self.commit:
+            raise InvariantBroken(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
+        self.history.truncate(index)
+        self.durable = min(self.durable, index)
+        self.ready.truncate = index
+
+    def _on_reset(self, sender: str, message: Reset) -> None:
+        if not self._heed(sender, message.epoch) or (self.in_step and message.start_index <= self.history.last_index):
+            return
+        if message.start_index < self.commit:
+            raise InvariantBroken(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")
+        self.history = History((), message.start_index, message.start_index, message.start_epoch)
+        self.durable = self.commit = message.start_index
+        self.is_whole, self.resetting_until = False, message.until_index
+        self.in_step, self.round = True, max(self.round, message.round)
+        self.ready.save, self.ready.reset = self.state, message
+        self._acknowledge()
+
+    def commit_to(self, index: int) -> None:
+        """Entries up to `index` are committed."""
+        if index > self.commit:
+            self.commit = index
+            self.ready.commit = index
+
+    def stored_index(self) -> int:
+        """Up to where the log is stored durably."""
+        return min(self.durable, self.history.last_index)
+
+    def _acknowledge(self) -> None:
+        self.send(self.master, Ack(self.promised, self.round, self.stored_index(), self.history.last_index, self.log.place()))
+
+    def _mismatch(self, round: int) -> None:
+        tail = self.history.tail(HISTORY_RUNS_MAX)
+        self.send(self.master, Mismatch(self.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs),
+                                        self.log.place()))  # fmt: skip
+
+    def _become_whole(self) -> None:
+        """Once we hold all that the master of this epoch has committed, we lack nothing that we ever acknowledged."""
+        if self.may_count or not self.master_commit:
+            return
+        held = self.stored_index()
+        if held >= max(self.master_commit, self.resetting_until) and self.history.epoch_at(self.master_commit) == self.promised:
+            self.is_whole, self.resetting_until = True, 0
+            self.ready.save = self.state
+
+    # --- to the other roles --------------------------------------------------------------------------------------------
+
+    def _on_probe_reply(self, sender: str, reply: ProbeReply) -> None:
+        self.election.replied(sender, reply)
+
+    def _on_promise(self, sender: str, promise: Promise) -> None:
+        self.election.promised(sender, promise)
+
+    def _on_ack(self, sender: str, ack: Ack) -> None:
+        if self.leader is not None:
+            self.leader.acknowledged(sender, ack)
+
+    def _on_mismatch(self, sender: str, mismatch: Mismatch) -> None:
+        if self.leader is not None:
+            self.leader.mismatched(sender, mismatch)
+
+
+_STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
+    Probe: Replica._on_probe,
+    ProbeReply: Replica._on_probe_reply,
+    PromiseRequest: Replica._on_promise_request,
+    Promise: Replica._on_promise,
+    Append: Replica._on_append,
+    Ack: Replica._on_ack,
+    Mismatch: Replica._on_mismatch,
+    Reset: Replica._on_reset,
+    Refusal: Replica._on_refusal,
+    TakeOver: Replica._on_take_over,
+}

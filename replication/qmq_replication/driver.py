@@ -1,0 +1,376 @@
+"""The driver: carries out what the core wants, on the real disk, network and coordination store. Thin; nothing is decided here.
+
+It is the broker's committer: the broker tells it what is written and stored, it tells the core, and what the core commits goes back to the
+broker. A slave's entries come from the mesh, are checked, go through the core, and are written before anything is said about them.
+
+    state file    synced before any message that depends on it
+    log           changed in the order reset, truncate, append; a full disk drops what came, as a network might
+    broker        serves from the moment this epoch's barrier is committed until the role is lost
+
+If the process dies anywhere here, the next start finds a log that ends somewhere and a promise that was made; both are what Raft expects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from random import Random
+from typing import Any, Final, Protocol
+
+from qmq.clock import Clock
+from qmq.errors import CoordinationError, CorruptBatch, DiskFull, LogDamaged, ProtocolViolation
+from qmq.log import following
+from qmq.log.config import Flush
+from qmq.log.merged import read_merged
+from qmq.log.store import Store
+from qmq.log.tail import Place
+from qmq.wire.frame import Frame, FrameKind
+from qmq_replication import wire
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.core import Replica
+from qmq_replication.history import History, Run
+from qmq_replication.identity import Identity
+from qmq_replication.membership import Membership
+from qmq_replication.mesh import Mesh
+from qmq_replication.messages import Ack, Append, Message, Mismatch
+from qmq_replication.ready import Campaign, Change, Chunk, DurableState, Ready, Request, Resign, Role, Timing
+
+log = logging.getLogger("qmq.replication")
+
+TICK_S: Final = 0.05
+HOLD_S: Final = 1.5
+FULL_PAUSE_MS: Final = 500
+
+
+class Host(Protocol):
+    """The broker, as the driver needs it."""
+
+    store: Store
+    is_serving: bool
+
+    def serve(self, store: Store) -> None:
+        """Begin to serve clients."""
+        ...
+
+    def retire(self) -> None:
+        """Stop serving them."""
+        ...
+
+    def commit(self, index: int) -> None:
+        """Everything up to `index` is committed."""
+        ...
+
+    def schedule(self) -> None:
+        """Have a turn soon: something was written."""
+        ...
+
+
+class StoreLog:
+    """The store as the core's `Log`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def place(self) -> Place:
+        """Where the logs end."""
+        store = self._host.store
+        return store.messages.end, store.actions.end
+
+    def read(self, place: Place, after: int, bytes_max: int) -> Chunk | None:
+        """From memory, or from the files. Raises LogDamaged."""
+        store = self._host.store
+        found = store.tail.read(tuple(place), after, bytes_max)  # type: ignore[arg-type]
+        if found is None:
+            found = read_merged((store.messages, store.actions), tuple(place), after, bytes_max)  # type: ignore[arg-type]
+        if found is None or not found.runs:
+            return None
+        return Chunk(found.last, found.runs, found.place, found.size)
+
+    def start(self) -> tuple[int, int, Place]:
+        """Behind what everything is still here."""
+        store = self._host.store
+        index, epoch = store.start()
+        return epoch, index, (store.messages.start, store.actions.start)
+
+
+class Driver:
+    """One replica at work. Make it, `start` it; it lives until `stop`."""
+
+    def __init__(
+        self, host: Host, identity: Identity, membership: Membership, coordinator: Coordinator, *, clock: Clock,
+        reopen: Callable[[int | None, Place | None], Store], save: Callable[[Identity], None],
+        fatal: Callable[[BaseException], None], timing: Timing | None = None,
+    ) -> None:  # fmt: skip
+        self.host = host
+        self.identity = identity
+        self.coordinator = coordinator
+        self.on_role: Callable[[Role], None] = lambda _: None
+        self.mends: Callable[[LogDamaged], bool] = lambda _: False
+        """Told of damage found while reading for a slave; True if it is being repaired."""
+        self._clock = clock
+        self._reopen = reopen
+        self._save = save
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+        self._full_until_ms = 0
+        self._timing = timing or Timing()
+        self.mesh = Mesh(wire.PeerHello(identity.group, identity.replica), self._disconnected)
+        self.core = self._new_core(membership)
+
+    def _new_core(self, membership: Membership) -> Replica:
+        store = self.host.store
+        index, epoch = store.start()
+        history = History([Run(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
+        return Replica(
+            self.identity.replica, membership, self.identity.state, history, StoreLog(self.host), timing=self._timing,
+            random=Random(), now_ms=self._clock.monotonic_ms(), commit=min(store.committed_index, store.index),  # noqa: S311
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Begin to take part."""
+        self.core.stored(self.host.store.index)
+        self._ticker = self._loop.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._with_core(lambda now_ms: self.core.tick(now_ms))
+
+    def _with_core(self, act: Callable[[int], object]) -> None:
+        """Let the core know something, and carry out what follows. A broken invariant stops the process."""
+        try:
+            act(self._clock.monotonic_ms())
+            self._carry_out()
+        except LogDamaged as failure:
+            if not self.mends(failure):
+                self._fatal(failure)
+        except Exception as cause:
+            self._fatal(cause)
+
+    # --- from the broker -----------------------------------------------------------------------------------------------
+
+    def written(self, index: int) -> None:
+        """See qmq.broker.broker.Committer."""
+        leader = self.core.leader
+        if leader is None or index <= self.core.history.last_index:
+            return
+        self._with_core(lambda _: self._written(index))
+
+    def _written(self, index: int) -> None:
+        assert self.core.leader is not None
+        self.core.leader.appended(index)
+        if self.host.store.config.flush is Flush.ASYNC:
+            self.core.stored(index)
+
+    def stored(self, index: int) -> None:
+        """See qmq.broker.broker.Committer."""
+        if self.host.store.config.flush is Flush.SYNC:
+            self._with_core(lambda _: self.core.stored(index))
+
+    # --- from the peers ------------------------------------------------------------------------------------------------
+
+    def accept(self, first: Frame) -> Callable[[Frame], None]:
+        """Another replica has connected. Raises ProtocolViolation if it is not of our group."""
+        hello = wire.PeerHello.unpack(first.payload)
+        if hello.group != self.identity.group:
+            raise ProtocolViolation(f"this is group {self.identity.group}, the peer is of {hello.group}")
+        return lambda frame: self._on_frame(hello.replica, frame)
+
+    def _on_frame(self, sender: str, frame: Frame) -> None:
+        if frame.kind != FrameKind.REPLICA:
+            raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
+        message = wire.unpack(frame.payload)
+        if isinstance(message, Append) and message.payload is not None and not self._has_room(message.payload):
+            return
+        self._with_core(lambda now_ms: self.core.step(now_ms, sender, message))
+
+    def _has_room(self, stretch: wire.Stretch) -> bool:
+        """A full disk is a lossy network to the core."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._full_until_ms:
+            return False
+        try:
+            self.host.store.require_space(sum(run.size for run in stretch.runs))
+        except DiskFull as failure:
+            log.warning("entries of the master are not taken for now: %s", failure)
+            self._full_until_ms = now_ms + FULL_PAUSE_MS
+            return False
+        return True
+
+    def _disconnected(self, peer: str) -> None:
+        self._with_core(lambda now_ms: self.core.disconnected(now_ms, peer))
+
+    # --- carrying out --------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        while True:
+            ready = self.core.take()
+            if ready == _NOTHING:
+                return
+            self._do(ready)
+
+    def _do(self, ready: Ready) -> None:
+        if ready.save is not None:
+            self._save_state(ready.save)
+        if ready.role is not None and ready.role is not Role.MASTER:
+            self._lose_role()
+        self._change_log(ready)
+        for to, message in ready.messages:
+            self._send(to, message)
+        if ready.commit is not None:
+            self._commit(ready.commit)
+        if ready.role is not None:
+            log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.promised)
+            self.on_role(ready.role)
+        if ready.lead is not None:
+            self._lead(ready.lead)
+        for request in ready.requests:
+            self._ask(request)
+
+    def _save_state(self, state: DurableState) -> None:
+        self.identity = self.identity.with_state(state)
+        self._save(self.identity)
+
+    def remember(self, membership: Membership, addresses: dict[str, str]) -> None:
+        """Keep what a start without the coordination store needs."""
+        found = replace(self.identity, membership=membership.encode().decode(), addresses=addresses)
+        if found != self.identity:
+            self.identity = found
+            self._save(found)
+
+    def _send(self, to: str, message: Message) -> None:
+        if isinstance(message, Ack | Mismatch):
+            message = message._replace(place=(self.host.store.messages.end, self.host.store.actions.end))
+        self.mesh.send(to, wire.pack(message))
+
+    # --- the log -------------------------------------------------------------------------------------------------------
+
+    def _change_log(self, ready: Ready) -> None:
+        if ready.reset is not None:
+            log.warning("beginning anew behind index %d: the master has nothing older", ready.reset.start_index)
+            self.host.store = self._reopen(None, tuple(ready.reset.place))
+            self.host.store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
+        if ready.truncate is not None:
+            self._truncate(ready.truncate)
+        for append in ready.append:
+            self._append(append)
+
+    def _truncate(self, index: int) -> None:
+        log.warning("cutting the log behind index %d: another master was elected without what follows", index)
+        if self.host.store.unwritten or not following.truncate(self.host.store, index):
+            self.host.store = self._reopen(index, None)
+        assert self.host.store.index == index, f"the log ends at {self.host.store.index} after cutting to {index}"
+
+    def _append(self, append: Append) -> None:
+        store = self.host.store
+        stretch: wire.Stretch = append.payload
+        following.take(store, stretch.runs, stretch.entries)
+        assert store.index == append.last_index
+        if store.config.flush is Flush.ASYNC:
+            self.core.stored(store.index)
+        self.host.schedule()
+
+    def _lose_role(self) -> None:
+        """What the broker did in memory and never wrote is undone by opening the store anew."""
+        self.host.retire()
+        if self.host.store.unwritten:
+            self.host.store = self._reopen(None, None)
+
+    def _commit(self, index: int) -> None:
+        self.host.commit(index)
+        leader = self.core.leader
+        if leader is not None and leader.is_serving and not self.host.is_serving:
+            log.info("%s serves in epoch %d", self.identity.replica, leader.epoch)
+            self.host.serve(self.host.store)
+
+    def _lead(self, epoch: int) -> None:
+        store = self.host.store
+        store.apply_pending()
+        try:
+            store.append_barrier(epoch)
+        except DiskFull as failure:
+            log.warning("cannot lead: %s", failure)
+            self.core.become_slave(self._timing.suspect_ms * 3)
+            self._request_later(Resign(epoch))
+            return
+        self._written(store.index)
+        self.host.schedule()
+        self._spawn(self._hold(epoch))
+
+    # --- the coordination store ----------------------------------------------------------------------------------------
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fatal(task.exception() or RuntimeError("a task failed"))
+
+    def _request_later(self, request: Request) -> None:
+        self.core.ready.requests.append(request)
+
+    def _ask(self, request: Request) -> None:
+        if isinstance(request, Campaign):
+            self._spawn(self._campaign())
+        elif isinstance(request, Resign):
+            self._spawn(self.coordinator.resign(request.epoch))
+        else:
+            self._spawn(self._change(request))
+
+    async def _campaign(self) -> None:
+        won = await self.coordinator.campaign()
+        if won is None:
+            self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))
+        else:
+            epoch, membership = won.epoch, won.membership
+            self._with_core(lambda now_ms: self.core.campaign_won(now_ms, epoch, membership))
+
+    async def _change(self, request: Change) -> None:
+        done = await self.coordinator.change(request.before, request.after)
+        leader = self.core.leader
+        if leader is not None and leader.epoch == request.epoch:
+            self._with_core(lambda _: leader.changed(done))
+
+    async def _hold(self, epoch: int) -> None:
+        """Keep the master's key while we lead."""
+        while True:
+            await asyncio.sleep(HOLD_S)
+            leader = self.core.leader
+            if leader is None or leader.epoch != epoch:
+                return
+            try:
+                highest = await self.coordinator.hold()
+            except CoordinationError as failure:
+                log.warning("the coordination store does not answer, the group goes on without: %s", failure)
+                continue
+            self._with_core(lambda now_ms, highest=highest: self.core.superseded(now_ms, highest))  # type: ignore[misc]
+
+    # --- news from the store, and operators ----------------------------------------------------------------------------
+
+    def act(self, do: Callable[[int], object]) -> None:
+        """Let the core know something from outside; errors that `do` raises go to the caller, if nothing was begun."""
+        do(self._clock.monotonic_ms())
+        self._with_core(lambda _: None)
+
+    async def stop(self) -> None:
+        """Take part no more; a master gives its key back, so that another leads at once."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        epoch = self.core.leader.epoch if self.core.leader is not None else 0
+        for task in list(self._tasks):
+            task.cancel()
+        if epoch:
+            await self.coordinator.resign(epoch)
+        await self.mesh.close()
+
+
+_NOTHING: Final = Ready()
+
+__all__ = ["CorruptBatch", "Driver", "Host", "StoreLog"]

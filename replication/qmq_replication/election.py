@@ -1,0 +1,166 @@
+"""The way to mastership: ask around, win an epoch in the coordination store, fence the others with a majority's promises. Pure.
+
+The poll is Raft's pre-vote (Ongaro's dissertation, section 9.6): it keeps a replica that is cut off, or behind, from disturbing a group
+that is well. The epoch comes from the coordination store, by compare-and-swap, so it has one owner. The promises make it safe: a majority
+takes nothing older any more, and since every committed entry is on a majority, one of the promisers holds it; if any of them is ahead of
+us, the mastership is that one's (Raft, section 5.4.1).
+
+A replica that may have lost what it acknowledged (it is not *whole*: power cut without flushing, or a new disk) cannot speak for a
+majority. Then a majority of whole replicas is needed, or else everybody, and the most advanced leads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qmq_replication.membership import Membership
+from qmq_replication.messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
+from qmq_replication.ready import Campaign, Resign, Role
+
+if TYPE_CHECKING:
+    from qmq_replication.core import Replica
+
+
+class Election:
+    """The state of one replica's attempts."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._replies: dict[str, ProbeReply] = {}
+        self._promises: dict[str, Promise] = {}
+        self._deadline_ms = 0
+        self._ask_again_ms = 0
+
+    def tick(self) -> None:
+        """Time has passed while polling or fencing."""
+        replica = self._replica
+        if replica.role is Role.POLLING and replica.now_ms >= self._deadline_ms:
+            self._evaluate()
+        elif replica.role is Role.FENCING:
+            if replica.now_ms >= self._deadline_ms:
+                self._give_up()
+            elif replica.now_ms >= self._ask_again_ms:
+                self._ask_promises()
+
+    @property
+    def due_ms(self) -> int:
+        """When `tick` has something to do."""
+        replica = self._replica
+        if replica.role is Role.CAMPAIGNING:
+            return replica.now_ms + replica.timing.suspect_ms
+        return self._deadline_ms if replica.role is Role.POLLING else min(self._deadline_ms, self._ask_again_ms)
+
+    # --- asking around -------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Ask the other voters how things are."""
+        replica = self._replica
+        self._replies = {}
+        self._deadline_ms = replica.now_ms + replica.timing.poll_ms
+        replica.become(Role.POLLING)
+        for name in replica.membership.voters:
+            if name != replica.name:
+                replica.send(name, Probe(replica.promised))
+        if len(replica.membership.voters) == 1:
+            self._evaluate()
+
+    def replied(self, sender: str, reply: ProbeReply) -> None:
+        """A voter told how things are."""
+        replica = self._replica
+        if replica.role is not Role.POLLING:
+            return
+        self._replies[sender] = reply
+        if len(self._replies) == len(replica.membership.voters) - 1:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        replica = self._replica
+        deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
+        if not replica.membership.is_majority([*deaf, replica.name]):
+            replica.become_slave(replica.timing.poll_ms * 3)
+        elif self._is_behind():
+            replica.become_slave(replica.timing.poll_ms * 2)
+        else:
+            self.campaign()
+
+    def _is_behind(self) -> bool:
+        """Whether another one should go first."""
+        mine = self._replica.history.last
+        everybody = len(self._replies) == len(self._replica.membership.voters) - 1
+        if not self._replica.may_count and not everybody:
+            return True
+        judges = [each for each in self._replies.values() if each.is_whole or everybody]
+        return any((each.last_epoch, each.last_index) > mine for each in judges)
+
+    def campaign(self) -> None:
+        """Ask the coordination store for an epoch."""
+        self._replica.become(Role.CAMPAIGNING)
+        self._replica.ready.requests.append(Campaign())
+
+    # --- fencing -------------------------------------------------------------------------------------------------------
+
+    def won(self, epoch: int, membership: Membership) -> None:
+        """The epoch is ours; nothing may be written in it before a majority has promised it."""
+        replica = self._replica
+        if replica.role is not Role.CAMPAIGNING or epoch <= replica.promised:
+            replica.ready.requests.append(Resign(epoch))
+            if replica.role is Role.CAMPAIGNING:
+                replica.become_slave()
+            return
+        replica.membership = membership
+        replica.promise(epoch)
+        replica.master = replica.name
+        replica.become(Role.FENCING)
+        self._deadline_ms = replica.now_ms + replica.timing.fence_ms
+        self._promises = {replica.name: Promise(epoch, *replica.history.last, replica.may_count)}
+        self._ask_promises()
+        self._decide()
+
+    def _ask_promises(self) -> None:
+        replica = self._replica
+        self._ask_again_ms = replica.now_ms + replica.timing.poll_ms
+        for name in replica.membership.replicas:
+            if name not in self._promises:
+                replica.send(name, PromiseRequest(replica.promised))
+
+    def promised(self, sender: str, promise: Promise) -> None:
+        """A replica promised."""
+        if self._replica.role is Role.FENCING and promise.epoch == self._replica.promised:
+            self._promises[sender] = promise
+            self._decide()
+
+    def _decide(self) -> None:
+        ahead = self.ahead()
+        if ahead is not None:
+            self._yield_to(ahead)
+        elif self.has_quorum():
+            self._replica.lead()
+
+    def _judges(self) -> dict[str, Promise]:
+        """The promises that count: of whole voters, or of everybody once everybody is here."""
+        voters = self._replica.membership.voters
+        found = {name: self._promises[name] for name in voters if name in self._promises}
+        if len(found) == len(voters):
+            return found
+        return {name: promise for name, promise in found.items() if promise.is_whole}
+
+    def has_quorum(self) -> bool:
+        """Whether a majority has promised."""
+        return self._replica.membership.is_majority(self._judges())
+
+    def ahead(self) -> str | None:
+        """The one that holds most, if it holds more than we do."""
+        judges = {name: (each.last_epoch, each.last_index) for name, each in self._judges().items()}
+        best = max(judges, key=lambda name: judges[name], default=None)
+        return best if best is not None and judges[best] > self._replica.history.last else None
+
+    def _yield_to(self, name: str) -> None:
+        replica = self._replica
+        replica.send(name, TakeOver(replica.promised))
+        replica.ready.requests.append(Resign(replica.promised))
+        replica.become_slave()
+
+    def _give_up(self) -> None:
+        replica = self._replica
+        replica.ready.requests.append(Resign(replica.promised))
+        replica.become_slave(replica.timing.suspect_ms // 2)

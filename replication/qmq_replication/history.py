@@ -1,0 +1,116 @@
+"""Which epoch wrote which entries: the whole log's shape in a few numbers. Pure.
+
+Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index it wrote. Two logs that agree on (epoch,
+index) of one entry agree on everything before it (Raft, section 5.3, log matching); so where two histories part, their logs part, and it
+takes no search through entries to find that place.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """Entries from `first` on were written in `epoch`, until the next run begins."""
+
+    epoch: int
+    first: int
+
+
+class History:
+    """A log's runs. The log holds the entries behind `start_index`, whose epoch was `start_epoch`, up to `last_index`."""
+
+    __slots__ = ("_firsts", "last_index", "runs", "start_epoch", "start_index")
+
+    def __init__(self, runs: Iterable[Run] = (), last_index: int = 0, start_index: int = 0, start_epoch: int = 0) -> None:
+        self.runs = [Run(*each) for each in runs]
+        self._firsts = [each.first for each in self.runs]
+        self.last_index = last_index
+        self.start_index = start_index
+        self.start_epoch = start_epoch
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the last entry."""
+        return self.runs[-1].epoch if self.runs else self.start_epoch
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(epoch, index) of the last entry: the greater one is ahead (Raft, section 5.4.1)."""
+        return self.last_epoch, self.last_index
+
+    def epoch_at(self, index: int) -> int | None:
+        """Epoch of the entry; None if the log has none, or none any more."""
+        if index > self.last_index or index < self.start_index:
+            return None
+        place = bisect_right(self._firsts, index) - 1
+        return self.runs[place].epoch if place >= 0 else self.start_epoch
+
+    def extend(self, runs: Iterable[Run], last_index: int) -> None:
+        """Entries were appended. A run that goes on is not begun again."""
+        for run in runs:
+            if not self.runs or self.runs[-1].epoch != run.epoch:
+                assert run.epoch >= self.last_epoch, f"epochs fall: {run} behind {self.last}"
+                self.runs.append(Run(*run))
+                self._firsts.append(run.first)
+        self.last_index = last_index
+
+    def truncate(self, index: int) -> None:
+        """Entries behind `index` are gone."""
+        while self.runs and self.runs[-1].first > index:
+            self.runs.pop()
+            self._firsts.pop()
+        self.last_index = index
+
+    def drop_before(self, index: int) -> None:
+        """Entries before `index` are gone, by retention."""
+        if index - 1 <= self.start_index:
+            return
+        epoch = self.epoch_at(index - 1)
+        assert epoch is not None
+        self.start_epoch, self.start_index = epoch, index - 1
+        place = bisect_right(self._firsts, index) - 1
+        if place > 0:
+            del self.runs[:place], self._firsts[:place]
+
+    def run_begin(self, index: int) -> int:
+        """First index of the run that holds `index`."""
+        place = bisect_right(self._firsts, index) - 1
+        return self.runs[place].first if place >= 0 else self.start_index
+
+    def between(self, after: int, last: int) -> tuple[Run, ...]:
+        """The runs of the entries behind `after` up to `last`, clipped to them."""
+        if last <= after:
+            return ()
+        place = max(bisect_right(self._firsts, after + 1) - 1, 0)
+        found: list[Run] = []
+        for run in self.runs[place:]:
+            if run.first > last:
+                break
+            found.append(Run(run.epoch, max(run.first, after + 1)))
+        return tuple(found)
+
+    def tail(self, runs_max: int) -> History:
+        """The last runs only, as a history of its own."""
+        if len(self.runs) <= runs_max:
+            return History(self.runs, self.last_index, self.start_index, self.start_epoch)
+        kept, before = self.runs[-runs_max:], self.runs[-runs_max - 1]
+        return History(kept, self.last_index, kept[0].first - 1, before.epoch)
+
+
+def divergence(ours: History, theirs: History) -> int | None:
+    """The last index at which both logs agree; None if what they share cannot be known from what they still hold.
+
+    Where the epochs at an index differ, the log with the higher one agrees nowhere in that run: the other's epochs up to here are lower.
+    """
+    index = min(ours.last_index, theirs.last_index)
+    while index >= max(ours.start_index, theirs.start_index):
+        mine, other = ours.epoch_at(index), theirs.epoch_at(index)
+        assert mine is not None
+        assert other is not None
+        if mine == other:
+            return index
+        index = (ours if mine > other else theirs).run_begin(index) - 1
+    return None

@@ -1,0 +1,278 @@
+"""The master's side: sending entries, counting who has them, committing; changing the membership; handing over. Pure.
+
+Per peer it keeps how far that one is. A peer begins in PROBE: it is sent an Append without entries, and answers with Ack (it is in step) or
+with Mismatch, which tells its log's shape; from that the master knows at once where the logs part. In REPLICATE entries are sent without
+waiting, up to a limit of unacknowledged bytes.
+
+    PROBE      Ack: in step               REPLICATE
+    PROBE      Mismatch                   cut what we do not have (PROBE again), or REPLICATE from its end, or Reset (PROBE)
+    REPLICATE  Mismatch (something was lost)   the same
+
+Commit: an index is committed when a majority of the voters holds it durably *and* its entry is of this epoch; older epochs' entries are
+committed with it (Raft, section 5.4.2, figure 8).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from qmq.errors import InvalidArgument, Unavailable
+from qmq_replication.history import History, Run, divergence
+from qmq_replication.membership import Membership
+from qmq_replication.messages import Ack, Append, Mismatch, Place, Reset, TakeOver
+from qmq_replication.ready import Change
+
+if TYPE_CHECKING:
+    from qmq_replication.core import Replica
+
+
+class Progress:
+    """How far one peer is. `match`: what it holds durably; `next`: what it is sent next, which lies at `place`."""
+
+    __slots__ = ("heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
+
+    def __init__(self, now_ms: int) -> None:
+        self.match = 0
+        self.next = 0
+        self.place: Place = None
+        self.is_in_step = False
+        self.round = 0
+        self.heard_ms = now_ms
+        self.inflight: deque[tuple[int, int]] = deque()
+        self.inflight_bytes = 0
+
+    def stream_from(self, index: int, place: Place) -> None:
+        """Send what lies behind `index`, at `place`."""
+        self.is_in_step = True
+        self.next, self.place = index + 1, place
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is on its way."""
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def free(self, index: int) -> None:
+        """Everything up to `index` has arrived."""
+        while self.inflight and self.inflight[0][0] <= index:
+            self.inflight_bytes -= self.inflight.popleft()[1]
+
+
+class Leader:
+    """A replica while it is master."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.epoch = replica.promised
+        self.barrier = replica.history.last_index + 1
+        """Index of this epoch's first entry; once it is committed, everything before it is, and serving begins."""
+        self.peers: dict[str, Progress] = {}
+        self.change: Membership | None = None
+        self.transfer_to = ""
+        self._changed_at = 0
+        self._beat_ms = replica.now_ms
+        self._meet()
+        replica.ready.lead = self.epoch
+
+    def _meet(self) -> None:
+        """Keep progress of exactly the peers there are."""
+        members = [*self.replica.membership.replicas, *(self.change.replicas if self.change else ())]
+        for name in members:
+            if name != self.replica.name and name not in self.peers:
+                self.peers[name] = Progress(self.replica.now_ms)
+        for name in [each for each in self.peers if each not in members]:
+            del self.peers[name]
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this epoch's first entry is committed."""
+        return self.replica.commit >= self.barrier
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def due_ms(self) -> int:
+        """When `tick` has something to do."""
+        return self._beat_ms + self.replica.timing.heartbeat_ms
+
+    def tick(self) -> None:
+        """Send signs of life; step down if a majority is silent; let learners become voters."""
+        replica = self.replica
+        if not self.has_quorum():
+            replica.become_slave()
+            return
+        if replica.now_ms - self._beat_ms >= replica.timing.heartbeat_ms:
+            self._beat_ms = replica.now_ms
+            for name, peer in self.peers.items():
+                self._beat(name, peer)
+            self._hand_over()
+        self._promote()
+
+    def _beat(self, name: str, peer: Progress) -> None:
+        history = self.replica.history
+        if peer.is_in_step and peer.next - 1 < history.start_index:
+            self._reset(name, peer)
+        else:
+            self._send(name, peer, peer.next - 1 if peer.is_in_step else history.last_index)
+
+    def has_quorum(self) -> bool:
+        """Whether a majority was heard lately."""
+        replica = self.replica
+        since_ms = replica.now_ms - replica.timing.quorum_ms
+        heard = [name for name, peer in self.peers.items() if peer.heard_ms >= since_ms]
+        return replica.membership.is_majority([replica.name, *heard])
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def appended(self, last_index: int) -> None:
+        """Entries of this epoch were written here, up to `last_index`."""
+        history = self.replica.history
+        history.extend((Run(self.epoch, history.last_index + 1),), last_index)
+        for name, peer in self.peers.items():
+            if peer.is_in_step:
+                self._stream(name, peer)
+            elif last_index == self.barrier:  # the first word as master: get in step now, not at the next sign of life
+                self._beat(name, peer)
+
+    def _send(self, name: str, peer: Progress, index: int, *, cut: bool = False) -> None:
+        """An Append without entries behind `index`."""
+        epoch = self.replica.history.epoch_at(index)
+        if epoch is not None:
+            self.replica.send(name, Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None))
+
+    def _stream(self, name: str, peer: Progress) -> None:
+        """Send entries as long as there are some and the peer takes them."""
+        replica = self.replica
+        history, timing = replica.history, replica.timing
+        while peer.next <= history.last_index and peer.inflight_bytes < timing.inflight_bytes_max:
+            after = peer.next - 1
+            epoch = history.epoch_at(after)
+            chunk = replica.log.read(peer.place, after, timing.chunk_bytes_max) if epoch is not None else None
+            if chunk is None or epoch is None:
+                self._reset(name, peer)
+                return
+            runs = history.between(after, chunk.last_index)
+            replica.send(name, Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload))
+            peer.next, peer.place = chunk.last_index + 1, chunk.place
+            peer.inflight.append((chunk.last_index, chunk.bytes))
+            peer.inflight_bytes += chunk.bytes
+
+    def _reset(self, name: str, peer: Progress) -> None:
+        """What it lacks is gone here: have it begin anew from the oldest that is left."""
+        start_epoch, start_index, place = self.replica.log.start()
+        peer.round += 1
+        peer.is_in_step = False
+        peer.clear()
+        until = self.replica.history.last_index
+        self.replica.send(name, Reset(self.epoch, peer.round, start_epoch, start_index, place, until))
+
+    # --- what peers answer ---------------------------------------------------------------------------------------------
+
+    def acknowledged(self, sender: str, ack: Ack) -> None:
+        """A peer is in step and tells what it holds."""
+        peer = self.peers.get(sender)
+        if peer is None or ack.epoch != self.epoch:
+            return
+        peer.heard_ms = self.replica.now_ms
+        if ack.round != peer.round:
+            return  # it was sent before the peer lost its place, and may tell of entries that it lost too
+        if not peer.is_in_step:
+            peer.stream_from(ack.last_index, ack.place)
+        peer.free(ack.stored)
+        if ack.stored > peer.match:
+            peer.match = ack.stored
+            self.advance()
+            self._hand_over()
+        if peer.is_in_step:
+            self._stream(sender, peer)
+
+    def mismatched(self, sender: str, mismatch: Mismatch) -> None:
+        """A peer's log does not go on where we thought."""
+        peer = self.peers.get(sender)
+        if peer is None or mismatch.epoch != self.epoch:
+            return
+        peer.heard_ms = self.replica.now_ms
+        if mismatch.round != peer.round:
+            return
+        peer.round += 1
+        peer.match = min(peer.match, mismatch.last_index)
+        peer.is_in_step = False
+        peer.clear()
+        theirs = History(mismatch.runs, mismatch.last_index, mismatch.start_index, mismatch.start_epoch)
+        index = divergence(self.replica.history, theirs)
+        if index is None:
+            self._reset(sender, peer)
+        elif index < mismatch.last_index:
+            self._send(sender, peer, index, cut=True)
+        else:
+            peer.stream_from(index, mismatch.place)
+            self._send(sender, peer, index)
+            self._stream(sender, peer)
+
+    # --- committing ----------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Commit what a majority holds."""
+        index = self.quorum_index()
+        if index > self.replica.commit and self.may_commit(index):
+            self.replica.commit_to(index)
+
+    def quorum_index(self) -> int:
+        """What a majority holds; while a change is under way, a majority before it and a majority after it."""
+        held = {name: peer.match for name, peer in self.peers.items()}
+        held[self.replica.name] = self.replica.stored_index()
+        index = self.replica.membership.quorum_index(held)
+        return index if self.change is None else min(index, self.change.quorum_index(held))
+
+    def may_commit(self, index: int) -> bool:
+        """Only an entry of our own epoch commits."""
+        return self.replica.history.epoch_at(index) == self.epoch
+
+    # --- membership ----------------------------------------------------------------------------------------------------
+
+    def propose(self, after: Membership) -> None:
+        """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves."""
+        before = self.replica.membership
+        if self.replica.name not in after.voters:
+            raise InvalidArgument(f"{self.replica.name!r} is the master: transfer mastership first")
+        if not self.may_change():
+            raise Unavailable("a change of the group's membership is under way: try again")
+        self.change = after
+        self._meet()
+        self.replica.ready.requests.append(Change(self.epoch, before, after))
+
+    def may_change(self) -> bool:
+        """One at a time, and only once everything committed is on a majority of the present voters (dissertation, section 4.1)."""
+        return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
+
+    def changed(self, membership: Membership | None) -> None:
+        """The change was made (or, with None, it was not)."""
+        self.change = None
+        if membership is not None:
+            self._changed_at = self.replica.commit
+            self.replica.membership = membership
+        self._meet()
+        self.advance()
+
+    def _promote(self) -> None:
+        """A learner that holds everything committed becomes a voter."""
+        for name in self.replica.membership.learners:
+            peer = self.peers.get(name)
+            if peer is not None and peer.match >= self.replica.commit and self.may_change():
+                self.propose(self.replica.membership.with_voter(name))
+                return
+
+    # --- handing over --------------------------------------------------------------------------------------------------
+
+    def transfer(self, to: str) -> None:
+        """Hand the mastership to `to` as soon as it holds everything; the caller lets nothing new in meanwhile. Raises InvalidArgument."""
+        if to not in self.replica.membership.voters or to == self.replica.name:
+            raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.replica.membership.voters)}")
+        self.transfer_to = to
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        peer = self.peers.get(self.transfer_to)
+        if peer is not None and peer.match == self.replica.history.last_index:
+            self.replica.send(self.transfer_to, TakeOver(self.epoch))

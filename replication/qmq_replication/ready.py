@@ -1,0 +1,131 @@
+"""What the core wants done, and in which order. The caller's side of the contract, as etcd-io/raft's Ready has it.
+
+    1. `save`        on disk, synced, before anything below
+    2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before anything else is done
+    3. `messages`    to peers: only now, since they tell of 1 (what they tell of 2 is said later, by Ack); the `place` in an Ack or a
+                     Mismatch is where the log ends after 2, so set it here
+    4. `commit`      apply entries up to it; let answers go
+    5. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; ask the coordination store
+
+When entries have been written, and are as durable as the group's flush policy asks, say `Replica.stored(index)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from qmq_replication.membership import Membership
+from qmq_replication.messages import Append, Message, Place, Reset
+
+
+class Role(Enum):
+    """What a replica is doing."""
+
+    SLAVE = "slave"
+    POLLING = "polling"
+    """Suspects that there is no master; asks the others before it disturbs anybody."""
+    CAMPAIGNING = "campaigning"
+    """Asks the coordination store for a new epoch."""
+    FENCING = "fencing"
+    """Has the epoch; gathers promises of a majority."""
+    MASTER = "master"
+
+
+class DurableState(NamedTuple):
+    """What must survive: the promise, and whether the log may lack entries that this replica acknowledged."""
+
+    promised: int = 0
+    is_whole: bool = True
+    resetting_until: int = 0
+    """The log is being built anew and is not to be used until it reaches this index; 0 if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Win a new epoch: compare-and-swap against the one last seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Give the mastership of `epoch` back, if it is still ours."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Replace the membership, if we are still master of `epoch` and it is still `before`."""
+
+    epoch: int
+    before: Membership
+    after: Membership
+
+
+Request = Campaign | Resign | Change
+
+
+@dataclass(slots=True)
+class Ready:
+    """Everything that came up since the last `take`. See the module's contract."""
+
+    save: DurableState | None = None
+    reset: Reset | None = None
+    truncate: int | None = None
+    append: list[Append] = field(default_factory=list)
+    messages: list[tuple[str, Message]] = field(default_factory=list)
+    commit: int | None = None
+    role: Role | None = None
+    lead: int | None = None
+    requests: list[Request] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(
+            self.messages or self.append or self.requests or self.save is not None or self.commit is not None
+            or self.role is not None or self.truncate is not None or self.reset is not None or self.lead is not None
+        )  # fmt: skip
+
+
+class Chunk(NamedTuple):
+    """Entries read for a peer: those behind where reading began, up to `last_index`. `place` is where they end."""
+
+    last_index: int
+    payload: object
+    place: Place
+    bytes: int
+
+
+class Log(Protocol):
+    """The local log, as the core reads it for its peers."""
+
+    def place(self) -> Place:
+        """Where the log ends."""
+        ...
+
+    def read(self, place: Place, after: int, bytes_max: int) -> Chunk | None:
+        """Entries behind index `after`, which lies at `place`; None if they are gone here."""
+        ...
+
+    def start(self) -> tuple[int, int, Place]:
+        """(epoch, index, place) behind which everything is still here."""
+        ...
+
+
+class Timing(NamedTuple):
+    """Milliseconds. Safety depends on none of them."""
+
+    heartbeat_ms: int = 100
+    suspect_ms: int = 1_000
+    """Silence of the master after which a slave asks around."""
+    lost_ms: int = 150
+    """The same when the connection to the master has ended."""
+    poll_ms: int = 150
+    fence_ms: int = 2_000
+    quorum_ms: int = 2_000
+    """A master that hears of no majority for so long steps down."""
+    inflight_bytes_max: int = 16 << 20
+    chunk_bytes_max: int = 1 << 20
+
+

@@ -1,0 +1,75 @@
+"""A service, ready to be started here: the file's words, translated for a network and a state folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cluster_runner import processes
+from cluster_runner.compose import Service
+from cluster_runner.errors import ClusterError
+from cluster_runner.health import Check, port_of
+from cluster_runner.network import Network
+from cluster_runner.processes import Process
+from cluster_runner.state import StateFolder
+from cluster_runner.translate import Translator
+
+
+class Launcher:
+    """Starts services, and knows their health checks."""
+
+    def __init__(self, services: Mapping[str, Service], network: Network, folder: StateFolder) -> None:
+        self.services, self.network, self.folder = services, network, folder
+
+    def translator(self, service: Service) -> Translator:
+        """The words of a service at its place on the network."""
+        folders = {path: self.folder.volume(volume) for path, volume in service.volumes.items()}
+        return Translator(self.network.addresses, self.network.own(service.name), folders)
+
+    def argv(self, name: str) -> list[str]:
+        """What runs for a service."""
+        service = self.services[name]
+        return [*self.network.prefix(name), *self.translator(service).argv(service.command)]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What it finds in its environment."""
+        service = self.services[name]
+        return self.translator(service).environment(service)
+
+    def check(self, name: str) -> Check | None:
+        """Its health check, if it has one."""
+        service = self.services[name]
+        if not service.health:
+            return None
+        try:
+            argv = [*self.network.prefix(name), *self.translator(service).argv(service.health)]
+        except ClusterError:
+            if service.health[0] != "etcdctl":
+                raise
+            argv = []
+        address = self.network.addresses[name]
+        return Check(argv, self.environment(name), address, port_of(service.health), service.health_timeout_s)
+
+    def start(self, name: str, *, dies_with_us: bool = False) -> Process:
+        """Start it, with its volumes made and its command at the head of what it logs."""
+        for volume in self.services[name].volumes.values():
+            self.folder.volume(volume).mkdir(parents=True, exist_ok=True, mode=0o700)  # etcd warns if others may look
+        self.network.attach(name)
+        argv, log = self.argv(name), self.folder.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write(f"--- {' '.join(argv)}\n")
+        return processes.spawn(argv, self.environment(name), log, dies_with_us=dies_with_us)
+
+    def outside(self) -> Translator:
+        """The words of a client on this machine, which is no service."""
+        return Translator(self.network.addresses, "", {})
+
+    def run(self, argv: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:
+        """Argv and environment of a command on this machine, or of the service's own command, as if in the service's container."""
+        service = self.services[name]
+        return self.outside().argv(argv or service.command), self.outside().environment(service)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The last lines of a service's output."""
+        log = self.folder.log(name)
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""

@@ -1,0 +1,191 @@
+"""What the etcd tests share: namespaces, a proxy that loses things, a reader of a watch, a store with a fault before its transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from qmq_coordination.etcd.server import free_ports
+from qmq_coordination.store import Changes, Compare, CoordinationStore, Operation, TxnResult
+
+from qmq.errors import CoordinationUnavailable, CoordinationUnknown
+
+
+def unique_namespace() -> str:
+    """So that tests on one server do not see each other."""
+    return f"/test/{uuid.uuid4().hex}/"
+
+
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
+    """Wait until a condition that must be asked for holds."""
+    async with asyncio.timeout(within_s):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+class Proxy:
+    """Forwards TCP to one member, and can lose requests, lose answers, or refuse connections."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.port = free_ports(1)[0]
+        self.loses_requests = False
+        self.loses_answers = False
+        self.refuses = False
+        self.lost_bytes = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if not self.refuses:
+                await self._forward(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there = asyncio.create_task(self._pump(reader, back_writer, lambda: self.loses_requests))
+            back = asyncio.create_task(self._pump(back_reader, writer, lambda: self.loses_answers))
+            try:
+                await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                there.cancel()
+                back.cancel()
+                await asyncio.gather(there, back, return_exceptions=True)
+        finally:
+            back_writer.close()
+            with contextlib.suppress(OSError):
+                await back_writer.wait_closed()
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, loses: Callable[[], bool]) -> None:
+        while data := await source.read(1 << 16):
+            if loses():
+                self.lost_bytes += len(data)
+                continue
+            target.write(data)
+            await target.drain()
+
+    async def cut(self) -> None:
+        """Break all connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def heal(self) -> None:
+        """Forward everything again, over new connections."""
+        self.loses_requests = self.loses_answers = self.refuses = False
+        await self.cut()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self.cut()
+        await self._server.wait_closed()
+
+
+@asynccontextmanager
+async def proxied(port: int) -> AsyncIterator[Proxy]:
+    """A proxy in front of a member."""
+    proxy = Proxy(port)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
+class Follower:
+    """Reads a watch in a task."""
+
+    def __init__(self, store: CoordinationStore, prefix: str, start: int) -> None:
+        self.found: list[Changes] = []
+        self._task = asyncio.create_task(self._follow(store, prefix, start))
+
+    async def _follow(self, store: CoordinationStore, prefix: str, start: int) -> None:
+        async for changes in store.watch(prefix, start):
+            self.found.append(changes)
+
+    async def reaches(self, revision: int, within_s: float = 60.0) -> None:
+        """Wait until it has seen a revision. Raises what the watch raised."""
+        async with asyncio.timeout(within_s):
+            while not self.found or self.found[-1].revision < revision:
+                if self._task.done():
+                    await self._task
+                    raise AssertionError("the watch ended")
+                await asyncio.sleep(0.01)
+
+    async def result(self) -> None:
+        """Wait for the watch to end."""
+        async with asyncio.timeout(60):
+            await self._task
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def history(store: CoordinationStore, prefix: str, start: int, end: int) -> list[Changes]:
+    """What a watch that nothing happens to gives."""
+    follower = Follower(store, prefix, start)
+    try:
+        await follower.reaches(end)
+    finally:
+        await follower.stop()
+    return [changes for changes in follower.found if changes.revision <= end]
+
+
+async def put_surely(store: CoordinationStore, key: str, value: bytes) -> int:
+    """Put until the value is there, over any outage; its revision."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(CoordinationUnknown, CoordinationUnavailable):
+                return await store.put(key, value)
+            with contextlib.suppress(CoordinationUnavailable):
+                found = await store.get(key)
+                if found is not None and found.value == value:
+                    return found.mod_revision
+
+
+class Interposed:
+    """A store with a fault that happens when a transaction is about to be sent, and one when it is over."""
+
+    def __init__(
+        self, store: CoordinationStore, before: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[Any]]
+    ) -> None:
+        self._store = store
+        self._before = before
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> TxnResult:
+        await self._before()
+        try:
+            return await self._store.txn(compares, success, failure)
+        finally:
+            await self._after()

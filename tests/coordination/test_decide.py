@@ -1,0 +1,124 @@
+"""What may be concluded about a transaction whose answer was lost. On the embedded store; with real losses in test_etcd_faults."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from etcd_support import Interposed
+from qmq_coordination.decide import Decision, Fate, txn_decided
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.store import Compare, CoordinationStore, Delete, Listing, Put, Target, absent, unchanged
+
+from qmq.errors import CoordinationUnavailable, CoordinationUnknown, InvalidArgument
+
+
+class Lossy(Interposed):
+    """The embedded store, with a transaction that is done (or not) and then reported as unknown, after others did something."""
+
+    def __init__(self, store: CoordinationStore, *, is_done: bool, others: list[Put | Delete]) -> None:
+        super().__init__(store, self._nothing, self._nothing)
+        self._is_done = is_done
+        self._others = others
+
+    async def _nothing(self) -> None: ...
+
+    async def txn(self, *arguments: object) -> None:  # type: ignore[override]
+        if self._is_done:
+            await self._store.txn(*arguments)  # type: ignore[arg-type]
+        for operation in self._others:
+            await self._store.txn([], [operation])
+        raise CoordinationUnknown("lost")
+
+
+@pytest.mark.parametrize(
+    ("guard", "is_done", "others", "fate"),
+    [
+        ("unchanged", True, [], Fate.DONE),
+        ("unchanged", True, [Put("k", b"theirs")], Fate.DONE),
+        ("unchanged", True, [Delete("k"), Put("k", b"theirs"), Put("k", b"more")], Fate.DONE),
+        ("unchanged", True, [Delete("k")], None),
+        ("unchanged", False, [], Fate.NOT_YET),
+        ("unchanged", False, [Put("k/below", b"")], Fate.NOT_YET),
+        ("unchanged", False, [Put("k", b"theirs")], Fate.NOT_DONE),
+        ("unchanged", False, [Put("k", b"theirs"), Put("k", b"old")], Fate.NOT_DONE),
+        ("unchanged", False, [Delete("k")], None),
+        ("version", False, [Put("k", b"theirs")], Fate.NOT_YET),
+        ("version", True, [Put("k", b"theirs")], Fate.DONE),
+        ("created", False, [Put("k", b"theirs")], Fate.NOT_YET),
+        ("created", False, [Delete("k"), Put("k", b"theirs")], Fate.NOT_DONE),
+        ("future", False, [Put("k", b"theirs")], Fate.NOT_YET),
+        ("absent", False, [Put("other", b"theirs")], Fate.NOT_YET),
+    ],
+)
+async def test_what_can_be_concluded_from_reading_back(guard: str, is_done: bool, others: list[Put | Delete], fate: Fate | None) -> None:
+    store = EmbeddedStore()
+    await store.put("k", b"old")
+    item = await store.get("k")
+    assert item is not None
+    guards = {
+        "unchanged": unchanged(item),
+        "version": Compare("k", Target.VERSION, "=", 1),
+        "created": Compare("k", Target.CREATE, "=", item.create_revision),
+        "future": Compare("k", Target.MOD, "=", item.mod_revision + 100),
+        "absent": absent("other"),
+    }
+    proof = Put("k", b"mine")
+    lossy = Lossy(store, is_done=is_done, others=others)
+    if fate is None:
+        with pytest.raises(CoordinationUnknown, match="does not exist now"):
+            await txn_decided(lossy, [guards[guard]], [proof], proof=proof)
+    else:
+        assert (await txn_decided(lossy, [guards[guard]], [proof], proof=proof)).fate is fate
+    await store.close()
+
+
+async def test_a_compacted_history_is_not_guessed() -> None:
+    store = EmbeddedStore()
+    await store.put("k", b"old")
+    item = await store.get("k")
+    assert item is not None
+    proof = Put("k", b"mine")
+
+    class Compacting(Lossy):
+        async def txn(self, *arguments: object) -> None:
+            with contextlib.suppress(CoordinationUnknown):
+                await super().txn(*arguments)
+            await self._store.compact((await self._store.list("")).revision)
+            raise CoordinationUnknown("lost")
+
+    lossy = Compacting(store, is_done=True, others=[Put("k", b"theirs")])
+    with pytest.raises(CoordinationUnknown, match="compacted"):
+        await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
+    await store.close()
+
+
+async def test_an_answered_transaction_needs_no_reading_back() -> None:
+    store = EmbeddedStore()
+    proof = Put("k", b"mine")
+    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == Decision(Fate.DONE, 2)
+    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == Decision(Fate.NOT_DONE, 2)
+    with pytest.raises(InvalidArgument):
+        await txn_decided(store, [], [Delete("k")], proof=proof)
+    await store.close()
+
+
+async def test_a_read_back_that_nobody_answers_ends_in_unknown() -> None:
+    store = EmbeddedStore()
+
+    class Dying(Lossy):
+        is_dead = False
+
+        async def txn(self, *arguments: object) -> None:
+            self.is_dead = True
+            raise CoordinationUnknown("lost")
+
+        async def list(self, *arguments: object, **named: object) -> Listing:
+            if self.is_dead:
+                raise CoordinationUnavailable("gone")
+            return await self._store.list(*arguments, **named)  # type: ignore[arg-type]
+
+    proof = Put("k", b"mine")
+    with pytest.raises(CoordinationUnknown, match="could not be read back"):
+        await txn_decided(Dying(store, is_done=False, others=[]), [], [proof], proof=proof, within_s=0.2)
+    await store.close()

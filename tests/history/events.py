@@ -1,0 +1,194 @@
+"""One history format for every level: simulator, processes, soak.
+
+A history is a file of JSON lines in the order in which things happened. An operation leaves two lines: `invoke` before the call leaves
+the caller, and its end when the answer is there: `ok`, `fail` (certainly had no effect) or `info` (**outcome unknown**: time ran out, the
+connection broke). Unknown is never counted as failed, and an `invoke` without an end is unknown as well.
+
+    {"process":"p1","type":"invoke","f":"send","t_ns":10,"subject":"orders","values":[7,8]}
+    {"process":"c1","type":"invoke","f":"poll","t_ns":11,"group":"billing"}
+    {"process":"p1","type":"ok","f":"send","t_ns":25,"subject":"orders","values":[7,8],"queue":"orders/0@g1","sequence":40}
+    {"process":"c1","type":"ok","f":"poll","t_ns":31,"group":"billing","queue":"orders/0@g1","records":[[40,7,1],[41,8,1]]}
+    {"process":"c1","type":"invoke","f":"ack","t_ns":32,"group":"billing","queue":"orders/0@g1","sequences":[40]}
+    {"process":"c1","type":"ok","f":"ack","t_ns":40,"group":"billing","queue":"orders/0@g1","sequences":[40]}
+
+Rules for who records:
+
+* **A value is a unique int, sent by one operation.** The client's own retries are part of that operation.
+* **The invoke is recorded before the call, the end after the answer**; then a line's place in the file is evidence of real time.
+* **A poll ends when the client library has the messages**, not when the application comes around to them.
+* A process does one thing at a time, or gives each operation a number `op`, the same on all its lines. Sends need none: their values pair
+  them. A batch that the client cut in two has two ends, each with its own values.
+* What makes a group forget (an operator's reset, a power cut under `--flush async`) is a `reset`. Faults are notes: `Note(f="kill")`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+
+Type = Literal["invoke", "ok", "fail", "info"]
+TYPES = frozenset(("invoke", "ok", "fail", "info"))
+BRIEF_CHARS_MAX = 300
+
+
+class Record(NamedTuple):
+    """One message in a consumer's hands."""
+
+    sequence: int
+    value: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What every line has. `t_ns` is 0 until a recorder stamps it."""
+
+    process: str
+    type: Type
+    t_ns: int = 0
+    op: int | None = None
+
+    def ended(self, type: Type, **changes: Any) -> Self:
+        """The end of this operation, not stamped yet: `invoke.ended("ok", queue="orders/0@g1", sequence=40)`."""
+        return replace(self, type=type, t_ns=0, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send(Operation):
+    """A batch of values; at `ok` value i of it is at `sequence + i` of `queue`, and `replica` was the master in `epoch`."""
+
+    f: ClassVar[str] = "send"
+    subject: str
+    values: tuple[int, ...]
+    queue: str | None = None
+    sequence: int | None = None
+    epoch: int | None = None
+    replica: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll(Operation):
+    """A consumer of `group` asks for messages; at `ok` it has `records` of `queue`."""
+
+    f: ClassVar[str] = "poll"
+    group: str
+    queue: str | None = None
+    records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack(Operation):
+    """A consumer says that it is done with messages, named by value or by sequence, whichever it knows."""
+
+    f: ClassVar[str] = "ack"
+    group: str
+    queue: str
+    values: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(Operation):
+    """From here on messages may come back to the group although it acknowledged them; without a group: to any group."""
+
+    f: ClassVar[str] = "reset"
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Operation):
+    """Anything else worth a line: a fault, its end, a phase of the test. No checker looks at it; a person does."""
+
+    f: str
+    text: str = ""
+
+
+Event = Send | Poll | Ack | Reset | Note
+E = TypeVar("E", Send, Poll, Ack, Reset, Note)
+KINDS: dict[str, type[Event]] = {kind.f: kind for kind in (Send, Poll, Ack, Reset)}
+# The fields that follow the three every line begins with, looked up once: `fields` is slow.
+OPTIONAL = {kind: [field.name for field in fields(kind) if field.name not in ("process", "type", "f")] for kind in (*KINDS.values(), Note)}
+ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def to_json(event: Event) -> str:
+    """One line without its end; what is not known yet is left out."""
+    found: dict[str, object] = {"process": event.process, "type": event.type, "f": event.f}
+    for name in OPTIONAL[event.__class__]:
+        value = getattr(event, name)
+        if value is not None and value != ():
+            found[name] = value
+    return ENCODER.encode(found)
+
+
+def from_json(line: str | bytes) -> Event:
+    """The event in a line; a line of another format is refused, because a history with holes proves nothing."""
+    found: dict[str, Any] = json.loads(line)
+    if found["type"] not in TYPES:
+        raise ValueError(f"unknown type of event: {found['type']!r}")
+    for name in ("values", "sequences"):
+        if name in found:
+            found[name] = tuple(found[name])
+    if "records" in found:
+        found["records"] = tuple(Record(*record) for record in found["records"])
+    kind = KINDS.get(found["f"], Note)
+    if kind is not Note:
+        del found["f"]
+    return kind(**found)
+
+
+def brief(event: Event) -> str:
+    """A line for a person: a batch of a thousand values is cut short."""
+    text = to_json(event)
+    return text if len(text) <= BRIEF_CHARS_MAX else f"{text[:BRIEF_CHARS_MAX]}..."
+
+
+class Recorder:
+    """Appends events to a file as they happen: one write a line, so a killed process has told all that it knew.
+
+    Threads may share one, and processes may share a file: appended lines do not mix. The clock must be one that all of them share, as
+    CLOCK_MONOTONIC is on one machine; a simulator hands in its own.
+    """
+
+    def __init__(self, path: Path, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._clock_ns = clock_ns
+
+    def record(self, event: E) -> E:
+        """Writes the event, stamped with the time unless it brings its own, and gives it back: `.ended(...)` makes its end."""
+        stamped = event if event.t_ns else replace(event, t_ns=self._clock_ns())
+        line = to_json(stamped).encode() + b"\n"
+        if os.write(self._file, line) != len(line):
+            raise OSError("the history's disk is full: the line is torn")
+        return stamped
+
+    def close(self) -> None:
+        """Nothing is buffered, so this only gives the file back."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def load(*paths: Path) -> list[Event]:
+    """The events of a file in its order; of several files in the order of time. A torn last line is one that nobody finished: left out."""
+    if len(paths) == 1:
+        return list(_lines(paths[0]))
+    return list(heapq.merge(*map(_lines, paths), key=lambda event: event.t_ns))
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield from_json(line)

@@ -1,0 +1,92 @@
+"""Whether messages got lost or appeared from nowhere.
+
+    sent ok    1 2 3 4 5      at sequences 0..4
+    polled     1 2   4
+    lost       3 5            if the history was drained: everything had its time
+    lost_below 3              always: the queue went on to 4 without it; 5 may still be on its way
+
+Both look at what *any* group saw, which is enough to say that the log kept a message. Name `groups` to hold each of them to everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from history.events import Poll, Send
+from history.past import Anomaly, History
+
+
+def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> list[Anomaly]:
+    """Acknowledged values that nobody was handed although consumers went on until nothing came."""
+    if not drained:
+        return []
+    found = []
+    for group, seen in _readers(history, groups):
+        for send, _, _ in history.acked_sends:
+            missing = [value for value in send.values if value not in seen]
+            if missing:
+                found.append(Anomaly("lost", f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}", (send,)))
+    return found
+
+
+def lost_below(history: History, *, slack_ns: int = 0, groups: Collection[str] = ()) -> list[Anomaly]:
+    """Acknowledged values that nobody was handed although later ones of the same queue were.
+
+    A message in the hands of a consumer that died is on its way, not lost, until its lease is over; so is a delayed one. `slack_ns` is how
+    long that may take: only what was passed over at least that long before the history's end counts.
+    """
+    found = []
+    for group, seen in _readers(history, groups):
+        highest = _highest(history, slack_ns, group)
+        for send, queue, base in history.acked_sends:
+            top, poll = highest.get(queue, (-1, None))
+            missing = [value for sequence, value in enumerate(send.values, base) if sequence < top and value not in seen]
+            if missing and poll is not None:
+                what = f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}, who was at sequence {top} of {queue}"
+                found.append(Anomaly("lost_below", what, (send, poll)))
+    return found
+
+
+def phantom(history: History) -> list[Anomaly]:
+    """Polled values that nobody sent, or that every attempt to send certainly failed."""
+    outcomes, found, told = history.outcomes, [], set[int]()
+    failed_sends: dict[int, Send] = {}
+    for send in history.sends:
+        if send.type == "fail":
+            failed_sends.update((value, send) for value in send.values if value in outcomes.failed)
+    for poll, _ in history.polls:
+        for record in poll.records:
+            value = record.value
+            if value in outcomes.acked or value in outcomes.unknown or value in told:
+                continue
+            told.add(value)
+            if value in outcomes.failed:
+                found.append(Anomaly("phantom", f"{value} was polled, but its send failed for certain", (failed_sends[value], poll)))
+            else:
+                found.append(Anomaly("phantom", f"{value} was polled, but never sent", (poll,)))
+    return found
+
+
+def _readers(history: History, groups: Collection[str]) -> Iterator[tuple[str | None, Collection[int]]]:
+    """Who must have seen everything, and what they saw; None stands for all groups together."""
+    if not groups:
+        yield None, history.seen_by_any
+    for group in groups:
+        yield group, history.seen.get(group, frozenset())
+
+
+def _highest(history: History, slack_ns: int, group: str | None) -> dict[str, tuple[int, Poll]]:
+    """The highest sequence of each queue that was polled early enough, and who shows it."""
+    last_ns = max((event.t_ns for event in history), default=0) - slack_ns
+    found: dict[str, tuple[int, Poll]] = {}
+    for poll, queue in history.polls:
+        if poll.t_ns <= last_ns and (group is None or poll.group == group):
+            top = max(record.sequence for record in poll.records)
+            if queue not in found or found[queue][0] < top:
+                found[queue] = (top, poll)
+    return found
+
+
+def _some(values: list[int]) -> str:
+    shown = ", ".join(map(str, values[:5]))
+    return shown if len(values) <= 5 else f"{shown} and {len(values) - 5} more"

@@ -1,0 +1,274 @@
+"""A cluster that does what a test tells it: metaservers, broker groups and their replicas, in this process and loop, over real sockets.
+
+A `FakeGroup` is one replicated log: what is stored there is stored for every replica. Its replicas (`FakeBroker`) speak frames; only the
+master serves. `fail_over` makes another replica master. What shall go wrong a test scripts: `group.on_produce`, or a broker's `handle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+import grpc
+
+import qmq
+from qmq.batch import ENVELOPE_BYTES, BatchView, Columns, Envelope, Kind, encode, parse_header, place, sent_sizes
+from qmq.errors import NotMaster, Outcome, QmqError, UnknownSubject
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.proto.v1 import meta_pb2_grpc
+from qmq.rpc import answering
+from qmq.wire import frame as frames
+from qmq.wire import messages as wire
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
+
+HOST = "127.0.0.1"
+
+
+class Sent(NamedTuple):
+    """A batch that arrived at a broker."""
+
+    producer_id: int
+    number: int
+    bodies: list[bytes]
+
+
+class Peer:
+    """One client's connection, as the broker sees it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.is_cut = False
+
+    def answer(self, request: Frame, kind: FrameKind, payload: bytes = b"") -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frames.frame(kind, request.request_id, payload))
+
+    def refuse(self, request: Frame, failure: QmqError) -> None:
+        self.answer(request, FrameKind.ERROR, wire.pack_error(failure))
+
+    def cut(self) -> None:
+        """Break the connection; what has arrived and was not read is lost."""
+        self.is_cut = True
+        self._writer.transport.abort()
+
+
+Handler = Callable[[Peer, Frame], None]
+
+
+class FakeBroker:
+    """One replica's data port. `handle` says what it does with each kind of frame."""
+
+    def __init__(self, name: str, group: FakeGroup) -> None:
+        self.name = name
+        self.group = group
+        self.address = ""
+        self.peers: list[Peer] = []
+        self.is_connected_to = asyncio.Event()
+        self.handle: dict[int, Handler] = {FrameKind.PRODUCE: self._produce, FrameKind.PRODUCE_FAST: self._produce}
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen, on the same port as before if it was up once."""
+        port = int(self.address.rpartition(":")[2] or 0)
+        self._server = await asyncio.start_server(self._serve, HOST, port)
+        self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Die: connections break, nobody listens."""
+        if self._server is not None:
+            self._server.close()
+            for peer in self.peers:
+                peer.cut()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(writer)
+        self.peers.append(peer)
+        self.is_connected_to.set()
+        try:
+            while not peer.is_cut:
+                length, kind, _, _, number, deadline_ms = HEADER.unpack(await reader.readexactly(HEADER_BYTES))
+                payload = await reader.readexactly(length - HEADER_BYTES)
+                self._receive(peer, Frame(kind, number, deadline_ms, memoryview(payload)))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.peers.remove(peer)
+            writer.close()
+
+    def _receive(self, peer: Peer, request: Frame) -> None:
+        if request.kind == FrameKind.HELLO:
+            welcome = wire.Welcome(1, self.name, self.group.epoch, 1 << 24, 1 << 26)
+            peer.answer(request, FrameKind.WELCOME, welcome.pack())
+        elif self.group.master is not self and not self.group.is_deaf:
+            peer.refuse(request, NotMaster("this replica is not the master"))
+        else:
+            self.handle[request.kind](peer, request)
+
+    def _produce(self, peer: Peer, request: Frame) -> None:
+        sent = parse(request.payload)
+        self.group.arrived.append(sent)
+        self.group.on_produce(self, peer, request, sent)
+
+
+def parse(payload: memoryview) -> Sent:
+    """The batch of a PRODUCE."""
+    total, _ = sent_sizes(payload)
+    region = bytes(payload[ENVELOPE_BYTES:total])
+    header = parse_header(region)
+    view = BatchView(placed(region, 0), region)
+    return Sent(header.producer_id, header.batch_sequence, view.bodies())
+
+
+def placed(region: bytes, base: int) -> Envelope:
+    """The envelope that a master would write."""
+    return Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, base, 1, 1, 1, 0)
+
+
+class FakeGroup:
+    """A broker group: replicas over one log, deduplicating as brokers do."""
+
+    def __init__(self, name: str, replicas: int = 2) -> None:
+        self.name = name
+        self.epoch = 1
+        self.is_writable = True
+        self.is_deaf = False
+        """Whether slaves serve too: for a master that does not know that it was deposed."""
+        self.replicas = [FakeBroker(f"{name}-{number}", self) for number in range(replicas)]
+        self.master: FakeBroker | None = self.replicas[0]
+        self.arrived: list[Sent] = []
+        self.stored: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
+        self.next_sequence = 0
+        self.on_produce: Callable[[FakeBroker, Peer, Frame, Sent], None] = self.serve
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """All that is stored, in order."""
+        return [body for _, bodies in sorted(self.stored.values()) for body in bodies]
+
+    def store(self, sent: Sent) -> int:
+        """Store a batch once; its first sequence."""
+        key = (sent.producer_id, sent.number)
+        if key not in self.stored:
+            self.stored[key] = (self.next_sequence, sent.bodies)
+            self.next_sequence += len(sent.bodies)
+        return self.stored[key][0]
+
+    def serve(self, _: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+        """Store and answer."""
+        peer.answer(request, FrameKind.PRODUCED, wire.pack_produced([wire.Produced(self.store(sent), 1)]))
+
+    def store_silently(self, _: FakeBroker, _peer: Peer, _request: Frame, sent: Sent) -> None:
+        """Store, never answer."""
+        self.store(sent)
+
+    def refuse(self, failure: QmqError) -> None:
+        """Answer everything with an error from now on."""
+        self.on_produce = lambda _, peer, request, sent: peer.refuse(request, failure)
+
+    def fail_over(self, to: int = 1) -> None:
+        """Another replica is master; nobody is told."""
+        self.epoch += 1
+        self.master = self.replicas[to]
+
+
+class FakeMeta(meta_pb2_grpc.MetaServicer):
+    """A metaserver. `answer` may be replaced to make it lag or fail; `can_push` says whether it knows Watch."""
+
+    def __init__(self, groups: Sequence[FakeGroup], *, can_push: bool = False) -> None:
+        self.groups = list(groups)
+        self.can_push = can_push
+        self.located: list[str] = []
+        self.answer: Callable[[str], list[pb.QueueRoute]] = lambda _: [route(each) for each in self.groups]
+        self.watchers: list[asyncio.Queue[pb.WatchResponse | None]] = []
+        self.is_watched = asyncio.Event()
+        self.address = ""
+        self.server: grpc.aio.Server | None = None
+
+    @answering
+    async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        self.located.append(request.subject)
+        if request.subject == "none":
+            raise UnknownSubject("there is no subject 'none'")
+        return pb.LocateResponse(routes=self.answer(request.subject))
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+        if not self.can_push:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
+        queue: asyncio.Queue[pb.WatchResponse | None] = asyncio.Queue()
+        self.watchers.append(queue)
+        self.is_watched.set()
+        while (found := await queue.get()) is not None:
+            yield found
+
+    def push(self, *, subjects: Sequence[str] = (), groups: Sequence[str] = ()) -> None:
+        """Tell all who watch."""
+        for queue in self.watchers:
+            queue.put_nowait(pb.WatchResponse(subjects=subjects, broker_groups=groups))
+
+    def end_streams(self) -> None:
+        """As a metaserver that restarts."""
+        watchers, self.watchers = self.watchers, []
+        self.is_watched.clear()
+        for queue in watchers:
+            queue.put_nowait(None)
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server()
+        meta_pb2_grpc.add_MetaServicer_to_server(self, self.server)
+        self.address = f"{HOST}:{self.server.add_insecure_port(f'{HOST}:0')}"
+        await self.server.start()
+
+
+def route(group: FakeGroup) -> pb.QueueRoute:
+    """What a metaserver says of a group that hosts the subject."""
+    address = group.master.address if group.master is not None else ""
+    return pb.QueueRoute(broker_group=group.name, data_address=address, epoch=group.epoch, is_writable=group.is_writable)
+
+
+class Cluster(NamedTuple):
+    """Everything, running."""
+
+    metas: list[FakeMeta]
+    groups: list[FakeGroup]
+    mq: qmq.Client
+
+    @property
+    def meta(self) -> FakeMeta:
+        return self.metas[0]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for group in self.groups for body in group.bodies]
+
+
+@asynccontextmanager
+async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False) -> AsyncIterator[Cluster]:
+    """A cluster and a client of it."""
+    made = [FakeGroup(f"g{number}") for number in range(groups)]
+    servers = [FakeMeta(made, can_push=can_push) for _ in range(metas)]
+    async with AsyncExitStack() as stack:
+        for group in made:
+            for replica in group.replicas:
+                await replica.start()
+                stack.push_async_callback(replica.stop)
+        for meta in servers:
+            await meta.start()
+            assert meta.server is not None
+            stack.push_async_callback(meta.server.stop, None)
+            stack.callback(meta.end_streams)
+        mq = await stack.enter_async_context(qmq.connect([meta.address for meta in servers]))
+        yield Cluster(servers, made, mq)
+
+
+def batch(bodies: list[bytes], base: int, subject: str = "s") -> bytes:
+    """A stored batch, as a delivery carries it."""
+    envelope, region = encode(subject.encode(), Columns(bodies), producer_id=1, batch_sequence=base, create_time_ms=1)
+    total, region_crc = sent_sizes(envelope)
+    return place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region
+
+
+UNKNOWN = Outcome.UNKNOWN
+NOT_STORED = Outcome.NOT_STORED

@@ -1,0 +1,288 @@
+"""Sending to several broker groups: spread, refused, stalled, uncertain. No message twice, and every error says what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, FakeGroup, Peer, Sent, cluster, route
+from support import eventually
+
+import qmq
+from qmq.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    DiskFull,
+    InvalidArgument,
+    NoQuorum,
+    NotMaster,
+    Overloaded,
+    QmqError,
+    ReadOnly,
+    UnknownSubject,
+)
+from qmq.wire.frame import Frame, FrameKind
+
+
+def numbers(group: FakeGroup) -> list[int]:
+    """Numbers of the batches as they were stored."""
+    return [number for _, (_, number) in sorted((base, key) for key, (base, _) in group.stored.items())]
+
+
+async def test_batches_are_spread_over_the_groups_and_receipts_say_where() -> None:
+    async with cluster(3) as it:
+        for number in range(300):
+            receipt = await it.mq.send("s", b"%d" % number)
+            assert b"%d" % number in next(group for group in it.groups if group.name == receipt.broker_group).bodies
+        assert sorted(it.bodies) == sorted(b"%d" % number for number in range(300))
+        assert all(len(group.bodies) >= 60 for group in it.groups)
+        for group in it.groups:
+            assert numbers(group) == sorted(numbers(group))
+
+
+async def test_lone_messages_gather_in_batches_while_one_is_on_its_way() -> None:
+    async with cluster(3) as it:
+        producer = it.mq.producer("s")
+        await producer.send(b"first")
+        for number in range(2000):
+            producer.send(b"%d" % number)
+            if number % 10 == 9:
+                await asyncio.sleep(0)
+        await producer.flush()
+        arrived = sum(len(group.arrived) for group in it.groups)
+        assert len(it.bodies) == 2001
+        assert arrived < 150, "several groups must not mean many small batches"
+        assert producer.stored_by_group == {group.name: len(group.bodies) for group in it.groups if group.bodies}
+
+
+@pytest.mark.parametrize("failure", [ReadOnly("drained"), NoQuorum("alone"), DiskFull("full"), Overloaded("busy"), NotMaster("gone")])
+async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure: QmqError) -> None:
+    async with cluster(2) as it:
+        it.groups[0].refuse(failure)
+        for number in range(50):
+            assert (await it.mq.send("s", b"%d" % number)).broker_group == "g1"
+        assert Counter(it.bodies) == Counter(b"%d" % number for number in range(50))
+
+
+@pytest.mark.parametrize("failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)])
+async def test_what_a_group_may_have_stays_with_it_until_it_is_known(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.client.lanes.STAY_BYTES", 1)
+    async with cluster(2) as it:
+        first, second = it.groups
+        tries: Counter[int] = Counter()
+
+        def store_then_say_unknown(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+            tries[sent.number] += 1
+            if tries[sent.number] > 2:
+                first.serve(broker, peer, request, sent)
+            else:
+                first.store(sent)
+                peer.refuse(request, failure)
+
+        first.on_produce = store_then_say_unknown
+        receipts = [await it.mq.send("s", b"%d" % number) for number in range(10)]
+        assert Counter(it.bodies) == Counter(b"%d" % number for number in range(10))
+        assert {receipt.broker_group for receipt in receipts} == {"g0", "g1"}
+        assert {sent.number for sent in first.arrived}.isdisjoint({sent.number for sent in second.arrived})
+
+
+async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connections() -> None:
+    async with cluster(1) as it:
+        (group,) = it.groups
+        seen: Counter[int] = Counter()
+
+        def stumble(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+            seen[sent.number] += 1
+            if sent.number % 7 == 3 and seen[sent.number] == 1:
+                group.store(sent)
+                peer.cut()
+            elif sent.number % 7 == 5 and seen[sent.number] == 1:
+                peer.cut()
+            else:
+                group.serve(broker, peer, request, sent)
+
+        group.on_produce = stumble
+        producer = it.mq.producer("s", batch_messages=5)
+        for number in range(500):
+            producer.send(b"%d" % number)
+            if number % 50 == 49:
+                await asyncio.sleep(0)
+        await producer.flush()
+        assert group.bodies == [b"%d" % number for number in range(500)]
+
+
+async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.client.lane.STALL_S", 0.05)
+    async with cluster(2) as it:
+        stalled, _ = it.groups
+        stalled.on_produce = stalled.store_silently
+        producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=1.5)
+        tickets = []
+        for number in range(200):
+            tickets.append(producer.send(b"%d" % number))
+            await asyncio.sleep(0.001)
+        outcomes = Counter[str]()
+        for ticket in tickets:
+            try:
+                outcomes[(await ticket).broker_group] += 1
+            except DeadlineExceeded as failure:
+                outcomes[failure.outcome.name] += 1
+        assert 0 < outcomes["UNKNOWN"] == len(stalled.stored) <= 64
+        assert outcomes["g1"] == 200 - outcomes["UNKNOWN"]
+        assert len(it.bodies) == 200
+
+
+async def test_a_lone_open_batch_does_not_wait_for_a_stalled_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.client.lane.STALL_S", 0.05)
+    async with cluster(2) as it:
+        for group in it.groups:
+            group.on_produce = group.store_silently
+        producer = it.mq.producer("s", delivery_timeout_s=30)
+        producer.send(b"stuck")
+        await eventually(lambda: any(group.arrived for group in it.groups))
+        free = next(group for group in it.groups if not group.arrived)
+        free.on_produce = free.serve
+        assert (await producer.send(b"next")).broker_group == free.name
+        producer.abort()
+
+
+async def test_a_drained_group_gets_nothing_new_and_is_used_again_when_it_is_resumed() -> None:
+    async with cluster(2, can_push=True) as it:
+        drained = it.groups[0]
+        drained.is_writable = False
+        await it.mq.send("s", b"0")
+        await it.meta.is_watched.wait()
+        for number in range(1, 100):
+            await it.mq.send("s", b"%d" % number)
+        assert not drained.arrived
+        drained.is_writable = True
+        it.meta.push(groups=["g0"], subjects=["s"])
+        async with asyncio.timeout(20):
+            while not drained.stored:
+                await it.mq.send("s", b"more")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_when_no_group_takes_messages_the_error_says_so(is_told: bool) -> None:
+    async with cluster(2) as it:
+        for group in it.groups:
+            group.is_writable = not is_told
+            group.refuse(ReadOnly("drained"))
+        producer = it.mq.producer("s", delivery_timeout_s=0.5)
+        with pytest.raises(DeadlineExceeded, match="E308") as refused:
+            await producer.send(b"x")
+        assert refused.value.outcome is NOT_STORED
+        assert isinstance(refused.value.__cause__, ReadOnly)
+        for group in it.groups:
+            group.is_writable, group.on_produce = True, group.serve
+        await it.mq.send("s", b"y")
+
+
+async def test_never_answered_is_unknown() -> None:
+    async with cluster(1) as it:
+        it.groups[0].on_produce = it.groups[0].store_silently
+        with pytest.raises(DeadlineExceeded) as failed:
+            await it.mq.producer("s", delivery_timeout_s=0.3).send(b"x")
+        assert failed.value.outcome is UNKNOWN
+
+
+async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.client.lanes.STAY_BYTES", 1)
+    async with cluster(2) as it:
+        first = it.groups[0]
+        tries = Counter[int]()
+
+        def lose_then_refuse(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+            tries[sent.number] += 1
+            if tries[sent.number] == 1:
+                first.store(sent)
+                peer.cut()
+            else:
+                peer.refuse(request, ReadOnly("drained since"))
+
+        first.on_produce = lose_then_refuse
+        producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=0.5)
+        outcomes = Counter[str]()
+        for number in range(6):
+            try:
+                outcomes[(await producer.send(b"%d" % number)).broker_group] += 1
+            except DeadlineExceeded as failure:
+                outcomes[failure.outcome.name] += 1
+        assert outcomes["UNKNOWN"] == len(first.stored) > 0
+        assert outcomes["g1"] == 6 - outcomes["UNKNOWN"]
+        assert len(it.bodies) == 6
+
+
+async def test_what_cannot_be_stored_anywhere_is_said_at_once_and_certainly() -> None:
+    async with cluster(1) as it:
+        it.groups[0].refuse(InvalidArgument("no"))
+        with pytest.raises(InvalidArgument) as refused:
+            await it.mq.send("s", b"x")
+        assert refused.value.outcome is NOT_STORED
+        with pytest.raises(UnknownSubject) as unknown:
+            await it.mq.send("none", b"x")
+        assert unknown.value.outcome is NOT_STORED
+
+
+async def test_nobody_there_is_not_stored() -> None:
+    async with cluster(1) as it:
+        for replica in it.groups[0].replicas:
+            await replica.stop()
+        with pytest.raises(DeadlineExceeded, match="E301") as failed:
+            await it.mq.producer("s", delivery_timeout_s=0.4).send(b"x")
+        assert failed.value.outcome is NOT_STORED
+
+
+async def test_closing_says_unknown_of_what_is_on_its_way_and_not_stored_of_what_never_left() -> None:
+    async with cluster(1) as it:
+        (group,) = it.groups
+        group.on_produce = group.store_silently
+        producer = it.mq.producer("s", batch_messages=1)
+        tickets = [producer.send(b"%d" % number) for number in range(40)]
+        await eventually(lambda: len(group.arrived) == 32)
+        producer.abort()
+        outcomes = []
+        for ticket in tickets:
+            with pytest.raises(ClientClosed) as closed:
+                await ticket
+            outcomes.append(closed.value.outcome)
+        assert outcomes == [UNKNOWN] * 32 + [NOT_STORED] * 8
+
+
+async def test_the_buffer_is_bounded_over_all_lanes() -> None:
+    async with cluster(2) as it:
+        for group in it.groups:
+            group.on_produce = lambda *_: None
+        producer = it.mq.producer("s")
+        with pytest.raises(qmq.errors.BufferFull, match="drain"):
+            for _ in range(100):
+                producer.send(bytes(1_000_000))
+                await asyncio.sleep(0)
+        assert producer.full
+        producer.abort()
+
+
+async def test_a_group_without_a_master_costs_the_others_nothing() -> None:
+    async with cluster(2) as it:
+        it.groups[0].master = None
+        it.meta.answer = lambda _: [route(group) for group in it.groups]
+        for number in range(60):
+            assert (await it.mq.send("s", b"%d" % number)).broker_group == "g1"
+
+
+@pytest.mark.parametrize(("acks", "kind"), [("quorum", FrameKind.PRODUCE), ("master", FrameKind.PRODUCE_FAST)])
+async def test_who_must_have_a_message_before_it_is_acknowledged_is_the_senders_choice(acks: str, kind: FrameKind) -> None:
+    async with cluster(1) as it:
+        kinds = []
+        group = it.groups[0]
+
+        def note(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+            kinds.append(request.kind)
+            group.serve(broker, peer, request, sent)
+
+        group.on_produce = note
+        await it.mq.producer("s", acks=acks).send(b"x")
+        assert kinds == [kind]
+        with pytest.raises(InvalidArgument, match="quorum"):
+            it.mq.producer("s", acks="all")

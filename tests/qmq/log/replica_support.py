@@ -1,0 +1,211 @@
+"""A master's store, its slaves' stores, and what goes between them, without network and election."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from support import ManualClock, intake
+
+from qmq.log import following
+from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
+from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
+from qmq.log.merged import read_merged
+from qmq.log.recovery import open_store
+from qmq.log.store import Store
+from qmq.log.tail import Stretch
+from qmq.wire.messages import Verdict
+
+QUEUES = (("a", 0), ("b", 0), ("c", 0))
+State = dict[tuple[str, int], Any]
+
+
+def small(**options: Any) -> LogConfig:
+    """Segments far smaller than an operator may have them, so that everything happens at their ends too."""
+    config = LogConfig(producer_expiry_ms=1 << 40, cache_bytes=0, **options)
+    object.__setattr__(config, "segment_bytes", 3_000)
+    object.__setattr__(config, "action_segment_bytes", 1_200)
+    return config
+
+
+SMALL = small()
+
+
+def opened(
+    folder: Path, config: LogConfig = SMALL, *, clock: ManualClock | None = None, until: int | None = None, disk: Disk | None = None
+) -> Store:
+    return open_store(folder, config, clock or ManualClock(), is_replicated=True, until=until, disk=disk)
+
+
+def state_of(store: Store) -> State:
+    """What must be the same on all replicas: all derived state but what retention took."""
+    return {
+        (queue.id.subject, queue.id.partition): (
+            queue.next_sequence, queue.cumulative_bytes, queue.last_append_ms, queue.producers.to_state(),
+            {group: share.to_state() for group, share in queue.shares.items()},
+        )
+        for queue in store.queues.values()
+        if queue.next_sequence or queue.shares
+    }  # fmt: skip
+
+
+def entries_of_index(store: Store) -> dict[tuple[str, int], list[Any]]:
+    """The consume logs."""
+    return {
+        (queue.id.subject, queue.id.partition): [entry for _, entry in queue.index.scan(queue.index.first)]
+        for queue in store.queues.values()
+        if queue.next_sequence or queue.shares
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Both logs, byte for byte."""
+    return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in sorted((folder / log).iterdir())}
+
+
+class History:
+    """The master's state at every index; what an index that changed nothing has is what the one before has."""
+
+    def __init__(self) -> None:
+        self._indexes = [0]
+        self._states: list[State] = [{}]
+
+    def note(self, store: Store, index: int) -> None:
+        """From `index` on it is what it is now."""
+        if index <= store.index and index > self._indexes[-1]:
+            self._indexes.append(index)
+            self._states.append(state_of(store))
+
+    def at(self, index: int) -> State:
+        return self._states[bisect_right(self._indexes, index) - 1]
+
+    def cut(self, index: int) -> None:
+        keep = bisect_right(self._indexes, index)
+        del self._indexes[keep:], self._states[keep:]
+
+
+class Traffic:
+    """What producers and consumers do to a master, by chance, one entry at a time."""
+
+    def __init__(self, store: Store, random: Random, history: History | None = None) -> None:
+        self.store = store
+        self.random = random
+        self.history = history or History()
+        self.number = 0
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.random.random() < 0.6:
+                self.produce()
+            else:
+                self.consume()
+                self.write()
+
+    def produce(self) -> None:
+        queue = self.store.open_queue(*self.random.choice(QUEUES))
+        self.number += 1
+        again = max(self.number - self.random.randrange(3), 1) if self.random.random() < 0.2 else self.number
+        bodies = [bytes([65 + self.number % 26]) * self.random.randrange(200) for _ in range(self.random.randrange(1, 4))]
+        self.store.append([intake(queue, bodies, producer=self.random.randrange(3), number=again)])
+        self.history.note(self.store, self.store.index)
+
+    def write(self) -> None:
+        first = self.store.index + 1
+        self.store.write_actions()
+        self.history.note(self.store, first)
+
+    def consume(self) -> None:
+        """A few actions, all of them such as a broker would do."""
+        for _ in range(self.random.randrange(1, 4)):
+            subject, partition = self.random.choice(QUEUES)
+            where = (subject, partition, self.random.choice(("g", "h")))
+            queue = self.store.open_queue(subject, partition)
+            consumer = self.random.choice(("c", "d"))
+            share = queue.shares.get(where[2])
+            if share is None:
+                self.store.act(Begin(*where, "", 0))
+            elif consumer not in share.holders:
+                self.store.act(Join(*where, consumer, str(self.random.random()), 1000, -1))
+            else:
+                self._use(where, queue.next_sequence, consumer)
+
+    def _use(self, where: tuple[str, int, str], next_sequence: int, consumer: str) -> None:
+        share = self.store.open_queue(where[0], where[1]).shares[where[2]]
+        last = share.holders[consumer].next_pull
+        chance = self.random.random()
+        if chance < 0.5:
+            ranges = [Pulled(item.first, item.count, item.attempt) for item in share.due(1 << 50, self.random.randrange(4))]
+            count = min(self.random.randrange(5), next_sequence - share.next_sequence)
+            if count:
+                ranges.append(Pulled(share.next_sequence, count, 1))
+            if ranges:
+                self.store.act(PullAction(*where, consumer, tuple(ranges)))
+        elif chance < 0.85:
+            first = max(last - self.random.randrange(8), 0)
+            verdict = self.random.choice(list(Verdict))
+            self.store.act(SettleAction(*where, consumer, 7, ((first, first + self.random.randrange(4), verdict, 5),)))
+        elif chance < 0.9:
+            self.store.act(Return(*where, consumer, max(last - 2, 0)))
+        elif chance < 0.97:
+            self.store.act(Leave(*where, consumer, True))
+        else:
+            self.store.act(Reset(*where, "", self.random.randrange(next_sequence + 1)))
+
+
+def read_from(master: Store, slave: Store, bytes_max: int, *, from_files: bool) -> Stretch | None:
+    """What the master sends next; None if it has that no more."""
+    place = (slave.messages.end, slave.actions.end)
+    found = None if from_files else master.tail.read(place, slave.index, bytes_max)
+    return found or read_merged((master.messages, master.actions), place, slave.index, bytes_max)
+
+
+def feed(master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool = False) -> bool:
+    """One Append; False if there was nothing to send."""
+    stretch = read_from(master, slave, bytes_max, from_files=from_files)
+    assert stretch is not None, "the master has that no more"
+    if not stretch.runs:
+        return False
+    runs = following.unpack_runs(memoryview(b"".join(following.pack_runs(stretch.runs))))
+    following.take(slave, runs, following.check_stretch(runs, slave.index, stretch.last))
+    assert slave.index == stretch.last
+    assert (slave.messages.end, slave.actions.end) == stretch.place
+    return True
+
+
+def feed_all(master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool = False) -> None:
+    while feed(master, slave, bytes_max, from_files=from_files):
+        pass
+
+
+def checkpoint(store: Store) -> None:
+    plan = begin_checkpoint(store)
+    plan.run()
+    end_checkpoint(store, plan)
+
+
+def flush(store: Store) -> None:
+    plan = store.begin_flush()
+    plan.run()
+    store.end_flush(plan)
+
+
+def master_at(folder: Path, *, seed: int = 1, steps: int = 60, config: LogConfig = SMALL, clock: ManualClock | None = None) -> Traffic:
+    """A master that has seen some traffic."""
+    store = opened(folder, config, clock=clock)
+    store.append_barrier(1)
+    traffic = Traffic(store, Random(seed))
+    traffic.run(steps)
+    return traffic
+
+
+def replay(store: Store) -> State:
+    """The state without the help of any derived file, of a store that was closed."""
+    again = opened(store.folder, store.config)
+    try:
+        return state_of(again)
+    finally:
+        again.close()

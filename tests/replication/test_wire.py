@@ -1,0 +1,127 @@
+"""Replica messages as bytes: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qmq_replication import wire
+from qmq_replication.history import Run
+from qmq_replication.messages import (
+    Ack, Append, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, Reset, TakeOver,
+)  # fmt: skip
+from support import ManualClock, intake
+
+from qmq.errors import CorruptBatch, ProtocolViolation
+from qmq.log.config import LogConfig
+from qmq.log.merged import read_merged
+from qmq.log.recovery import open_store
+
+MESSAGES: list[Message] = [
+    Probe(3), ProbeReply(4, "b1", True, 3, 17, False), PromiseRequest(9), Promise(9, 8, 1 << 40, True),
+    Append(5, 2, 4, 100, (), 100, 99, True, None), Ack(5, 2, 7, 9, (1 << 50, 64)),
+    Mismatch(5, 1, 9, 0, 0, (Run(1, 1), Run(4, 8)), (900, 80)), Reset(5, 3, 4, 77, (1 << 41, 0), 1000), Refusal(6), TakeOver(5),
+]  # fmt: skip
+
+
+def sent(message: Message) -> bytes:
+    return b"".join(wire.pack(message))
+
+
+def plain(value: Any) -> Any:
+    """Places come back as lists; nobody minds."""
+    return tuple(plain(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    found = wire.unpack(memoryview(sent(message)))
+    assert type(found) is type(message)
+    assert plain(found) == plain(message)
+
+
+@pytest.fixture
+def append(tmp_path: Path) -> Append:
+    """One with entries of both logs."""
+    store = open_store(tmp_path, LogConfig(), ManualClock(), is_replicated=True)
+    store.append_barrier(1)
+    for number in range(3):
+        store.append([intake(store.open_queue("s", 0), [b"x" * 50 * number], number=number)])
+    stretch = read_merged((store.messages, store.actions), (0, 0), 0, 1 << 20)
+    store.close()
+    assert stretch is not None
+    return Append(1, 0, 0, 0, (Run(1, 1),), stretch.last, 0, False, stretch.runs)
+
+
+def test_an_append_carries_log_bytes_as_they_lie_and_they_come_out_as_entries(append: Append) -> None:
+    found = wire.unpack(memoryview(sent(append)))
+    assert isinstance(found, Append)
+    assert found[:-1] == append[:-1]
+    assert isinstance(found.payload, wire.Stretch)
+    assert [b"".join(run.buffers) for run in found.payload.runs] == [b"".join(run.buffers) for run in append.payload]
+    assert [entry.envelope.index for entries in found.payload.entries for entry in entries] == [1, 2, 3, 4]
+
+
+def test_an_append_whose_entries_were_changed_on_the_way_is_refused_whole(append: Append) -> None:
+    data = sent(append)
+    payload = data.index(b"QMB1") - 28
+    random = Random(1)
+    for at in range(payload, len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << random.randrange(8)
+        with pytest.raises(CorruptBatch):
+            wire.unpack(memoryview(flipped))
+
+
+def test_an_append_that_was_cut_anywhere_is_refused(append: Append) -> None:
+    data = sent(append)
+    for end in range(len(data)):
+        with pytest.raises((CorruptBatch, ProtocolViolation)):
+            wire.unpack(memoryview(data)[:end])
+
+
+def test_an_append_does_not_promise_what_it_does_not_carry(append: Append) -> None:
+    for wrong in (append._replace(last_index=5), append._replace(prev_index=1), append._replace(payload=None)):
+        with pytest.raises(CorruptBatch):
+            wire.unpack(memoryview(sent(wrong)))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises((CorruptBatch, ProtocolViolation)):
+        found = wire.unpack(memoryview(data))
+        raise ProtocolViolation(f"by chance it was {found}")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.integers(0, 11), _VALUES, st.binary(max_size=40))
+def test_a_head_that_is_no_messages_is_refused_or_at_least_breaks_nothing(kind: int, fields: object, rest: bytes) -> None:
+    head = msgspec.msgpack.encode(fields)
+    try:
+        wire.unpack(memoryview(bytes([kind]) + len(head).to_bytes(4, "little") + head + rest))
+    except (CorruptBatch, ProtocolViolation):
+        pass
+
+
+def test_replicas_introduce_themselves() -> None:
+    hello = wire.PeerHello("g1", "b1")
+    assert wire.PeerHello.unpack(memoryview(hello.pack())) == hello
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1}', b'{"version": 2, "group": "g", "replica": "b"}', b"\xff\xfe"]
+)
+def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        wire.PeerHello.unpack(memoryview(said))

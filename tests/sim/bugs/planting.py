@@ -1,0 +1,73 @@
+"""How a bug is planted: a Node with one class in it replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.core import Replica
+from qmq_replication.election import Election
+from qmq_replication.leader import Leader
+from qmq_replication.ready import Role
+
+from sim.node import Node
+
+BUGS: dict[str, type[Node]] = {}
+
+
+class _Buggy(Node):
+    checks_places = False
+
+
+def in_node(name: str, **methods: Any) -> None:
+    """A bug in carrying out."""
+    BUGS[name] = type("BuggyNode", (_Buggy,), methods)
+
+
+def in_replica(name: str, **methods: Any) -> None:
+    """A bug in the core: methods of Replica."""
+    in_node(name, replica_class=type("BuggyReplica", (Replica,), methods))
+
+
+def in_step(name: str, message: type, handle: Callable[[Any, str, Any], None]) -> None:
+    """A bug in how one message is answered."""
+
+    def step(self: Replica, now_ms: int, sender: str, received: Any) -> None:
+        if isinstance(received, message):
+            self.now_ms = now_ms
+            handle(self, sender, received)
+        else:
+            Replica.step(self, now_ms, sender, received)
+
+    in_replica(name, step=step)
+
+
+def in_leader(name: str, **methods: Any) -> None:
+    """A bug on the master's side."""
+    buggy = type("BuggyLeader", (Leader,), methods)
+
+    def lead(self: Replica) -> None:
+        self.is_whole = True
+        self.ready.save = self.state
+        self.master = self.name
+        self.become(Role.MASTER)
+        self.leader = buggy(self)
+
+    in_replica(name, lead=lead)
+
+
+def in_election(name: str, **methods: Any) -> None:
+    """A bug in elections."""
+    buggy = type("BuggyElection", (Election,), methods)
+
+    def begin(self: Replica, *args: Any, **options: Any) -> None:
+        Replica.__init__(self, *args, **options)
+        self.election = buggy(self)
+
+    in_replica(name, __init__=begin)
+
+
+def in_coordinator(name: str, **methods: Any) -> None:
+    """A bug in the dealings with the store."""
+    in_node(name, coordinator_class=type("BuggyCoordinator", (Coordinator,), methods))

@@ -1,0 +1,101 @@
+"""Bugs in carrying out: what is on disk when, and what is said about it. The driver's side of the contract."""
+
+from __future__ import annotations
+
+from qmq_replication.core import Replica
+from qmq_replication.ready import DurableState, Ready
+
+from sim.bugs.planting import in_node, in_replica
+from sim.node import Node
+
+
+def _stored_at_once(self: Node) -> None:
+    self._tell_stored(self.disk.image.last)
+    Node._written(self)
+
+
+in_node("acknowledge before the flush", _written=_stored_at_once)
+in_node("believe a flush that began before a cut", _written_again_from=lambda self, index: None)
+
+
+def _promise_in_memory(self: Node, ready: Ready) -> None:
+    state, ready.save = self.disk.state, None
+    Node._do(self, ready)
+    self.disk.state = state
+
+
+in_node("keep promises in memory only", _do=_promise_in_memory)
+
+
+def _send_first(self: Node, ready: Ready) -> None:
+    self._send(ready)
+    ready.messages = []
+    Node._do(self, ready)
+
+
+in_node("send before the promise is saved", _do=_send_first)
+
+
+def _forget_to_cut(self: Node, ready: Ready) -> None:
+    ready.truncate = None
+    Node._do(self, ready)
+
+
+in_node("do not cut what diverged", _do=_forget_to_cut)
+in_replica("count written as stored", stored_index=lambda self: self.history.last_index)
+
+
+def _keep_durable(self: Replica, index: int) -> None:
+    self.history.truncate(index)
+    self.ready.truncate = index
+
+
+in_replica("cut entries, but still count them as stored, and cut committed ones", truncate=_keep_durable)
+
+# --- what recovery must know -------------------------------------------------------------------------------------------
+
+
+async def _new_disk_is_whole(self: Node) -> None:
+    is_new = self.disk.folder != self._folder
+    await Node._recover(self)
+    if is_new:
+        self.disk.state = self.disk.state._replace(is_whole=True)
+
+
+async def _new_disk_forgets_promises(self: Node) -> None:
+    self._folder = self.disk.folder
+    if self.disk.state == DurableState():
+        self.disk.state = DurableState(0, is_whole=False)
+    await Node._recover(self)
+
+
+async def _trust_the_disk(self: Node) -> None:
+    self._lost_power = False
+    await Node._recover(self)
+
+
+in_node("count a new disk at once", _recover=_new_disk_is_whole)
+in_node("forget with a new disk what was promised", _recover=_new_disk_forgets_promises)
+in_node("count at once after a power cut without flushes", _recover=_trust_the_disk)
+
+# --- answering ---------------------------------------------------------------------------------------------------------
+
+
+def _answer_all(self: Node, index: int) -> None:
+    Node._committed(self, index)
+    while self._waiting:
+        at, _, value = self._waiting.popleft()
+        self.simulation.checks.acknowledges(self.name, at, value)
+
+
+def _serve_at_once(self: Node, value: int) -> bool:
+    core = self.core
+    if core is None or self.is_paused or core.leader is None:
+        return False
+    self._append_own(value)
+    self.simulation.checks.acknowledges(self.name, self.disk.image.last, value)
+    return True
+
+
+in_node("answer everything that waits at any commit", _committed=_answer_all)
+in_node("acknowledge when the master has it", propose=_serve_at_once)

@@ -1,0 +1,105 @@
+"""What must be true after every event: Raft's five properties (Ongaro and Ousterhout, figure 3) and ours.
+
+    election safety        an epoch has one master
+    log matching           an (index, epoch) has one value, and one epoch before it, on every replica
+    leader completeness    whoever becomes master of an epoch holds everything that was committed in the epochs before it
+    state machine safety   an index is committed with one value only
+    durability             what is committed is stored on a majority of the voters that the coordination store has at that moment (one
+                           that forgot since it acknowledged knows that it did, and has no say in an election before it holds it again)
+    membership             changes go from one version to the next, by one voter; and when one is made, a majority of the voters before
+                           it holds everything committed
+    ours                   a process's commit position never goes back; what was acknowledged is committed, and at the end is there
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qmq_replication.membership import Membership
+
+from sim.disk import Entry
+
+if TYPE_CHECKING:
+    from sim.node import Node
+
+
+class Violation(AssertionError):
+    """A property does not hold."""
+
+
+class Checks:
+    """All that was ever seen in one run. `committed[i]` is the entry at index i + 1."""
+
+    def __init__(self, nodes: dict[str, Node]) -> None:
+        self._nodes = nodes
+        self.masters: dict[int, str] = {}
+        self.written: dict[tuple[int, int], tuple[int, int]] = {}
+        self.committed: list[Entry] = []
+        self.committed_in: list[int] = []
+        """The epoch whose master committed it first."""
+        self.acknowledged: dict[int, int] = {}
+        """Value by index."""
+
+    def wrote(self, name: str, index: int, entry: Entry, epoch_before: int) -> None:
+        """A replica wrote an entry behind one of `epoch_before`."""
+        found = self.written.setdefault((index, entry.epoch), (entry.value, epoch_before))
+        if found != (entry.value, epoch_before):
+            raise Violation(f"log matching: {name} has {(entry.value, epoch_before)} at {(index, entry.epoch)}, another {found}")
+
+    def became_master(self, node: Node, epoch: int) -> None:
+        """A replica begins to lead."""
+        if self.masters.setdefault(epoch, node.name) != node.name:
+            raise Violation(f"election safety: epoch {epoch} has {self.masters[epoch]} and {node.name}")
+        image = node.disk.image
+        if image.entries[: max(len(self.committed) - image.start, 0)] == self.committed[image.start :]:
+            return
+        for index, (entry, committed_in) in enumerate(zip(self.committed, self.committed_in, strict=True), 1):
+            if committed_in < epoch and not node.disk.holds(index, entry, durably=False):
+                raise Violation(f"leader completeness: {node.name} leads in {epoch} without {entry} at {index} of {committed_in}")
+
+    def commits(self, node: Node, before: int, after: int, members: Membership) -> None:
+        """A replica says that everything up to `after` is committed, while the coordination store has `members`."""
+        if after < before:
+            raise Violation(f"commit position: that of {node.name} went back from {before} to {after}")
+        image = node.disk.image
+        if after > image.last:
+            raise Violation(f"commit position: {node.name} commits {after}, but ends at {image.last}")
+        first = max(before, image.start)
+        for index, entry in enumerate(image.entries[first - image.start : after - image.start], first + 1):
+            if index > len(self.committed):
+                self._first_commit(node, index, entry, members)
+            elif self.committed[index - 1] != entry:
+                raise Violation(f"state machine safety: {index} is {self.committed[index - 1]}, {node.name} commits {entry}")
+
+    def _first_commit(self, node: Node, index: int, entry: Entry, members: Membership) -> None:
+        holders = self._holders(index, entry)
+        if not members.is_majority(holders):
+            raise Violation(f"durability: {node.name} commits {entry} at {index}, which only {holders} of {members.voters} hold")
+        assert node.core is not None
+        self.committed.append(entry)
+        self.committed_in.append(node.core.promised)
+
+    def _holders(self, index: int, entry: Entry) -> list[str]:
+        return [
+            name for name, node in self._nodes.items() if node.is_doubtful or node.disk.holds(index, entry, durably=node.plan.is_sync)
+        ]
+
+    def changes(self, before: Membership, after: Membership) -> None:
+        """The coordination store's membership changes."""
+        if after.version != before.version + 1 or len(set(before.voters) ^ set(after.voters)) > 1:
+            raise Violation(f"membership: from {before} to {after}")
+        if self.committed and not before.is_majority(holders := self._holders(len(self.committed), self.committed[-1])):
+            raise Violation(f"membership: from {before} to {after}, but what is committed is only on {holders}")
+
+    def acknowledges(self, name: str, index: int, value: int) -> None:
+        """A producer was told that its message is stored."""
+        if index > len(self.committed) or self.committed[index - 1].value != value:
+            found = self.committed[index - 1 : index]
+            raise Violation(f"acknowledged is committed: {name} acknowledges {value} at {index}, where {found} is")
+        self.acknowledged[index] = value
+
+    def survived(self, node: Node) -> None:
+        """At the end a replica must hold all that was acknowledged."""
+        for index, value in self.acknowledged.items():
+            if not node.disk.holds(index, Entry(self.committed[index - 1].epoch, value), durably=False):
+                raise Violation(f"durability: the acknowledged message {value} at {index} is not on {node.name}")

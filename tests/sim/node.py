@@ -1,0 +1,418 @@
+"""A replica's process in the simulator: the real core and the real coordinator between a simulated disk, network and etcd.
+
+It does what the driver does, without bytes. It may die between any two steps of carrying out a Ready.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING
+
+from qmq_coordination.groups import Master, group_key, read_group
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.core import Replica
+from qmq_replication.messages import Ack, Message, Mismatch
+from qmq_replication.ready import Campaign, Change, DurableState, Ready, Request, Resign, Role
+
+from qmq.errors import CoordinationError, QmqError
+from sim.disk import Disk, Entry
+
+if TYPE_CHECKING:
+    from sim.run import Simulation
+
+MASTER = group_key("g", "master")
+LEASE_S = 8.0
+HOLD_S = 2.5
+LOOK_MS = 2_000
+WAITING_MAX = 20
+SAVE_WEIGHT = 20
+"""Dying around a save is that much more likely than elsewhere."""
+
+
+class Died(Exception):
+    """The process is gone, in the middle of what it did."""
+
+
+class Node:
+    """One replica. `replica_class` and `coordinator_class` are replaced by the planted bugs."""
+
+    replica_class: type[Replica] = Replica
+    coordinator_class: type[Coordinator] = Coordinator
+    checks_places = True
+    """The log's door insists that what the core hands it back fits; not for the planted bugs, which shall be found by what they do."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.plan = simulation.plan
+        self.name = name
+        self.disk = Disk(self.plan.read_entries)
+        self.disk.checks_places = self.checks_places
+        self.boot = 0
+        self.is_up = False
+        self.is_paused = False
+        self.core: Replica | None = None
+        self._inbox: deque[tuple[str, Message]] = deque()
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._is_syncing = False
+        self._syncing_to = 0
+        self._committed_to = 0
+        self._tick_at = 0
+        self._lost_power = False
+        self._folder = 1
+        self._membership = simulation.first_membership
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may lack what it acknowledged, and knows it or will at its next start."""
+        state = self.disk.state
+        forgot = self._lost_power and not self.plan.is_sync
+        return not state.is_whole or state.resetting_until > 0 or self.disk.folder != self._folder or forgot
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Boot, from what the disk has."""
+        if self.is_up:
+            return
+        self.simulation.tell(self.name, "starts")
+        self.boot += 1
+        self.is_up, self.is_paused = True, False
+        self._inbox.clear()
+        self._waiting.clear()
+        self._is_syncing = False
+        self._committed_to = 0
+        store = self.simulation.store_of(self.name)
+        self.coordinator = self.coordinator_class(
+            store, "g", Master(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
+        )
+        boot = self.boot
+        self.world.spawn(self._boot(), lambda: self.boot == boot and self.is_up)
+
+    async def _boot(self) -> None:
+        await self._recover()
+        self._lost_power = False
+        self.core = self.replica_class(
+            self.name, self._membership, self.disk.state, self.disk.image.history(), self.disk, timing=self.plan.timing,
+            random=Random(self.world.random.getrandbits(32)), now_ms=self.world.now, commit=self.disk.image.start,
+        )  # fmt: skip
+        self.disk.sync(self.disk.pending)
+        self._tick_at = 0
+        self._carry_out()
+        self._look_up(self.boot)
+
+    async def _recover(self) -> None:
+        """What a driver does with what it finds on the disk."""
+        if self.disk.folder != self._folder:  # a new disk: whatever was promised, it was at most the store's epoch
+            epoch = await self._highest_epoch()
+            self.disk.state = self.disk.state._replace(promised=epoch, is_whole=False)
+            self._folder = self.disk.folder
+        if self._lost_power and not self.plan.is_sync:
+            self.disk.state = self.disk.state._replace(is_whole=False)
+        if self.disk.state.resetting_until:
+            self.disk.forget_log()
+            self.disk.state = DurableState(self.disk.state.promised, is_whole=False)
+
+    async def _highest_epoch(self) -> int:
+        while True:
+            try:
+                return (await read_group(self.simulation.store_of(self.name), "g")).claim.epoch
+            except CoordinationError:
+                await self.world.sleep(0.3)
+
+    def kill(self) -> None:
+        """SIGKILL: the operating system keeps what was written."""
+        if self.is_up:
+            self.is_up = False
+            self.boot += 1
+            self.core = None
+            self.simulation.tell(self.name, "dies")
+            self.simulation.network.tell_of_loss(self.name)
+
+    def cut_power(self) -> None:
+        """The machine stops."""
+        self.kill()
+        self._lost_power |= self.disk.cut_power(self.world.random)
+
+    def pause(self, ms: int) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        if self.is_up:
+            self.is_paused = True
+            self.world.after(ms, self._resume, self.boot)
+
+    def _resume(self, boot: int) -> None:
+        if self.boot != boot:
+            return
+        self.is_paused = False
+        while self._inbox and self.boot == boot:
+            self.receive(*self._inbox.popleft())
+
+    def _tick(self, boot: int, at: int) -> None:
+        if self.boot != boot or self.core is None or self._tick_at != at:
+            return
+        self._tick_at = 0
+        if self.is_paused:
+            self._tick_within(200)
+            return
+        self.core.tick(at)
+        self._carry_out()
+
+    def _tick_within(self, ms: int) -> None:
+        """Have the core ticked, unless it will be before."""
+        at = self.world.now + max(ms, 1)
+        if not self._tick_at or at < self._tick_at:
+            self._tick_at = at
+            self.world.after(at - self.world.now, self._tick, self.boot, at)
+
+    def _look_up(self, boot: int) -> None:
+        """The watch on the coordination store: a hint, late."""
+        if self.boot != boot or self.core is None:
+            return
+        items = self.simulation.etcd.items
+        if not self.is_paused and not self.simulation.is_etcd_cut(self.name):
+            self._membership = self.simulation.membership
+            self.core.membership_is(self._membership)
+            if MASTER not in items:
+                self.core.master_gone(self.world.now)
+            self._carry_out()
+        self.world.after(LOOK_MS, self._look_up, boot)
+
+    # --- what comes in -------------------------------------------------------------------------------------------------
+
+    def receive(self, sender: str, message: Message) -> None:
+        """A message arrived."""
+        if self.core is None:
+            return
+        if self.is_paused:
+            self._inbox.append((sender, message))
+            return
+        self.core.step(self.world.now, sender, message)
+        self._carry_out()
+
+    def lost(self, peer: str) -> None:
+        """The connection to a peer ended."""
+        if self.core is not None and not self.is_paused:
+            self.core.disconnected(self.world.now, peer)
+            self._carry_out()
+
+    def propose(self, value: int) -> bool:
+        """A producer sends a message; False if this is not the master, or not yet."""
+        core = self.core
+        if core is None or self.is_paused or core.leader is None or not core.leader.is_serving or core.leader.transfer_to:
+            return False
+        if self.disk.image.last - core.commit > WAITING_MAX:
+            return False
+        self._append_own(value)
+        self._waiting.append((self.disk.image.last, core.promised, value))
+        self._carry_out()
+        return True
+
+    def _append_own(self, value: int) -> None:
+        core = self.core
+        assert core is not None
+        assert core.leader is not None
+        entry = Entry(core.leader.epoch, value)
+        self._write((entry,))
+        core.leader.appended(self.disk.image.last)
+        self._written()
+
+    def _write(self, entries: tuple[Entry, ...]) -> None:
+        image = self.disk.image
+        before = image.entries[-1].epoch if image.entries else image.start_epoch
+        for index, entry in enumerate(entries, image.last + 1):
+            self.simulation.checks.wrote(self.name, index, entry, before)
+            before = entry.epoch
+        self.disk.write("add", image.last, entries)
+
+    # --- storing -------------------------------------------------------------------------------------------------------
+
+    def _written(self) -> None:
+        """Entries were written: stored, or stored once a sync is done."""
+        if not self.plan.is_sync:
+            self._tell_stored(self.disk.image.last)
+        if not self._is_syncing:
+            self._is_syncing = True
+            self._syncing_to = self.disk.image.last
+            sync_ms = 15 if self.simulation.is_calm else self.plan.sync_ms
+            delay = self.world.random.randint(1, sync_ms) if self.plan.is_sync else self.world.random.randint(100, 1_500)
+            self.world.after(delay, self._synced, self.boot, self.disk.pending)
+
+    def _synced(self, boot: int, count: int) -> None:
+        if self.boot != boot or self.core is None:
+            return
+        if self.is_paused:
+            self.world.after(200, self._synced, boot, count)
+            return
+        self._is_syncing = False
+        self.disk.sync(count)
+        if self.plan.is_sync:
+            self._tell_stored(self._syncing_to)
+            self._carry_out()
+        if (self.disk.pending or self._syncing_to < self.disk.image.last) and not self._is_syncing:
+            self._written()
+
+    def _written_again_from(self, index: int) -> None:
+        """What lies behind `index` is replaced: a sync under way does not speak for what comes there."""
+        self._syncing_to = min(self._syncing_to, index)
+
+    def _tell_stored(self, index: int) -> None:
+        assert self.core is not None
+        self.core.stored(index)
+
+    # --- carrying out --------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        """Do what the core wants, in the order of its contract."""
+        try:
+            while self.core is not None and self.core.ready:
+                ready = self.core.take()
+                if self.simulation.story is not None:
+                    self.simulation.story.did(self, ready)
+                self._do(ready)
+        except Died:
+            if self.plan.is_sync and self.world.random.random() < 0.5:
+                self.cut_power()
+            else:
+                self.kill()
+            self.world.after(self.world.random.randint(10, 5_000), self.start)
+        core = self.core
+        if core is not None and (not self._tick_at or core.due_ms < self._tick_at):
+            self._tick_within(core.due_ms - self.world.now)
+
+    def _failpoint(self, weight: int = 1) -> None:
+        if self.plan.failpoint and not self.simulation.is_calm and self.world.random.random() < self.plan.failpoint * weight:
+            self.simulation.faults["failpoint"] += 1
+            raise Died
+
+    def _do(self, ready: Ready) -> None:
+        if ready.save is not None:
+            self._failpoint(SAVE_WEIGHT)
+            self.disk.state = ready.save
+            self._failpoint(SAVE_WEIGHT)
+        self._change_log(ready)
+        if ready.messages:
+            self._send(ready)
+            self._failpoint()
+        if ready.commit is not None:
+            self._committed(ready.commit)
+        if ready.role is not None and ready.role is not Role.MASTER:
+            self._waiting.clear()
+        if ready.lead is not None:
+            self._lead(ready.lead)
+        for request in ready.requests:
+            self._ask(request)
+
+    def _change_log(self, ready: Ready) -> None:
+        if ready.reset is not None:
+            self._failpoint()
+            self.disk.write("reset", ready.reset.start_index, (Entry(ready.reset.start_epoch, 0),))
+            self._written_again_from(ready.reset.start_index)
+            self.disk.sync(self.disk.pending)
+        if ready.truncate is not None:
+            self._failpoint()
+            self.disk.write("cut", ready.truncate)
+            self._written_again_from(ready.truncate)
+        for append in ready.append:
+            self._failpoint()
+            self._write(append.payload)
+        if ready.append:
+            self._written()
+
+    def _send(self, ready: Ready) -> None:
+        for to, message in ready.messages:
+            if isinstance(message, Ack | Mismatch):
+                message = message._replace(place=self.disk.image.last)
+            self.simulation.network.send(self.name, to, message)
+
+    def _committed(self, index: int) -> None:
+        core, checks = self.core, self.simulation.checks
+        assert core is not None
+        checks.commits(self, self._committed_to, index, self.simulation.membership)
+        self._committed_to = index
+        while self._waiting and self._waiting[0][0] <= index:
+            at, epoch, value = self._waiting.popleft()
+            if core.leader is not None and core.leader.epoch == epoch:
+                checks.acknowledges(self.name, at, value)
+        if core.leader is not None:
+            self.simulation.nemesis.has_committed(self)
+
+    def _lead(self, epoch: int) -> None:
+        self.simulation.checks.became_master(self, epoch)
+        self._append_own(0)
+        self.simulation.nemesis.has_become_master(self)
+        boot = self.boot
+        self.world.spawn(self._hold(epoch), lambda: self.boot == boot)
+
+    # --- the coordination store ----------------------------------------------------------------------------------------
+
+    def _ask(self, request: Request) -> None:
+        boot = self.boot
+        if isinstance(request, Campaign):
+            job = self._campaign()
+        elif isinstance(request, Resign):
+            job = self._resign(request)
+        else:
+            job = self._change(request)
+        self.world.spawn(job, lambda: self.boot == boot)
+
+    async def _awake(self) -> None:
+        while self.is_paused:
+            await self.world.sleep(0.1)
+
+    async def _campaign(self) -> None:
+        won = await self.coordinator.campaign()
+        await self._awake()
+        assert self.core is not None
+        if won is None:
+            self.core.campaign_lost(self.world.now)
+        else:
+            self.core.campaign_won(self.world.now, won.epoch, won.membership)
+        self._carry_out()
+
+    async def _resign(self, request: Resign) -> None:
+        await self.coordinator.resign(request.epoch)
+
+    async def _change(self, request: Change) -> None:
+        done = await self.coordinator.change(request.before, request.after)
+        await self._awake()
+        if self.core is not None and self.core.leader is not None and self.core.leader.epoch == request.epoch:
+            self.core.leader.changed(done)
+            self._carry_out()
+
+    async def _hold(self, epoch: int) -> None:
+        """While master: keep the key."""
+        while True:
+            await self.world.sleep(HOLD_S)
+            await self._awake()
+            if self.core is None or self.core.leader is None or self.core.leader.epoch != epoch:
+                return
+            try:
+                highest = await self.coordinator.hold()
+            except CoordinationError:
+                continue
+            if self.core is not None and highest > epoch:
+                self.core.superseded(self.world.now, highest)
+                self._carry_out()
+
+    # --- what operators do ---------------------------------------------------------------------------------------------
+
+    def operate(self, what: str, name: str) -> None:
+        """Add or remove a replica, or hand over; refused if it does not fit just now."""
+        core = self.core
+        if core is None or self.is_paused or core.leader is None:
+            return
+        try:
+            if what == "transfer":
+                core.leader.transfer(name)
+                self.world.after(2_000, self._end_transfer, self.boot, core.leader.epoch)
+            else:
+                after = core.membership.with_learner(name) if what == "join" else core.membership.without(name)
+                core.leader.propose(after)
+        except QmqError:
+            return
+        self._carry_out()
+
+    def _end_transfer(self, boot: int, epoch: int) -> None:
+        if self.boot == boot and self.core is not None and self.core.leader is not None and self.core.leader.epoch == epoch:
+            self.core.leader.transfer_to = ""

@@ -1,0 +1,171 @@
+"""One seed: build a group, let faults happen for some simulated minutes, then calm down and demand that it works; and again.
+
+Safety is checked after every event (checks.py). Each round ends with a liveness phase: everything is healed, and within a simulated minute
+and a half there must be a master, new messages must be committed, and every voter must have all that was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from qmq_coordination.groups import group_key
+from qmq_coordination.store import Put
+from qmq_replication.membership import Membership
+
+from sim.checks import Checks, Violation
+from sim.nemesis import Nemesis
+from sim.network import Network
+from sim.node import Node
+from sim.plan import Plan, draw
+from sim.store import Etcd, Store
+from sim.story import Story
+from sim.world import World
+
+SPARES = ("x", "y")
+ROUND_MS = 150_000
+CALM_MS = 90_000
+MEMBERS = group_key("g", "members")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a seed. `failure` is empty if all is well."""
+
+    seed: int
+    failure: str
+    trace: int
+    events: int
+    acknowledged: int
+    masters: int
+    simulated_ms: int
+    faults: dict[str, int]
+
+
+class Simulation:
+    """One run. `node_class` is the product, or a planted bug."""
+
+    def __init__(
+        self, seed: int, minutes: int = 10, node_class: type[Node] = Node, *, plan: Plan | None = None, story: Story | None = None
+    ) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.plan = plan or draw(self.world.random, minutes)
+        self.story = story
+        names = tuple("abcde"[: self.plan.voters])
+        self.first_membership = self.membership = Membership(1, names)
+        self.faults: Counter[str] = Counter()
+        self.nodes: dict[str, Node] = {}
+        self.checks = Checks(self.nodes)
+        self.etcd = Etcd(self.world)
+        self.network = Network(self.world, self.plan, self.nodes, self.faults)
+        self.nemesis = Nemesis(self)
+        self.is_calm = False
+        self._attempts = 0
+        self._value = 0
+        for name in (*names, *SPARES):
+            self.nodes[name] = node_class(self, name)
+        self.etcd.txn((), [Put(MEMBERS, self.membership.encode())])
+        self.etcd.on_change = self._changes
+        for name in names:
+            self.nodes[name].start()
+
+    # --- doors ---------------------------------------------------------------------------------------------------------
+
+    def new_attempt(self) -> str:
+        """A number never used twice."""
+        self._attempts += 1
+        return str(self._attempts)
+
+    def store_of(self, name: str) -> Store:
+        """A replica's way to the coordination store."""
+        return Store(self.etcd, lambda: self.is_etcd_cut(name), self.plan.etcd_loss, self.plan.etcd_late)
+
+    def is_etcd_cut(self, name: str) -> bool:
+        """Whether it cannot be reached from there."""
+        return name in self.nemesis.etcd_cut or "*" in self.nemesis.etcd_cut
+
+    def tell(self, name: str, what: str) -> None:
+        """For the story, if somebody listens."""
+        if self.story is not None:
+            self.story.tell(self.world.now, name, what)
+
+    def _changes(self, key: str, before: bytes, after: bytes) -> None:
+        if key == MEMBERS:
+            membership = Membership.decode(after)
+            self.tell("etcd", f"{membership}")
+            self.checks.changes(Membership.decode(before), membership)
+            self.membership = membership
+
+    # --- the run -------------------------------------------------------------------------------------------------------
+
+    def propose(self) -> None:
+        """A producer offers a message to everybody; masters take it, if not too much waits already."""
+        self._value += 1
+        for node in self.nodes.values():
+            node.propose(self._value * 10 + ord(node.name) % 10)
+
+    def propose_soon(self, count: int) -> None:
+        """Some messages within a second."""
+        for _ in range(count):
+            self.world.after(self.world.random.randint(1, 1_000), self.propose)
+
+    def _load(self) -> None:
+        if not self.is_calm:
+            self.propose()
+        self.world.after(1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)), self._load)
+
+    def run(self) -> Result:
+        """All of it."""
+        failure = ""
+        try:
+            self.world.after(1_000, self._load)
+            while self.world.now < self.plan.minutes * 60_000:
+                self.is_calm = self.network.is_calm = False
+                self.nemesis.begin()
+                self.world.run(self.world.now + ROUND_MS)
+                self._calm_down()
+            for name in self.membership.voters:
+                self.checks.survived(self.nodes[name])
+        except Violation as cause:
+            failure = str(cause)
+        except Exception as cause:
+            failure = f"{type(cause).__name__}: {cause}"
+        return Result(
+            self.seed, failure, self.world.trace, self.world.events, len(self.checks.acknowledged), len(self.checks.masters),
+            self.world.now, dict(self.faults),
+        )  # fmt: skip
+
+    def _calm_down(self) -> None:
+        self.tell("", "everything is healed")
+        self.is_calm = self.network.is_calm = True
+        self.nemesis.end()
+        before = len(self.checks.acknowledged)
+        deadline = self.world.now + CALM_MS
+        while self.world.now < deadline:
+            for name in self.membership.replicas:
+                self.nodes[name].is_paused = False
+                self.nodes[name].start()
+            self.world.run(self.world.now + 3_000)
+            self.propose()
+            self.world.run(self.world.now + 2_000)
+            if len(self.checks.acknowledged) > before + 2 and self._has_converged():
+                break
+        else:
+            raise Violation(f"liveness: {CALM_MS} ms after all faults were healed the group does not work: {self._shape()}")
+
+    def _has_converged(self) -> bool:
+        cores = [self.nodes[name].core for name in self.membership.voters]
+        return all(core is not None and core.commit >= max(self.checks.acknowledged, default=0) for core in cores)
+
+    def _shape(self) -> str:
+        return "; ".join(
+            f"{name} {node.core.role.value} {node.core.history.last} commit {node.core.commit} promised {node.core.promised}"
+            f" whole {node.core.may_count}"
+            for name, node in self.nodes.items() if node.core is not None
+        )  # fmt: skip
+
+
+def simulate(seed: int, minutes: int = 10, node_class: type[Node] = Node) -> Result:
+    """One seed's result. The same seed gives the same trace, always."""
+    return Simulation(seed, minutes, node_class).run()

@@ -1,0 +1,1 @@
+"""Whole processes: kills, faults, files, the command line."""

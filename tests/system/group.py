@@ -1,0 +1,123 @@
+"""A broker group as fault tests see it: the compose file's own services, started by scripts/cluster, looked at through control ports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from cluster_runner import Cluster
+
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.proto.v1 import control_pb2_grpc
+from qmq.rpc import CHANNEL_OPTIONS
+
+ETCD = ("etcd0", "etcd1", "etcd2")
+METAS = ("meta0", "meta1")
+REPLICAS = ("g1-a", "g1-b", "g1-c")
+CONTROL_PORT = 20882
+
+
+def can_use_namespaces() -> bool:
+    """Whether partitions can be made here: root, and `ip`."""
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+class Group:
+    """Group g1 of a running cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.server = cluster.translate("meta0:20880,meta1:20880")
+
+    def control(self, replica: str) -> str:
+        """Address of a replica's control port."""
+        return f"{self.cluster.address(replica)}:{CONTROL_PORT}"
+
+    async def describe(self, replica: str) -> pb.ReplicaStatus | None:
+        """What a replica says of itself; None if it says nothing."""
+        async with grpc.aio.insecure_channel(self.control(replica), options=CHANNEL_OPTIONS) as channel:
+            try:
+                status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                    pb.DescribeReplicaRequest(), timeout=1.0
+                )
+            except grpc.aio.AioRpcError:
+                return None
+            return status
+
+    async def describe_all(self) -> dict[str, pb.ReplicaStatus]:
+        """Those that answer."""
+        found = await asyncio.gather(*[self.describe(name) for name in REPLICAS])
+        return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
+
+    async def master(self, *, other_than: str = "", within_s: float = 30.0) -> str:
+        """The serving master of the highest epoch, waited for."""
+        async with asyncio.timeout(within_s):
+            while True:
+                serving = {name: each for name, each in (await self.describe_all()).items() if each.is_serving}
+                best = max(serving, key=lambda name: serving[name].epoch, default="")
+                if best and best != other_than:
+                    return best
+                await asyncio.sleep(0.05)
+
+    async def slave(self) -> str:
+        """A replica that is not master."""
+        master = await self.master()
+        return next(name for name in REPLICAS if name != master)
+
+    async def settled(self, *, within_s: float = 60.0) -> None:
+        """All replicas are there, whole, in step, and hold the same."""
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await self.describe_all()
+                if len(found) == len(REPLICAS) and _agree(list(found.values())):
+                    return
+                await asyncio.sleep(0.1)
+
+    async def settled_peer(self, replica: str, *, within_s: float = 60.0) -> None:
+        """The replica follows again: the master says that it is in step and holds what is committed."""
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await self.describe_all()
+                for status in found.values():
+                    peers = {each.replica: each for each in status.peers}
+                    if status.is_serving and replica in peers and peers[replica].in_step and peers[replica].silent_ms < 500:
+                        return
+                await asyncio.sleep(0.05)
+
+    def store(self, replica: str) -> Path:
+        """A replica's folder of log files."""
+        return next(path for path in self.folder.rglob("broker") if path.is_dir() and (path.parent / "replica.json").exists()
+                    and f'"{replica}\\"' in (path.parent / "replica.json").read_text())  # fmt: skip
+
+    async def require_equal_files(self) -> None:
+        """Both logs are the same bytes on every replica, as far as all still have them."""
+        await self.settled()
+        for log in ("message", "action"):
+            contents = [{path.name: path.read_bytes() for path in (self.store(name) / log).iterdir()} for name in REPLICAS]
+            for name in set.intersection(*[set(each) for each in contents]):
+                assert len({each[name] for each in contents}) == 1, f"{log}/{name} differs between replicas"
+
+
+def _agree(found: list[pb.ReplicaStatus]) -> bool:
+    same = len({(each.last_index, each.commit_index, each.message_position, each.action_position) for each in found}) == 1
+    done = all(each.is_whole and each.stored_index == each.last_index == each.commit_index for each in found)
+    return same and done and sum(each.is_serving for each in found) == 1
+
+
+@contextmanager
+def running_group(folder: Path, network: str, **environment: str) -> Iterator[Group]:
+    """etcd, metaservers and group g1, until the end of the block."""
+    settings = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500", **environment}
+    with Cluster(folder, network=network, environment=settings) as cluster:
+        cluster.up((*ETCD, *METAS, *REPLICAS), deps=False)
+        yield Group(cluster, folder)

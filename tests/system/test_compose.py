@@ -1,0 +1,140 @@
+"""docker-compose.yml and the Dockerfile, as far as they can be judged without an engine: by the real compose binary and by hadolint."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+ETCD = ["etcd0", "etcd1", "etcd2"]
+META = ["meta0", "meta1"]
+BROKERS = ["g1-a", "g1-b", "g1-c", "g2-a", "g2-b", "g2-c"]
+
+
+def compose(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "docker-compose"), "-f", str(ROOT / "docker-compose.yml"), "--profile", "*", *words]
+    environment = {"PATH": str(BIN), "HOME": str(ROOT), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def resolved(**variables: str) -> dict[str, Any]:
+    done = compose("config", "--format", "json", **variables)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["services"]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return resolved()
+
+
+def test_compose_accepts_the_file() -> None:
+    done = compose("config", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_cluster_is_three_etcds_two_metaservers_and_two_groups_of_three(services: dict[str, Any]) -> None:
+    assert set(services) == {*ETCD, *META, *BROKERS, "client"}
+    assert {name for name, each in services.items() if each.get("profiles")} == {"client"}
+
+
+def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict[str, Any]) -> None:
+    for name in (*ETCD, *META, *BROKERS):
+        each = services[name]
+        assert each["healthcheck"]["test"][0] == "CMD", name
+        assert each["restart"] == "unless-stopped", name
+        assert each["stop_grace_period"], name
+
+
+def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
+    for name in (*META, *BROKERS):
+        assert set(services[name]["depends_on"]) == set(ETCD), name
+    assert set(services["client"]["depends_on"]) == {*META, *BROKERS}
+    conditions = {each["condition"] for service in services.values() for each in service.get("depends_on", {}).values()}
+    assert conditions == {"service_healthy"}
+
+
+def test_etcd_members_agree_on_who_they_are(services: dict[str, Any]) -> None:
+    members = {}
+    for name in ETCD:
+        environment = services[name]["environment"]
+        assert environment["ETCD_NAME"] == name
+        assert environment["ETCD_ADVERTISE_CLIENT_URLS"] == f"http://{name}:2379"
+        members[name] = environment["ETCD_INITIAL_ADVERTISE_PEER_URLS"]
+    whole = ",".join(f"{name}={url}" for name, url in members.items())
+    assert {services[name]["environment"]["ETCD_INITIAL_CLUSTER"] for name in ETCD} == {whole}
+    for name in (*META, *BROKERS):
+        assert services[name]["environment"]["QMQ_ETCD"] == "etcd0:2379,etcd1:2379,etcd2:2379"
+
+
+def test_a_broker_is_the_replica_it_is_named_after(services: dict[str, Any]) -> None:
+    for name in BROKERS:
+        environment = services[name]["environment"]
+        assert environment["QMQ_REPLICA"] == environment["QMQ_ADVERTISE"] == name
+        assert environment["QMQ_GROUP"] == name.split("-")[0]
+        assert environment["QMQ_REPLICAS"].split(",") == [each for each in BROKERS if each.startswith(environment["QMQ_GROUP"])]
+        assert services[name]["healthcheck"]["test"][-1] == f"localhost:{environment['QMQ_CONTROL_PORT']}"
+
+
+def test_each_member_keeps_its_data_in_a_volume_of_its_own(services: dict[str, Any]) -> None:
+    for name in (*ETCD, *BROKERS):
+        (volume,) = services[name]["volumes"]
+        assert (volume["type"], volume["source"]) == ("volume", name)
+        environment = services[name]["environment"]
+        assert volume["target"] == environment.get("ETCD_DATA_DIR", environment.get("QMQ_DATA"))
+
+
+def test_only_what_clients_need_is_published_and_only_on_this_machine(services: dict[str, Any]) -> None:
+    ports = {name: each.get("ports", []) for name, each in services.items()}
+    assert {name for name, found in ports.items() if found} == {*META, *BROKERS}
+    published = [port for found in ports.values() for port in found]
+    assert {port["host_ip"] for port in published} == {"127.0.0.1"}
+    assert len({port["published"] for port in published}) == len(published)
+    for name in BROKERS:  # clients outside connect to the port that the broker advertises
+        (port,) = ports[name]
+        assert str(port["target"]) == port["published"] == services[name]["environment"]["QMQ_DATA_PORT"]
+
+
+def test_the_flush_is_chosen_from_outside(services: dict[str, Any]) -> None:
+    assert {services[name]["environment"]["QMQ_FLUSH"] for name in BROKERS} == {"async"}
+    strict = resolved(QMQ_FLUSH="sync")
+    assert {strict[name]["environment"]["QMQ_FLUSH"] for name in BROKERS} == {"sync"}
+
+
+def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, Any]) -> None:
+    for name in (*META, *BROKERS, "client"):
+        each = services[name]
+        assert (each["image"], each["cap_drop"]) == ("qmq:latest", ["ALL"]), name
+        assert each["command"][0] in ("qmq", "python"), name
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run([str(BIN / "hadolint"), str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_image_is_pinned_and_does_not_run_as_root() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    installs = re.findall(r"pip install ([^\\\n]*)", text)
+    assert installs
+    assert all("--require-hashes" in each or "--no-index" in each for each in installs)
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:10001"]
+
+
+def test_what_the_image_copies_exists_and_is_let_in() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = set()
+    for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+        copied |= set(line.split()[:-1])
+    assert copied == let_in
+    assert all((ROOT / name).exists() for name in copied)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {package.split("/")[0] for package in wheel["packages"]} <= copied

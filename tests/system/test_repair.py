@@ -1,0 +1,127 @@
+"""Disks that fail: full, refusing to sync, flipping a bit. The group goes on, and the hurt replica mends itself or stops loudly."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import qmq
+from system.group import Group, can_use_namespaces
+from system.test_faults import load
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+
+EXIT_FATAL = 70
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Put a disk of 200 MiB under a folder, with what is in it; afterwards what was written is on the big one."""
+    kept = folder.with_name(folder.name + ".kept")
+    shutil.move(folder, kept)
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(folder)], check=True)
+    try:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        yield folder
+        shutil.rmtree(kept)
+        shutil.copytree(folder, kept)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+        shutil.move(kept, folder)
+
+
+def fill(folder: Path) -> Path:
+    """Leave less than a broker wants to spare."""
+    filler = folder / "filler"
+    filler.write_bytes(bytes(max(shutil.disk_usage(folder).free - (20 << 20), 0)))
+    return filler
+
+
+@pytest.mark.skipif(not can_use_namespaces(), reason="mounting needs root")
+async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room(group: Group, tmp_path: Path) -> None:
+    slave = await group.slave()
+    await asyncio.to_thread(group.cluster.stop, slave)
+    with small_disk(group.store(slave).parent) as folder:
+        await asyncio.to_thread(group.cluster.start, slave)
+        async with load(group, "full-slave", tmp_path) as work:
+            filler = await asyncio.to_thread(fill, folder)
+            await work.wait_for_acks(2_000)
+            filler.unlink()
+            await group.settled_peer(slave)
+        await asyncio.to_thread(group.cluster.stop, slave)
+    await asyncio.to_thread(group.cluster.start, slave)
+    await group.settled()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="faults of system calls are injected with strace")
+async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_go_on(group: Group, tmp_path: Path) -> None:
+    async with load(group, "sync", tmp_path) as work:
+        master = await group.master()
+        pid = next(each.pid for each in group.cluster.status() if each.service == master)
+        inject = "inject=fdatasync:error=EIO:when=1"
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-q", "-e", "trace=fdatasync", "-e", inject, "-o", str(tmp_path / "strace"), "-p", str(pid)]
+        )
+        try:
+            await group.master(other_than=master)
+            await work.wait_for_acks(300)
+        finally:
+            await asyncio.to_thread(tracer.wait, 20)
+        assert "fdatasync failed" in group.cluster.log(master).read_text()
+        await asyncio.to_thread(group.cluster.start, master)
+        await group.settled_peer(master)
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+async def test_a_bit_flipped_in_the_tail_of_a_slave_is_found_at_its_start_and_fetched_again(group: Group, tmp_path: Path) -> None:
+    async with load(group, "bit-tail", tmp_path) as work:
+        slave = await group.slave()
+        await work.wait_for_acks(500)
+        await asyncio.to_thread(group.cluster.kill, slave)
+        segment = max((group.store(slave) / "message").iterdir())
+        flip(segment, segment.stat().st_size - 5_000)
+        await asyncio.to_thread(group.cluster.start, slave)
+        await group.settled_peer(slave)
+
+
+async def test_a_bit_flipped_in_old_messages_is_found_when_they_are_read_and_mended_from_another_replica(
+    group: Group, tmp_path: Path
+) -> None:
+    async with qmq.connect(group.server) as mq:
+        bodies = [b"%06d" % number for number in range(20_000)]
+        await mq.send_many("faults.old", bodies)
+        async with load(group, "bit-old", tmp_path):
+            slave = await group.slave()
+            await group.settled_peer(slave)
+            await asyncio.to_thread(group.cluster.stop, slave)
+            segment = max((group.store(slave) / "message").iterdir())
+            at = segment.read_bytes().find(b"005000005001") + 3
+            assert at > 3
+            flip(segment, at)
+            await asyncio.to_thread(group.cluster.start, slave)
+            await group.settled_peer(slave)
+            await mq.metadata.transfer("g1", slave)
+            found: list[bytes] = []
+            async with mq.consumer("faults.old", "late") as consumer:
+                while len(found) < len(bodies):
+                    got = await consumer.pull(1_000, timedelta(seconds=20))
+                    found += [message.body for message in got]
+                    await got.ack()
+            assert found == bodies
