@@ -20,6 +20,9 @@ log = logging.getLogger("qmq.broker")
 ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
 """Answers to one connection in one turn, beyond which it gets no more messages."""
 
+REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
+"""A master's frames are as large as its writes: receiving them into one reused buffer saves a fresh one for each."""
+
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
 
@@ -112,6 +115,7 @@ class Connection(Flushable):
             self._on_peer_frame = self._broker.on_peer(each)
             self.has_said_hello = True
             self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
+            self.stream.reader.grow(REPLICA_BUFFER_BYTES)
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")

@@ -11,14 +11,15 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from qmq.broker.broker import Broker
-from qmq.errors import DiskFull
+from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpointing import CheckpointPlan, begin_checkpoint, end_checkpoint
 from qmq.log.config import Flush
 from qmq.log.retention import begin_retention, end_retention
+from qmq.log.scrub import Scrubber
 from qmq.log.store import FlushPlan, Store
 
 log = logging.getLogger("qmq.broker")
@@ -28,7 +29,13 @@ SLOW_TICKS: Final = 20
 _INDEX_BYTES_MAX: Final = 16 * MIB
 """Consume-log entries in memory only, beyond which a checkpoint writes them out."""
 
+_SCRUB_BYTES: Final = 4 * MIB
+"""Read and checked every second: a GiB in four minutes."""
+
 EXIT_FATAL: Final = 70
+
+
+_R = TypeVar("_R")
 
 
 def stop_process(cause: BaseException) -> None:
@@ -46,7 +53,9 @@ class Upkeep:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "qmq-disk")
         self._flush: asyncio.Future[None] | None = None
-        self._running: set[Future[None]] = set()
+        self._running: set[Future[Any]] = set()
+        self._scrubber = Scrubber(broker.store)
+        self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._flushed_ms = self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
@@ -73,7 +82,7 @@ class Upkeep:
     def _store(self) -> Store:
         return self._broker.store
 
-    def _in_thread(self, run: Callable[..., None], *args: Any) -> asyncio.Future[None]:
+    def _in_thread(self, run: Callable[..., _R], *args: Any) -> asyncio.Future[_R]:
         running = self._threads.submit(run, *args)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -132,6 +141,7 @@ class Upkeep:
         store = self._store
         if self.hold_back():
             return
+        self._scrub()
         is_late = now_ms - self._flushed_ms >= store.config.flush_interval_ms
         if self._flush is None and not store.is_flushed and is_late:
             self._begin_flush()
@@ -141,6 +151,25 @@ class Upkeep:
             self._retention_ms = now_ms
             if self._checkpoint is None:
                 self._checkpoint = self._loop.create_task(self._retain())
+
+    def _scrub(self) -> None:
+        """Look at a little more of what lies on the disk, so that damage is found while another replica has it whole."""
+        if self._scrubbing is not None and not self._scrubbing.done():
+            return
+        if self._scrubber.store is not self._store:
+            self._scrubber = Scrubber(self._store)
+        self._scrubbing = self._in_thread(self._scrubber.slice, _SCRUB_BYTES)
+        self._scrubbing.add_done_callback(self._scrubbed)
+
+    def _scrubbed(self, done: asyncio.Future[LogDamaged | None]) -> None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._fatal(done.exception() or RuntimeError("the scrubber failed"))
+            return
+        damage = done.result()
+        if damage is not None and self._scrubber.store is self._store and not self._broker.mends(damage):
+            log.error("%s", damage)
 
     def _is_checkpoint_due(self, now_ms: int) -> bool:
         store, (messages, actions) = self._store, self._checkpoint_positions

@@ -35,6 +35,7 @@ class Scrubber:
     """Of one store; make another one when the store was opened anew. `slice` is for one thread at a time."""
 
     def __init__(self, store: Store) -> None:
+        self.store = store
         self._logs = (store.messages, store.actions)
         self.log = 0
         self.position = store.messages.start

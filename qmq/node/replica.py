@@ -126,8 +126,7 @@ class ReplicaNode:
         raise LogDamaged(f"{folder} has more than {MEND_TRIES} damaged entries: move it away, and it comes back from the others")
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
-        data = await mending.ask(self._peers_control(), damage)
-        return data is not None and mending.mend_folder(folder, self.config.log.segment_bytes, damage, data)
+        return await mending.repair_folder(self._peers_control(), folder, self.config.log.segment_bytes, damage)
 
     def _judge_past(self, *, is_new: bool) -> None:
         """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
@@ -247,14 +246,13 @@ class ReplicaNode:
         return True
 
     async def _mend(self, damage: LogDamaged) -> None:
-        data = await mending.ask(self._peers_control(), damage)
         store = self.broker.store
         try:
-            is_mended = data is not None and mending.mend((store.messages, store.actions)[damage.log], damage, data)
+            is_mended = await mending.repair(self._peers_control(), store, damage)
         except QmqError as failure:
             stop_process(failure)
-        if not is_mended:
-            log.error("no other replica could mend it: %s", damage)
+        if not is_mended and store is self.broker.store:
+            log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
             await asyncio.sleep(1)
         self.broker.resume()
 

@@ -105,7 +105,7 @@ class ReplicaStanding:
     async def _until_changed(self, driver: Driver, leader: Leader, after: Membership) -> None:
         try:
             async with asyncio.timeout(CHANGE_S):
-                while driver.core.membership.version < after.version:  # noqa: ASYNC110
+                while driver.core.membership.version < after.version:
                     if driver.core.leader is not leader:
                         raise NotMaster("the mastership was lost meanwhile: look whether the change was made, then ask again")
                     await asyncio.sleep(_POLL_S)

@@ -82,7 +82,7 @@ class FrameReader:
     `frame_bytes_max` may be raised once the peer has said who it is.
     """
 
-    __slots__ = ("_buffer", "_end", "_large", "_large_end", "_start", "_view", "frame_bytes_max")
+    __slots__ = ("_buffer", "_end", "_grown_bytes", "_large", "_large_end", "_start", "_view", "frame_bytes_max")
 
     def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES) -> None:
         self.frame_bytes_max = frame_bytes_max
@@ -90,6 +90,7 @@ class FrameReader:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self._grown_bytes = 0
         self._large: memoryview | None = None
         self._large_end = 0
 
@@ -97,7 +98,9 @@ class FrameReader:
         """Where to put the next bytes; never empty. Payloads handed out before are no longer valid."""
         if self._large is not None:
             return self._large[self._large_end :]
-        if self._start:
+        if self._grown_bytes:
+            self._grow()
+        elif self._start:
             self._move_rest_to_front()
         return self._view[self._end :]
 
@@ -123,6 +126,17 @@ class FrameReader:
             start = self._end = 0
         self._start = start
         return frames
+
+    def grow(self, buffer_bytes: int) -> None:
+        """Receive into a larger buffer from the next `get_buffer` on: for a peer whose frames are mostly large."""
+        self._grown_bytes = max(buffer_bytes, len(self._buffer))
+
+    def _grow(self) -> None:
+        rest = bytes(self._view[self._start : self._end])
+        self._buffer = bytearray(self._grown_bytes)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end, self._grown_bytes = 0, len(rest), 0
 
     def release(self) -> None:
         """The stream has ended: let go of the buffers now, not when the garbage collector finds the connection."""

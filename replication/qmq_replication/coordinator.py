@@ -57,6 +57,8 @@ class Coordinator:
         self._lease: LeaseId = NO_LEASE
         self._claim: Claim | None = None
         self._is_campaigning = False
+        self._seen_epoch = 0
+        """The highest epoch that a campaign of ours found won by somebody else."""
 
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
@@ -75,20 +77,27 @@ class Coordinator:
 
     # --- epochs --------------------------------------------------------------------------------------------------------
 
-    async def campaign(self) -> Won | None:
-        """Try once to win the next epoch, over whoever is master. None if it was not won, or nobody knows, or a try is under way."""
+    async def campaign(self, promised: int | None = None) -> Won | None:
+        """Try once to win the next epoch, over whoever is master. None if it was not won, or nobody knows, or a try is under way.
+
+        Nor is it tried if somebody has won an epoch since `promised`, the highest that our replica promised: that one may be about to
+        ask for our promise, and to win over it would only cost the group a second election. The next try does not wait any more.
+        """
         if self._is_campaigning:
             return None
         self._is_campaigning = True
         try:
-            return await self._campaign()
+            return await self._campaign(promised)
         finally:
             self._is_campaigning = False
 
-    async def _campaign(self) -> Won | None:
+    async def _campaign(self, promised: int | None) -> Won | None:
         lease = NO_LEASE
         try:
             state = await read_group(self._store, self._group)
+            if promised is not None and state.claim.epoch > max(promised, self._seen_epoch):
+                self._seen_epoch = state.claim.epoch
+                return None
             if state.members is None or self._record.replica not in Membership.decode(state.members).voters:
                 return None
             lease = await self._store.grant(self._lease_s)

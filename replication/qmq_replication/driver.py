@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from qmq.clock import Clock
-from qmq.errors import CoordinationError, CorruptBatch, DiskFull, LogDamaged, ProtocolViolation
+from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation
 from qmq.log import following
 from qmq.log.config import Flush
 from qmq.log.merged import read_merged
@@ -117,6 +117,8 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._full_until_ms = 0
+        self._connections: dict[str, int] = {}
+        """The newest connection of each peer."""
         self._timing = timing or Timing()
         self.mesh = Mesh(wire.PeerHello(identity.group, identity.replica), self._disconnected)
         self.core = self._new_core(membership)
@@ -178,9 +180,13 @@ class Driver:
         hello = wire.PeerHello.unpack(first.payload)
         if hello.group != self.identity.group:
             raise ProtocolViolation(f"this is group {self.identity.group}, the peer is of {hello.group}")
-        return lambda frame: self._on_frame(hello.replica, frame)
+        number = self._connections[hello.replica] = self._connections.get(hello.replica, 0) + 1
+        return lambda frame: self._on_frame(hello.replica, number, frame)
 
-    def _on_frame(self, sender: str, frame: Frame) -> None:
+    def _on_frame(self, sender: str, number: int, frame: Frame) -> None:
+        """What an older connection of a peer still holds was said before it last started, perhaps: it counts no more."""
+        if number != self._connections[sender]:
+            return
         if frame.kind != FrameKind.REPLICA:
             raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
         message = wire.unpack(frame.payload)
@@ -295,7 +301,7 @@ class Driver:
         except DiskFull as failure:
             log.warning("cannot lead: %s", failure)
             self.core.become_slave(self._timing.suspect_ms * 3)
-            self._request_later(Resign(epoch))
+            self.core.ready.requests.append(Resign(epoch))
             return
         self._written(store.index)
         self.host.schedule()
@@ -313,9 +319,6 @@ class Driver:
         if not task.cancelled() and task.exception() is not None:
             self._fatal(task.exception() or RuntimeError("a task failed"))
 
-    def _request_later(self, request: Request) -> None:
-        self.core.ready.requests.append(request)
-
     def _ask(self, request: Request) -> None:
         if isinstance(request, Campaign):
             self._spawn(self._campaign())
@@ -325,7 +328,7 @@ class Driver:
             self._spawn(self._change(request))
 
     async def _campaign(self) -> None:
-        won = await self.coordinator.campaign()
+        won = await self.coordinator.campaign(self.core.promised)
         if won is None:
             self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))
         else:
@@ -372,5 +375,3 @@ class Driver:
 
 
 _NOTHING: Final = Ready()
-
-__all__ = ["CorruptBatch", "Driver", "Host", "StoreLog"]

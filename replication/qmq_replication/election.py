@@ -70,13 +70,17 @@ class Election:
         if replica.role is not Role.POLLING:
             return
         self._replies[sender] = reply
-        if len(self._replies) == len(replica.membership.voters) - 1:
+        if len(self._replies) == len(replica.membership.voters) - 1 or (self._is_alone() and not self._is_behind()):
             self._evaluate()
+
+    def _is_alone(self) -> bool:
+        """Whether a majority hears no master: who has not answered yet, such as a dead master, need not be waited for."""
+        deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
+        return self._replica.membership.is_majority([*deaf, self._replica.name])
 
     def _evaluate(self) -> None:
         replica = self._replica
-        deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
-        if not replica.membership.is_majority([*deaf, replica.name]):
+        if not self._is_alone():
             replica.become_slave(replica.timing.poll_ms * 3)
         elif self._is_behind():
             replica.become_slave(replica.timing.poll_ms * 2)

@@ -1,21 +1,22 @@
-"""Replica messages as bytes: u8 kind | u32 length of the head | head, MessagePack of the message's fields | payload.
+"""Replica messages as bytes: u8 kind | u32 length of the head | u32 CRC-32C of kind and head | head | payload.
 
-Only an Append has a payload: runs of log bytes (qmq/log/following.py), carried as they lie in the files.
+The head is MessagePack of the message's fields; it has a checksum of its own, since a bit that flips in a commit position would commit
+what is not. Only an Append has a payload: runs of log bytes (qmq/log/following.py), carried as they lie in the files, with theirs.
 """
 
 from __future__ import annotations
 
 import json
 from struct import Struct, error
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+from google_crc32c import value as crc32c
 
 from qmq.errors import CorruptBatch, ProtocolViolation
 from qmq.log.following import check_stretch, pack_runs, unpack_runs
 from qmq.log.store import PendingEntry
 from qmq.log.tail import Run as LogRun
-from qmq_replication.history import Run
 from qmq_replication.messages import (
     Ack,
     Append,
@@ -31,10 +32,11 @@ from qmq_replication.messages import (
 )
 
 VERSION: Final = 1
-_HEAD: Final = Struct("<BI")
+_HEAD: Final = Struct("<BII")
 _KINDS: Final[tuple[type, ...]] = (
     Probe, ProbeReply, PromiseRequest, Promise, Append, Ack, Mismatch, Reset, Refusal, TakeOver,
 )  # fmt: skip
+_DECODERS: Final[tuple[msgspec.msgpack.Decoder[Message], ...]] = tuple(msgspec.msgpack.Decoder(kind) for kind in _KINDS)
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -70,37 +72,36 @@ class PeerHello(NamedTuple):
 def pack(message: Message) -> list[bytes]:
     """A message's bytes, in pieces."""
     payload: list[bytes] = []
-    fields: tuple[Any, ...] = tuple(message)
-    if isinstance(message, Append):
-        fields = fields[:-1]
-        if message.payload is not None:
-            payload = pack_runs(message.payload)
-    head = msgspec.msgpack.encode(fields)
-    return [_HEAD.pack(_NUMBERS[type(message)], len(head)) + head, *payload]
+    if isinstance(message, Append) and message.payload is not None:
+        payload = pack_runs(message.payload)
+        message = message._replace(payload=None)
+    number, head = _NUMBERS[type(message)], msgspec.msgpack.encode(message)
+    return [_HEAD.pack(number, len(head), _checksum(number, head)) + head, *payload]
+
+
+def _checksum(number: int, head: bytes) -> int:
+    found: int = crc32c(bytes((number,)) + head)
+    return found
 
 
 def unpack(data: memoryview) -> Message:
     """The inverse; an Append's payload becomes a Stretch, every checksum checked. Raises ProtocolViolation, CorruptBatch."""
     try:
-        number, size = _HEAD.unpack_from(data)
-        fields = msgspec.msgpack.decode(data[_HEAD.size : _HEAD.size + size])
-        kind = _KINDS[number]
-        if kind is Append:
-            return _append(fields, data[_HEAD.size + size :])
-        if kind is Mismatch:
-            fields[5] = tuple(Run(*each) for each in fields[5])
-        message: Message = kind(*fields)
-        return message
-    except (error, IndexError, TypeError, ValueError, msgspec.MsgspecError) as cause:
+        number, size, checksum = _HEAD.unpack_from(data)
+        head = bytes(data[_HEAD.size : _HEAD.size + size])
+        if _checksum(number, head) != checksum:
+            raise ProtocolViolation("the checksum of a replica message's head does not hold")
+        message = _DECODERS[number].decode(head)
+    except (error, IndexError, msgspec.MsgspecError) as cause:
         raise ProtocolViolation(f"no replica message: {cause}") from None
+    return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message
 
 
-def _append(fields: list[Any], payload: memoryview) -> Append:
-    runs = tuple(Run(*each) for each in fields[4])
-    after, last = fields[3], fields[5]
+def _with_payload(message: Append, payload: memoryview) -> Append:
+    after, last = message.prev_index, message.last_index
     if not len(payload):
         if last != after:
             raise CorruptBatch(f"an Append of {after + 1} to {last} without entries")
-        return Append._make([*fields[:4], runs, *fields[5:], None])
+        return message
     found = unpack_runs(payload)
-    return Append._make([*fields[:4], runs, *fields[5:], Stretch(found, check_stretch(found, after, last))])
+    return message._replace(payload=Stretch(found, check_stretch(found, after, last)))

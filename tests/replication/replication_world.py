@@ -75,7 +75,6 @@ class Group:
         self.queue: list[Letter] = []
         self.cut: set[tuple[str, str]] = set()
         self.requests: list[tuple[str, Request]] = []
-        self.readies: dict[str, list[Ready]] = {name: [] for name in names}
         self.flushes = dict.fromkeys(names, True)
         self.log = {name: ListLog((logs or {}).get(name, ()), read_max) for name in names}
         self.disk = {name: DurableState(self.epoch, name not in doubtful) for name in names}
@@ -107,7 +106,6 @@ class Group:
         core = self.core[name]
         while core.ready:
             ready = core.take()
-            self.readies[name].append(ready)
             self._store(name, ready)
             place = self.log[name].place()
             for to, message in ready.messages:

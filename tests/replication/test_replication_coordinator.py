@@ -79,6 +79,15 @@ async def test_epochs_rise_by_one_and_each_has_one_owner(store: Lossy) -> None:
     assert (state.master.replica, state.master.epoch) == ("b", 2)
 
 
+async def test_a_campaign_waits_once_for_somebody_who_won_since_the_last_promise(store: Lossy) -> None:
+    a, b = coordinator(store, "a"), coordinator(store, "b")
+    await a.bootstrap(VOTERS)
+    assert await a.campaign(0) == Won(1, Membership(1, VOTERS))
+    assert await b.campaign(0) is None
+    assert await b.campaign(0) == Won(2, Membership(1, VOTERS))
+    assert await a.campaign(2) == Won(3, Membership(1, VOTERS))
+
+
 async def test_of_two_that_campaign_at_once_one_wins(store: Lossy) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from qmq_replication import wire
 from qmq_replication.history import Run
 from qmq_replication.messages import (
-    Ack, Append, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, Reset, TakeOver,
+    Ack,
+    Append,
+    Message,
+    Mismatch,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    Reset,
+    TakeOver,
 )  # fmt: skip
 from support import ManualClock, intake
 
@@ -120,7 +130,8 @@ def test_replicas_introduce_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1}', b'{"version": 2, "group": "g", "replica": "b"}', b"\xff\xfe"]
+    "said",
+    [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1}', b'{"version": 2, "group": "g", "replica": "b"}', b"\xff\xfe"],
 )
 def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
     with pytest.raises(ProtocolViolation):

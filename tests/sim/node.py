@@ -361,7 +361,8 @@ class Node:
             await self.world.sleep(0.1)
 
     async def _campaign(self) -> None:
-        won = await self.coordinator.campaign()
+        assert self.core is not None
+        won = await self.coordinator.campaign(self.core.promised)
         await self._awake()
         assert self.core is not None
         if won is None:

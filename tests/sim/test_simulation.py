@@ -16,7 +16,7 @@ from sim.bugs import BUGS
 from sim.run import simulate
 
 SEEDS_PER_TEST = 20
-SEED_CHUNKS = 10
+SEED_CHUNKS = 15
 EXTRA_SEEDS = 60
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
 

@@ -10,7 +10,19 @@ from random import Random
 
 import pytest
 from replica_support import (
-    SMALL, Traffic, checkpoint, entries_of_index, feed, feed_all, files, master_at, opened, read_from, replay, small, state_of,
+    SMALL,
+    Traffic,
+    checkpoint,
+    entries_of_index,
+    feed,
+    feed_all,
+    files,
+    master_at,
+    opened,
+    read_from,
+    replay,
+    small,
+    state_of,
 )  # fmt: skip
 from support import ManualClock, intake
 

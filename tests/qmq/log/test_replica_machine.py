@@ -13,7 +13,7 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from replica_support import SMALL, History, Traffic, checkpoint, files, flush, opened, read_from, small, state_of
+from replica_support import History, Traffic, checkpoint, files, flush, memory, opened, read_from, small, state_of
 from support import ManualClock
 
 from qmq.log import following
@@ -22,8 +22,6 @@ from qmq.log.store import Store
 from qmq.model import SubjectConfig
 
 CONFIG = small(retention_ms=1000)
-MEMORY = Path("/dev/shm")
-"""Thousands of syncs of a real disk take their time, and say nothing here."""
 
 
 class ReplicaMachine(RuleBasedStateMachine):
@@ -31,11 +29,12 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp(dir=memory(), prefix="qmq-"))
         self.clock = ManualClock()
         self.random = Random(seed)
         self.epoch = 1
         self.resetting_until = 0
+        self.committed = 0
         self.master = self.open("m")
         self.slave = self.open("s")
         self.master.append_barrier(1)
@@ -47,10 +46,12 @@ class ReplicaMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
             return
-        self.files_are_equal()
-        self.master.close()
-        self.slave.close()
-        shutil.rmtree(self.folder)
+        try:
+            self.files_are_equal()
+        finally:
+            self.master.close()
+            self.slave.close()
+            shutil.rmtree(self.folder)
 
     # --- the master ------------------------------------------------------------------------------------------------------
 
@@ -95,13 +96,13 @@ class ReplicaMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.resetting_until)
     @rule(part=st.floats(0, 1))
     def commit(self, part: float) -> None:
-        index = self.committed + int(part * (min(self.slave.index, self.master.index) - self.committed))
-        self.master.commit(index)
-        self.slave.commit(index)
+        index = self.committed + int(part * max(min(self.slave.index, self.master.index) - self.committed, 0))
+        self.committed = index
+        self.tell_committed()
 
-    @property
-    def committed(self) -> int:
-        return self.master.committed_index
+    def tell_committed(self) -> None:
+        for store in (self.master, self.slave):
+            store.commit(min(self.committed, store.index))
 
     @precondition(lambda self: not self.resetting_until)
     @rule(part=st.floats(0, 1))
@@ -118,6 +119,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.slave.close()
             self.slave = self.open("s", until=index)
         assert self.slave.index <= index
+        self.tell_committed()
 
     @precondition(lambda self: not self.resetting_until and self.slave.index >= self.committed)
     @rule()
@@ -131,14 +133,10 @@ class ReplicaMachine(RuleBasedStateMachine):
             store.close()
         self.master, self.slave = self.open("m"), self.open("s", until=index)
         assert self.master.index == index
-        for store in (self.slave, self.master):
-            store.commit(min(store.index, self.traffic_committed(store)))
+        self.tell_committed()
         self.traffic.store = self.master
         self.traffic.history.cut(index)
         self.new_epoch()
-
-    def traffic_committed(self, store: Store) -> int:
-        return max(self.master.committed_index, self.slave.committed_index, store.committed_index)
 
     # --- each for itself -------------------------------------------------------------------------------------------------
 
@@ -148,10 +146,10 @@ class ReplicaMachine(RuleBasedStateMachine):
         if self.resetting_until:
             self.begin_anew_from_nothing()
             return
-        index, committed = self.slave.index, self.slave.committed_index
+        index = self.slave.index
         self.slave = self.open("s")
         assert (self.slave.index, self.slave.lost_tail) == (index, False)
-        self.slave.commit(min(committed, index))
+        self.tell_committed()
 
     def begin_anew_from_nothing(self) -> None:
         """As a replica does that was killed while it was built anew."""
@@ -206,5 +204,3 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 TestReplicas = ReplicaMachine.TestCase
 TestReplicas.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-
-assert SMALL.segment_bytes == CONFIG.segment_bytes

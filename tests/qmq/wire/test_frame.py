@@ -88,3 +88,15 @@ def test_a_frame_larger_than_the_buffer_comes_in_one_piece() -> None:
     found = feed(FrameReader(), data, [70_000])
     assert [(request, len(body)) for _, request, body, _ in found] == [(1, 6), (2, len(payload)), (3, 5)]
     assert found[1][2] == payload
+
+
+def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
+    reader = FrameReader(1 << 20, buffer_bytes=64)
+    whole = frame(FrameKind.OK, 1, b"a" * 10) + frame(FrameKind.OK, 2, b"b" * 500) + frame(FrameKind.OK, 3)
+    found: list[tuple[int, bytes]] = []
+    for at, byte in enumerate(whole):
+        if at == 40:
+            reader.grow(4096)
+        reader.get_buffer()[:1] = bytes([byte])
+        found += [(each.request_id, bytes(each.payload)) for each in reader.received(1)]
+    assert found == [(1, b"a" * 10), (2, b"b" * 500), (3, b"")]
