@@ -185,10 +185,15 @@ class Broker:
         self.require_serving()
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to its successor")
-        if self.is_read_only:
+        batches = read_batches(payload, self.find_queue)
+        if self.is_read_only and not all(map(self._is_stored, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
-        self._staged.append(_Staged(peer, request_id, read_batches(payload, self.find_queue), is_fast))
+        self._staged.append(_Staged(peer, request_id, batches, is_fast))
         self.schedule()
+
+    def _is_stored(self, batch: Intake) -> bool:
+        """Whether it is here already: who asks again for its answer gets it, drained or not."""
+        return self.store.find_duplicate(batch.queue, batch.header.producer_id, batch.header.batch_sequence) is not None
 
     def find_queue(self, subject: bytes, partition: int) -> tuple[Queue, int]:
         """The queue, and its largest body. Raises InvalidArgument, InvalidName, UnknownSubject."""

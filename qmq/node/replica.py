@@ -101,7 +101,14 @@ class ReplicaNode:
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self.view.start())
         await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
-        self.store = await self._open()
+        try:
+            self.store = await self._open()
+        except BaseException:
+            self._viewing.cancel()
+            await asyncio.gather(self._viewing, return_exceptions=True)
+            await self.view.stop()
+            await self.coordination.close()
+            raise
         self._judge_past(is_new=found is None)
         self.broker = Broker(
             self.store, self.view.subject, self._clock, replace(config.broker, name=config.replica),

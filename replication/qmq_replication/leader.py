@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 class Progress:
     """How far one peer is. `match`: what it holds durably; `next`: what it is sent next, which lies at `place`."""
 
-    __slots__ = ("heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
+    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
 
     def __init__(self, now_ms: int) -> None:
         self.match = 0
+        self.goal = 0
+        """What a learner must hold to become a voter."""
         self.next = 0
         self.place: Place = None
         self.is_in_step = False
@@ -256,10 +258,13 @@ class Leader:
         self.advance()
 
     def _promote(self) -> None:
-        """A learner that holds everything committed becomes a voter."""
+        """A learner that holds what was committed when we looked at it first becomes a voter: under load it is always a little behind."""
         for name in self.replica.membership.learners:
             peer = self.peers.get(name)
-            if peer is not None and peer.match >= self.replica.commit and self.may_change():
+            if peer is None or not peer.is_in_step:
+                continue
+            peer.goal = peer.goal or self.replica.commit
+            if peer.match >= peer.goal and self.may_change():
                 self.propose(self.replica.membership.with_voter(name))
                 return
 

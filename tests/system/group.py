@@ -96,8 +96,7 @@ class Group:
 
     def store(self, replica: str) -> Path:
         """A replica's folder of log files."""
-        return next(path for path in self.folder.rglob("broker") if path.is_dir() and (path.parent / "replica.json").exists()
-                    and f'"{replica}\\"' in (path.parent / "replica.json").read_text())  # fmt: skip
+        return self.folder / "volumes" / replica / "broker"
 
     async def require_equal_files(self) -> None:
         """Both logs are the same bytes on every replica, as far as all still have them."""
