@@ -83,6 +83,22 @@ def test_a_learner_that_has_caught_up_becomes_a_voter() -> None:
     assert group.log["x"].epochs == group.log["a"].epochs
 
 
+def test_a_learner_that_is_always_a_little_behind_becomes_a_voter() -> None:
+    """Under load its answer to the newest entry is always on its way when we look."""
+    group = grown()
+    leader = group.core["a"].leader
+    assert leader is not None
+    leader.propose(group.membership.with_learner("x"))
+    group.carry_out("a")
+    group.settle()
+    for _ in range(6):
+        group.append("a", 1)
+        group.settle()
+        leader.peers["x"].match = group.core["a"].commit - 1
+        group.beat()
+    assert group.core["a"].membership.voters == ("a", "b", "c", "x")
+
+
 def test_one_change_at_a_time() -> None:
     group = grown()
     leader = group.core["a"].leader
