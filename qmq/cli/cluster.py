@@ -14,7 +14,6 @@ from rich.table import Table
 
 import qmq
 from qmq.cli.output import SERVER, Json, Server, console, run
-from qmq.cli.replica import whole
 from qmq.errors import CoordinationUnavailable, Unavailable
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def status(
 
 async def _once(server: str, as_json: bool) -> None:
     async with qmq.connect(server) as mq:
-        _print(facts(await whole(mq)), as_json)
+        _print(facts(await mq.metadata.cluster()), as_json)
 
 
 def _print(found: dict[str, Any], as_json: bool) -> None:
@@ -60,7 +59,7 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
             while True:
                 trouble = ""
                 try:
-                    found = facts(await whole(mq))
+                    found = facts(await mq.metadata.cluster())
                 except (Unavailable, CoordinationUnavailable) as failure:
                     trouble = str(failure)
                 if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,26 +10,15 @@ import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, run, show
 from qmq.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    from qmq.proto.v1 import meta_pb2 as pb
-
 app = typer.Typer(no_args_is_help=True, help="Replicas of a broker group: add, remove.")
 
 Group = Annotated[str, typer.Argument(help="The broker group.")]
 _COLUMNS = ("group", "version", "voters", "learners")
 
 
-async def whole(mq: qmq.Client) -> pb.DescribeClusterResponse:
-    """The cluster as the metaserver describes it."""
-    from qmq.proto.v1 import meta_pb2 as pb
-
-    found: Any = await mq.metadata.cluster()
-    return found if isinstance(found, pb.DescribeClusterResponse) else pb.DescribeClusterResponse(groups=found)
-
-
 async def described(mq: qmq.Client, group: str) -> Any:
     """A group as it is now. Raises InvalidArgument."""
-    found = (await whole(mq)).groups
+    found = (await mq.metadata.cluster()).groups
     for each in found:
         if each.broker_group == group:
             return each

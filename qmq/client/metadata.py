@@ -170,7 +170,7 @@ class MetadataClient:
         return found
 
     async def _control_address(self, broker_group: str) -> str:
-        for group in await self.cluster():
+        for group in (await self.cluster()).groups:
             for replica in group.replicas:
                 if group.broker_group == broker_group and replica.replica == group.master:
                     return replica.control_address
@@ -190,10 +190,10 @@ class MetadataClient:
 
     # --- the cluster ---------------------------------------------------------------------------------------------------
 
-    async def cluster(self) -> list[pb.GroupDescription]:
-        """The broker groups, each with its replicas."""
+    async def cluster(self) -> pb.DescribeClusterResponse:
+        """The broker groups, each with its replicas; and for how long the metaserver has not heard the coordination store."""
         found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
-        return list(found.groups)
+        return found
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
         """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""
