@@ -6,19 +6,21 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import qmq
+from qmq.errors import DeadlineExceeded, Outcome
 from system.group import Group, can_use_namespaces
 from system.test_faults import load
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
 
-EXIT_FATAL = 70
+BULK = [bytes(10_000)] * 800
+"""More than a broker writes before it looks at its free space again."""
 
 
 @contextmanager
@@ -52,13 +54,40 @@ async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_ther
     await asyncio.to_thread(group.cluster.stop, slave)
     with small_disk(group.store(slave).parent) as folder:
         await asyncio.to_thread(group.cluster.start, slave)
-        async with load(group, "full-slave", tmp_path) as work:
+        async with load(group, "full-slave", tmp_path) as work, qmq.connect(group.server) as mq:
             filler = await asyncio.to_thread(fill, folder)
-            await work.wait_for_acks(2_000)
+            await mq.send_many("faults.bulk", BULK)
+            await work.wait_for_acks(500)
+            found = await group.describe_all()
+            assert found[slave].last_index < found[await group.master()].last_index
             filler.unlink()
             await group.settled_peer(slave)
         await asyncio.to_thread(group.cluster.stop, slave)
     await asyncio.to_thread(group.cluster.start, slave)
+    await group.settled()
+
+
+@pytest.mark.skipif(not can_use_namespaces(), reason="mounting needs root")
+async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_when_there_is_room(group: Group, tmp_path: Path) -> None:
+    chosen = await group.slave()
+    await asyncio.to_thread(group.cluster.stop, chosen)
+    with small_disk(group.store(chosen).parent) as folder:
+        await asyncio.to_thread(group.cluster.start, chosen)
+        async with load(group, "full-master", tmp_path) as work, qmq.connect(group.server) as mq:
+            await mq.metadata.transfer("g1", chosen)
+            filler = await asyncio.to_thread(fill, folder)
+            producer = mq.producer("faults.bulk", delivery_timeout_s=2.0)
+            with pytest.raises(DeadlineExceeded, match="less than") as refused:
+                for _ in range(5):
+                    await producer.send_many(BULK)
+            assert refused.value.outcome is Outcome.NOT_STORED
+            with suppress(DeadlineExceeded):  # the same of the other batches
+                await producer.flush()
+            filler.unlink()
+            await work.wait_for_acks(500)
+            await producer.send_many(BULK)
+        await asyncio.to_thread(group.cluster.stop, chosen)
+    await asyncio.to_thread(group.cluster.start, chosen)
     await group.settled()
 
 
