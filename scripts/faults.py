@@ -20,15 +20,14 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
 
-import grpc  # noqa: E402
 from bench_group import ReplicaSet  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
+from system.group import describe  # noqa: E402
 from system.workload import Workload  # noqa: E402
 
 from qmq.proto.v1 import control_pb2 as pb  # noqa: E402
-from qmq.proto.v1 import control_pb2_grpc  # noqa: E402
 
 console = Console()
 errors = Console(stderr=True)
@@ -36,14 +35,8 @@ errors = Console(stderr=True)
 
 async def statuses(group: ReplicaSet) -> dict[str, pb.ReplicaStatus]:
     """What each replica says of itself."""
-    found: dict[str, pb.ReplicaStatus] = {}
-    for name, address in group.control.items():
-        async with grpc.aio.insecure_channel(address) as channel:
-            try:
-                found[name] = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest(), timeout=1.0)
-            except grpc.aio.AioRpcError:
-                continue
-    return found
+    found = {name: await describe(address) for name, address in group.control.items()}
+    return {name: status for name, status in found.items() if status is not None}
 
 
 async def settled(group: ReplicaSet) -> str:

@@ -52,8 +52,6 @@ class Dispatch:
             for group in queue.shares:
                 self.groups.state(queue, group)
 
-    # --- for consumers -------------------------------------------------------------------------------------------------
-
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
@@ -123,13 +121,10 @@ class Dispatch:
             waiter = state.waiters.popleft()
             try:
                 served = self._serve(waiter)
-            except LogDamaged as failure:
-                if self._broker.mends(failure):
+            except QmqError as failure:
+                if isinstance(failure, LogDamaged) and self._broker.mends(failure):
                     blocked.append(waiter)
                     break
-                self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
-                continue
-            except QmqError as failure:
                 self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
                 continue
             if served is Served.NOT:

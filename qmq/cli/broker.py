@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,10 @@ from qmq.cli.roles import (
     Host,
     Verbose,
     etcd_options,
+    log_config,
     names_of,
+    require_flush,
+    set_up_logging,
 )
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import check_name
@@ -74,12 +76,10 @@ def broker(
     if context.invoked_subcommand is not None:
         return
     from qmq.broker.config import BrokerConfig
-    from qmq.log.config import Flush, LogConfig
     from qmq.node.replica import ReplicaConfig, run_replica
 
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
-    if flush not in ("async", "sync"):
-        raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
+    set_up_logging(verbose)
+    require_flush(flush)
     try:
         if not group or not replica:
             raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
@@ -93,12 +93,7 @@ def broker(
             control_port=control_port,
             advertise=advertise or host,
             etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
-            log=LogConfig(
-                segment_bytes=segment_mib << 20, flush=Flush(flush), flush_messages=flush_messages,
-                flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
-                retention_bytes=None if retention_mib is None else retention_mib << 20,
-                disk_free_bytes_min=disk_free_mib << 20,
-            ),
+            log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
         )  # fmt: skip
         run(run_replica(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from qmq.cli.output import errors, fail, run
+from qmq.cli.roles import log_config, require_flush, set_up_logging
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -39,19 +39,12 @@ def dev(
 
     Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.log.config import Flush, LogConfig
     from qmq.node.dev import Node, NodeConfig
 
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
-    if flush not in ("async", "sync"):
-        raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
+    set_up_logging(verbose)
+    require_flush(flush)
     try:
-        log = LogConfig(
-            segment_bytes=segment_mib << 20, flush=Flush(flush), flush_messages=flush_messages,
-            flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
-            retention_bytes=None if retention_mib is None else retention_mib << 20,
-            disk_free_bytes_min=disk_free_mib << 20,
-        )  # fmt: skip
+        log = log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
         config = NodeConfig(data, host, port, data_port, control_port, create_subjects, log)
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar)))
@@ -60,10 +53,9 @@ def dev(
 
 
 async def _serve(node: Node) -> None:
-    from qmq.node.tuning import SWITCH_INTERVAL_S, calm_collector, keep_freed_memory
+    from qmq.node.tuning import calm_collector, tune_process
 
-    keep_freed_memory()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    tune_process()
     await node.start()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

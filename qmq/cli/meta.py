@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from qmq.cli.output import fail, run
-from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, Verbose, etcd_options
+from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, Verbose, etcd_options, set_up_logging
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def meta(
     """
     from qmq.meta.server import MetaConfig
 
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    set_up_logging(verbose)
     try:
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
         run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject)))

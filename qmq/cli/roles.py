@@ -1,7 +1,8 @@
-"""What the commands that run a role share: the options that say where etcd is, and where to listen."""
+"""What the commands that run a role share: where etcd is, where to listen, how to store, how to log."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from qmq.log.config import LogConfig
     from qmq.node.etcd_options import EtcdOptions
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
@@ -42,3 +44,28 @@ def etcd_options(
         if path is not None and not path.is_file():
             raise InvalidArgument(f"{path} is no file: etcd's certificates are PEM files")
     return EtcdOptions(names_of(etcd, "--etcd (QMQ_ETCD)"), user, password, ca, cert, key)
+
+
+def set_up_logging(verbose: bool) -> None:
+    """How a role's process logs."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+
+
+def require_flush(flush: str) -> None:
+    """Raises typer.BadParameter."""
+    if flush not in ("async", "sync"):
+        raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
+
+
+def log_config(
+    flush: str, flush_messages: int, flush_interval_ms: int, segment_mib: int, retention_hours: float,
+    retention_mib: int | None, disk_free_mib: int,
+) -> LogConfig:  # fmt: skip
+    """Storage as the options say it. Raises InvalidArgument."""
+    from qmq.log.config import Flush, LogConfig
+
+    return LogConfig(
+        segment_bytes=segment_mib << 20, flush=Flush(flush), flush_messages=flush_messages,
+        flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
+        retention_bytes=None if retention_mib is None else retention_mib << 20, disk_free_bytes_min=disk_free_mib << 20,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ every checksum. Where one does not hold, there are two cases, and they must not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
@@ -62,26 +62,37 @@ def unwrap(region: bytes) -> bytes:
     return region[_PAYLOAD.size : _PAYLOAD.size + size]
 
 
-class _Window:
-    """A part of the log held in memory while walking; read in pieces of `ahead` bytes at least."""
+class Window:
+    """A part of the log held in memory while walking. `read(position, size)` reads it, in pieces of `ahead` bytes at least."""
 
-    def __init__(self, segments: Segments, ahead: int) -> None:
-        self._segments = segments
+    def __init__(self, read: Callable[[int, int], bytes], ahead: int) -> None:
+        self._read = read
         self._ahead = ahead
         self._data = b""
         self._start = 0
 
     def read(self, position: int, size: int) -> bytes:
+        """Bytes from `position` on; fewer where the log, or the segment, ends."""
         at = position - self._start
         if at < 0 or at + size > len(self._data):
-            self._data = self._segments.read(position, max(size, self._ahead))
+            self._data = self._read(position, max(size, self._ahead))
             self._start, at = position, 0
         return self._data[at : at + size]
+
+    def clear(self) -> None:
+        """Look at the log itself next time."""
+        self._data = b""
+
+
+def head_at(segments: Segments, position: int) -> Envelope | None:
+    """The envelope at `position` alone; None if the log ends before it does. Raises CorruptBatch."""
+    head = segments.read(position, ENVELOPE_BYTES)
+    return parse_envelope(head) if len(head) == ENVELOPE_BYTES else None
 
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
     """Every entry from `position` on, checked. Raises CorruptBatch at the first that does not hold (see `entry_at`)."""
-    window = _Window(segments, _READ_BYTES)
+    window = Window(segments.read, _READ_BYTES)
     while position < segments.end:
         entry = _entry(window, position)
         yield entry
@@ -90,10 +101,10 @@ def walk(segments: Segments, position: int) -> Iterator[Entry]:
 
 def entry_at(segments: Segments, position: int) -> Entry:
     """The entry at `position`, checked. Raises CorruptBatch."""
-    return _entry(_Window(segments, 0), position)
+    return _entry(Window(segments.read, 0), position)
 
 
-def _entry(window: _Window, position: int) -> Entry:
+def _entry(window: Window, position: int) -> Entry:
     envelope = parse_envelope(window.read(position, ENVELOPE_BYTES))
     region = window.read(position + ENVELOPE_BYTES, envelope.total_bytes - ENVELOPE_BYTES)
     if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
@@ -126,11 +137,9 @@ def is_torn(segments: Segments, position: int) -> bool:
     Anything else is not: an envelope that is all there and does not hold was written whole once, and perhaps acknowledged. Zeros up to
     the end are what a power cut leaves of bytes that were never flushed.
     """
-    head = segments.read(position, ENVELOPE_BYTES)
-    if len(head) < ENVELOPE_BYTES:
-        return True
     try:
-        return position + parse_envelope(head).total_bytes > segments.end
+        head = head_at(segments, position)
+        return head is None or position + head.total_bytes > segments.end
     except CorruptBatch:
         return _is_blank(segments, position)
 

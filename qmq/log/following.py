@@ -106,12 +106,11 @@ def check_stretch(runs: list[Run], after: int, last: int) -> list[list[PendingEn
 
 def take(store: Store, runs: list[Run], found: list[list[PendingEntry]]) -> None:
     """Write what was checked. Raises Diverged, nothing written; DiskFull, with a part of it written."""
-    logs = (store.messages, store.actions)
-    for segments in logs:
+    for segments in store.logs:
         segments.drop_empty()
-    _require_places(logs, runs)
+    _require_places(store.logs, runs)
     for run, entries in zip(runs, found, strict=True):
-        segments = logs[run.log]
+        segments = store.logs[run.log]
         if run.base > segments.bases[-1]:
             segments.roll()
         segments.append(run.buffers, run.size)
@@ -154,7 +153,7 @@ def truncate(store: Store, index: int) -> bool:
     while store.pending and store.pending[-1].envelope.index > index:
         entry = store.pending.pop()
         place[entry.log] = entry.position
-    for segments, position in zip((store.messages, store.actions), place, strict=True):
+    for segments, position in zip(store.logs, place, strict=True):
         if position < segments.end:
             segments.truncate(position)
     _forget_behind(store, index)

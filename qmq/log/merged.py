@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, Envelope, check_region, parse_envelope
 from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.envelopes import Window
 from qmq.log.segments import Segments
 from qmq.log.tail import Place, Run, Stretch, behind
 
@@ -27,29 +28,21 @@ class _Cursor:
         self.number = number
         self.position = position
         self._segments = segments
-        self._data = b""
-        self._start = position
+        self._window = Window(segments.read, _WINDOW_BYTES)
         self._head: Envelope | None = None
-
-    def _bytes(self, size: int) -> bytes:
-        at = self.position - self._start
-        if at + size > len(self._data):
-            self._data = self._segments.read(self.position, max(size, _WINDOW_BYTES))
-            self._start, at = self.position, 0
-        return self._data[at : at + size]
 
     def peek(self) -> Envelope | None:
         """The next entry's envelope; None at the end. Raises LogDamaged."""
         if self._head is None and self.position < self._segments.end:
             try:
-                self._head = parse_envelope(self._bytes(ENVELOPE_BYTES))
+                self._head = parse_envelope(self._window.read(self.position, ENVELOPE_BYTES))
             except CorruptBatch as cause:
                 raise self._damaged(cause) from cause
         return self._head
 
     def take(self, envelope: Envelope) -> _Piece:
         """The entry that `peek` gave. Raises LogDamaged."""
-        data = self._bytes(envelope.total_bytes)
+        data = self._window.read(self.position, envelope.total_bytes)
         try:
             check_region(data[ENVELOPE_BYTES:], envelope.region_crc)
         except CorruptBatch as cause:

@@ -22,7 +22,6 @@ import heapq
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qmq.batch import parse_envelope
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import checkpoint as checkpoints
@@ -31,7 +30,7 @@ from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.consumption import Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import Entry, is_torn, judge, walk
+from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk
 from qmq.log.queue import Queue
 from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
@@ -138,7 +137,7 @@ class _Replay:
 
     def __init__(self, store: Store, place: list[int], is_from_checkpoint: bool, progress: Progress, until: int | None) -> None:
         self._store = store
-        self._logs = (store.messages, store.actions)
+        self._logs = store.logs
         self._begin = place
         self._done = list(place)
         self._is_from_checkpoint = is_from_checkpoint
@@ -192,11 +191,11 @@ class _Replay:
 
 def _first_index(segments: Segments) -> int:
     """Index of the oldest entry that is here, if older ones are gone."""
-    head = segments.read(segments.start, 64) if segments.start else b""
     try:
-        return parse_envelope(head).index if len(head) == 64 else 0
+        head = head_at(segments, segments.start) if segments.start else None
     except CorruptBatch:
         return 0
+    return 0 if head is None else head.index
 
 
 def _settle_ends(store: Store) -> None:

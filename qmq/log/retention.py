@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from qmq.batch import ENVELOPE_BYTES, parse_envelope
 from qmq.errors import CorruptBatch
+from qmq.log.envelopes import head_at
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -91,6 +91,7 @@ def _old_actions(store: Store, before_ms: int) -> list[Path]:
 
 def _begin_ms(segments: Segments, base: int) -> int:
     try:
-        return parse_envelope(segments.read(base, ENVELOPE_BYTES)).append_time_ms
-    except CorruptBatch:  # no snapshot there that a replay could begin with
-        return 1 << 62
+        head = head_at(segments, base)
+    except CorruptBatch:
+        head = None
+    return 1 << 62 if head is None else head.append_time_ms  # no snapshot there that a replay could begin with

@@ -20,7 +20,7 @@ from typing import Final
 from qmq.batch import ENVELOPE_BYTES, check_region, parse_envelope
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import MIB
-from qmq.log.envelopes import damaged
+from qmq.log.envelopes import Window, damaged
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import Store
 
@@ -36,7 +36,7 @@ class Scrubber:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._logs = (store.messages, store.actions)
+        self._logs = store.logs
         self.log = 0
         self.position = store.messages.start
         """Where the next slice begins, in log number `log`."""
@@ -110,11 +110,12 @@ class _Walk:
     def __init__(self, scrubber: Scrubber, segments: Segments, fd: int, base: int, end: int) -> None:
         self._scrubber = scrubber
         self._segments = segments
-        self._fd = fd
-        self._base = base
         self._end = end
-        self._data = b""
-        self._start = scrubber.position
+
+        def read(position: int, size: int) -> bytes:
+            return segments.disk.read(fd, min(size, end - position), position - base)
+
+        self._window = Window(read, _READ_BYTES)
 
     def run(self, bytes_max: int) -> LogDamaged | None:
         """Check `bytes_max` bytes or so. Raises _Gone."""
@@ -142,17 +143,12 @@ class _Walk:
         return envelope.total_bytes
 
     def _bytes(self, size: int) -> bytes:
-        at = self._scrubber.position - self._start
-        if at + size > len(self._data):
-            self._start, at = self._scrubber.position, 0
-            room = self._end - self._start
-            self._data = self._segments.disk.read(self._fd, min(max(size, _READ_BYTES), room), self._start - self._base)
-        return self._data[at : at + size]
+        return self._window.read(self._scrubber.position, size)
 
     def _look_again(self) -> LogDamaged | None:
         """Something does not hold: damage, unless the log was cut under us or it is mended already. Raises _Gone."""
         scrubber, position = self._scrubber, self._scrubber.position
-        self._data = b""
+        self._window.clear()
         cause = self._flaw()
         if self._segments.cuts != scrubber.cuts_seen or position < self._segments.start:
             raise _Gone

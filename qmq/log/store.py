@@ -16,6 +16,7 @@ holds what a new master may take back.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import damaged, unwrap, wrap
+from qmq.log.envelopes import damaged, head_at, unwrap, wrap
 from qmq.log.lock import FolderLock
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments, SyncPlan
@@ -101,6 +102,8 @@ class Store:
         self.lock = FolderLock(folder)
         self.messages = Segments(disk, folder / "message", config.segment_bytes)
         self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
+        self.logs = (self.messages, self.actions)
+        """By log number (`qmq.log.tail`)."""
         self.consume_folder = folder / "consume"
         self.consume_folder.mkdir(exist_ok=True)
         self.queues: dict[tuple[bytes, int], Queue] = {}
@@ -150,8 +153,8 @@ class Store:
         """
         size = sum([ENVELOPE_BYTES + len(batch.region) for batch in batches])
         self.require_space(size)
-        if self._begins_segment(self.messages, size):
-            self._open_segment(self.messages, [queue.to_snapshot() for queue in self.queues.values()])
+        if self._begins_segment(size):
+            self._open_segment(MESSAGES, [queue.to_snapshot() for queue in self.queues.values()])
         return self._append_new(batches)
 
     def _append_new(self, batches: list[Intake]) -> list[Produced]:
@@ -190,7 +193,7 @@ class Store:
 
     def _write(self, log: int, buffers: list[bytes], size: int, count: int) -> None:
         """Write `count` entries; the index grows when they are written. Raises DiskFull."""
-        segments = self.messages if log == MESSAGES else self.actions
+        segments = self.logs[log]
         position = segments.append(buffers, size)
         first = self.index + 1
         self.index += count
@@ -233,15 +236,13 @@ class Store:
 
     def start(self) -> tuple[int, int]:
         """(index, epoch) behind which this store can serve others; the epoch is -1 where it is not known any more. Raises LogDamaged."""
-        firsts = [_first_index(log, segments, self.index) for log, segments in enumerate((self.messages, self.actions))]
+        firsts = [_first_index(log, segments, self.index) for log, segments in enumerate(self.logs)]
         index = min(firsts) - 1
         return index, self.epoch_at(index)
 
     def epoch_at(self, index: int) -> int:
         """Epoch of an entry, as far as the history goes back; 0 before everything, -1 if that is not known."""
-        if index <= 0:
-            return 0
-        return next((epoch for epoch, first in reversed(self.epochs) if first <= index), -1)
+        return epoch_of(self.epochs, index) if index > 0 else 0
 
     def begin_at(self, index: int, epoch: int) -> None:
         """An empty log that begins behind `index`, which was written in `epoch`."""
@@ -287,33 +288,35 @@ class Store:
                 "acknowledgements: free some space, or shorten retention"
             )
 
-    def _begins_segment(self, segments: Segments, size: int) -> bool:
-        is_empty = segments.end == segments.bases[-1] and segments.end > 0
-        return is_empty or segments.must_roll(size)
+    def _begins_segment(self, size: int) -> bool:
+        messages = self.messages
+        is_empty = messages.end == messages.bases[-1] and messages.end > 0
+        return is_empty or messages.must_roll(size)
 
-    def _open_segment(self, segments: Segments, states: list[list[object]]) -> None:
+    def _open_segment(self, log: int, states: list[list[object]]) -> None:
         """Begin a segment with a snapshot, all of it or none. `states` are the queues or the shares."""
+        segments = self.logs[log]
         if segments.end > segments.bases[-1]:
             segments.roll()
         chunks = range(0, max(len(states), 1), _SNAPSHOT_STATES)
         payloads = [msgspec.msgpack.encode(states[at : at + _SNAPSHOT_STATES]) for at in chunks]
-        self._append_wrapped(segments, Kind.SNAPSHOT, payloads, len(states))
+        self._append_wrapped(log, Kind.SNAPSHOT, payloads, len(states))
 
-    def _append_wrapped(self, segments: Segments, kind: Kind, payloads: list[bytes], count: int) -> None:
+    def _append_wrapped(self, log: int, kind: Kind, payloads: list[bytes], count: int) -> None:
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         buffers: list[bytes] = []
         for number, payload in enumerate(payloads, self.index + 1):
             buffers += wrap(
-                kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=segments.flushed
+                kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=self.logs[log].flushed
             )
-        self._write(MESSAGES if segments is self.messages else ACTIONS, buffers, sum(map(len, buffers)), len(payloads))
+        self._write(log, buffers, sum(map(len, buffers)), len(payloads))
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
         assert epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs[-1]}"
         self.epoch = epoch
         self.messages.drop_empty()
-        self._append_wrapped(self.messages, Kind.BARRIER, [b""], 0)
+        self._append_wrapped(MESSAGES, Kind.BARRIER, [b""], 0)
 
     # --- actions -------------------------------------------------------------------------------------------------------
 
@@ -331,12 +334,12 @@ class Store:
         if not self.unwritten:
             return
         self.actions.drop_empty()
-        self._append_wrapped(self.actions, Kind.ACTIONS, [encode_actions(self.unwritten)], len(self.unwritten))
+        self._append_wrapped(ACTIONS, Kind.ACTIONS, [encode_actions(self.unwritten)], len(self.unwritten))
         self.unwritten.clear()
         if self.actions.must_roll(0):
             # The shares have these actions already, so the snapshot comes behind them. What does not fit now is tried again next time.
             with suppress(DiskFull):
-                self._open_segment(self.actions, self._share_states())
+                self._open_segment(ACTIONS, self._share_states())
 
     def apply(self, action: AnyAction) -> Settled:
         """Change the share that the action names. Used alike when acting and when replaying."""
@@ -440,8 +443,13 @@ def _first_index(log: int, segments: Segments, last_index: int) -> int:
     """Index of the oldest entry of a log; behind the last one if the log is empty and was begun anew, 1 if it never lost anything."""
     if segments.start == 0:
         return 1
-    head = segments.read(segments.start, ENVELOPE_BYTES)
     try:
-        return parse_envelope(head).index if len(head) == ENVELOPE_BYTES else last_index + 1
+        head = head_at(segments, segments.start)
     except CorruptBatch as cause:
         raise damaged(segments, segments.start, cause, log) from cause
+    return last_index + 1 if head is None else head.index
+
+
+def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
+    """Which of the (epoch, first index) an index lies in; -1 if they do not go back so far."""
+    return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)

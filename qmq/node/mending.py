@@ -33,7 +33,7 @@ from qmq.log.disk import Disk
 from qmq.log.envelopes import entry_at, walk
 from qmq.log.following import entries_of
 from qmq.log.segments import Segments
-from qmq.log.store import PendingEntry, Store
+from qmq.log.store import PendingEntry, Store, epoch_of
 from qmq.log.tail import Run
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
@@ -64,7 +64,7 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
     """Whole entries from a position on, up to one that is damaged here too. Raises LogDamaged if that is the first, InvalidArgument."""
     if number not in (0, 1):
         raise InvalidArgument(f"there is no log {number}: 0 is the message log, 1 the action log")
-    segments = (store.messages, store.actions)[number]
+    segments = store.logs[number]
     most = min(bytes_max, ASK_BYTES)
     found: list[bytes] = []
     size = 0
@@ -208,7 +208,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
 
 async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged) -> bool:
     """Mend damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
-    segments = (store.messages, store.actions)[damage.log]
+    segments = store.logs[damage.log]
     cuts = segments.cuts
 
     def knows(index: int) -> int:
@@ -229,22 +229,10 @@ async def repair_folder(addresses: Mapping[str, str], folder: Path, segment_byte
         segments.close()
 
 
-def mend_folder(folder: Path, segment_bytes: int, damage: LogDamaged, data: bytes) -> bool:
-    """`mend` for a store that cannot be opened."""
-    segments = Segments(Disk(), folder / _NAMES[damage.log], segment_bytes)
-    try:
-        return mend(segments, damage, data, _history(folder))
-    finally:
-        segments.close()
-
-
 def _history(folder: Path) -> Knows:
     """What the newest whole checkpoint says."""
     found = checkpoints.load(folder / "checkpoint")
     if found is None:
         return _knows_nothing
     epochs, last = found.epochs, found.index
-    return lambda index: next((epoch for epoch, first in reversed(epochs) if first <= index), -1) if index <= last else -1
-
-
-__all__ = ["ask", "find_hole", "mend", "mend_folder", "read_log", "repair", "repair_folder"]
+    return lambda index: epoch_of(epochs, index) if index <= last else -1

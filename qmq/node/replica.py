@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -218,7 +217,7 @@ class ReplicaNode:
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
         addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
-        addresses = {**self._identity.addresses, **addresses}
+        addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
         self.broker.forget_routes()
         self.broker.is_read_only = state.mode is Mode.READ_ONLY
@@ -308,10 +307,9 @@ class ReplicaNode:
 async def run_replica(config: ReplicaConfig) -> None:
     """Run until SIGINT or SIGTERM."""
     from qmq.node.running import until_signal
-    from qmq.node.tuning import SWITCH_INTERVAL_S, calm_collector, keep_freed_memory
+    from qmq.node.tuning import calm_collector, tune_process
 
-    keep_freed_memory()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    tune_process()
     node = ReplicaNode(config)
 
     async def start() -> str:

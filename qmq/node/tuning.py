@@ -34,3 +34,9 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
         mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+
+
+def tune_process() -> None:
+    """What every broker's process does before it starts."""
+    keep_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)

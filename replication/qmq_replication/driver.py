@@ -80,10 +80,11 @@ class StoreLog:
 
     def read(self, place: Place, after: int, bytes_max: int) -> Chunk | None:
         """From memory, or from the files. Raises LogDamaged."""
-        store = self._host.store
-        found = store.tail.read(tuple(place), after, bytes_max)  # type: ignore[arg-type]
+        store, (messages, actions) = self._host.store, place
+        begin = (messages, actions)  # it came over the wire, as a list
+        found = store.tail.read(begin, after, bytes_max)
         if found is None:
-            found = read_merged((store.messages, store.actions), tuple(place), after, bytes_max)  # type: ignore[arg-type]
+            found = read_merged(store.logs, begin, after, bytes_max)
         if found is None or not found.runs:
             return None
         return Chunk(found.last, found.runs, found.place, found.size)

@@ -31,6 +31,18 @@ def can_use_namespaces() -> bool:
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
+async def describe(control: str) -> pb.ReplicaStatus | None:
+    """What the replica at a control port says of itself; None if it says nothing."""
+    async with grpc.aio.insecure_channel(control, options=CHANNEL_OPTIONS) as channel:
+        try:
+            status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                pb.DescribeReplicaRequest(), timeout=1.0
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        return status
+
+
 class Group:
     """Group g1 of a running cluster."""
 
@@ -43,20 +55,9 @@ class Group:
         """Address of a replica's control port."""
         return f"{self.cluster.address(replica)}:{CONTROL_PORT}"
 
-    async def describe(self, replica: str) -> pb.ReplicaStatus | None:
-        """What a replica says of itself; None if it says nothing."""
-        async with grpc.aio.insecure_channel(self.control(replica), options=CHANNEL_OPTIONS) as channel:
-            try:
-                status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
-                    pb.DescribeReplicaRequest(), timeout=1.0
-                )
-            except grpc.aio.AioRpcError:
-                return None
-            return status
-
     async def describe_all(self) -> dict[str, pb.ReplicaStatus]:
         """Those that answer."""
-        found = await asyncio.gather(*[self.describe(name) for name in REPLICAS])
+        found = await asyncio.gather(*[describe(self.control(name)) for name in REPLICAS])
         return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
 
     async def master(self, *, other_than: str = "", within_s: float = 30.0) -> str:
