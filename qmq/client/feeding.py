@@ -1,6 +1,6 @@
-"""How producer, lanes and lane speak to each other: batches go down, decisions come up.
+"""How producer, pipes and pipe speak to each other: batches go down, decisions come up.
 
-    Producer (a Sender)  --put-->  Lanes (a Feeder)  --transmit-->  Lane
+    Producer (a Sender)  --put-->  Pipes (a Feeder)  --transmit-->  Pipe
              <--stored, failed, answered--        <--stored, failed, give_back, answered--
 """
 
@@ -42,7 +42,7 @@ class Sender(Protocol):
 
 
 class Feeder(Protocol):
-    """Who feeds lanes: `qmq.client.lanes.Lanes`."""
+    """Who feeds pipes: `qmq.client.pipes.Pipes`."""
 
     subject: str
     kind: int
@@ -50,7 +50,7 @@ class Feeder(Protocol):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether batches wait for any lane."""
+        """Whether batches wait for any pipe."""
         ...
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
@@ -66,7 +66,7 @@ class Feeder(Protocol):
         ...
 
     def give_back(self, batch: Batch) -> None:
-        """Certainly not stored here: any lane may have it."""
+        """Certainly not stored here: any pipe may have it."""
         ...
 
     def give_up(self, failure: QmqError) -> None:

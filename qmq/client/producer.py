@@ -5,8 +5,8 @@ batch is on its way leaves together, when that batch is answered or when 1,000 m
 
 A batch keeps its number through every retry, and a broker group stores a number once. So a lost answer, a broken connection, a busy broker
 or another master is mended by sending again, until `delivery_timeout`; only then does the ticket fail, and its error says whether the batch
-is known not to be stored or whether nobody knows. This file is the public face and the open batch; `lanes.py` chooses the broker group,
-`lane.py` is the way there.
+is known not to be stored or whether nobody knows. This file is the public face and the open batch; `pipes.py` chooses the broker group,
+`pipe.py` is the way there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final
 from qmq import limits
 from qmq.batch import Columns, encode
 from qmq.client import content
-from qmq.client.lanes import Lanes
 from qmq.client.link import Links
 from qmq.client.outbox import Batch, OpenBatch, cut, size_of
+from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
@@ -82,7 +82,7 @@ class Producer:
         self._closed_bytes = 0
         self._undecided = 0
         self._last_count = 0
-        self._lanes = Lanes(links, self)
+        self._pipes = Pipes(links, self)
         self.stored_by_group: dict[str, int] = {}
         """How many of its messages each broker group stored."""
         self._drained: list[asyncio.Future[None]] = []
@@ -131,11 +131,11 @@ class Producer:
 
     def _end_of_round(self) -> None:
         self._is_awake = False
-        if self._open.bodies and self._lanes.is_idle:
+        if self._open.bodies and self._pipes.is_idle:
             self._close_open()
         else:
-            self._lanes.send()
-        self._lanes.flush()
+            self._pipes.send()
+        self._pipes.flush()
 
     def send_many(
         self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
@@ -183,7 +183,7 @@ class Producer:
         self._open = OpenBatch()
         if self._is_awake:
             self._open.stamp()
-        self._lanes.put(batch)
+        self._pipes.put(batch)
 
     def place_of_last(self, ticket: Ticket) -> int:
         """Place in its batch of the message that `send` just took; valid only right after it."""
@@ -192,14 +192,14 @@ class Producer:
     # --- what became of them -------------------------------------------------------------------------------------------
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """For the lanes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
         return encode(
             self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
             create_time_ms=batch.create_time_ms, compression=self._compression,
         )  # fmt: skip
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """For the lanes: the batch is stored."""
+        """For the pipes: the batch is stored."""
         self._closed_bytes -= batch.size
         self._undecided -= 1
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
@@ -211,7 +211,7 @@ class Producer:
         )  # fmt: skip
 
     def failed(self, batch: Batch, failure: QmqError) -> None:
-        """For the lanes: the batch is given up; the failure says whether it may be stored."""
+        """For the pipes: the batch is given up; the failure says whether it may be stored."""
         self._closed_bytes -= batch.size
         self._undecided -= 1
         batch.ticket.fail(failure)
@@ -220,17 +220,17 @@ class Producer:
         self._wake_drained()
 
     def answered(self) -> None:
-        """For the lanes: what gathered while a batch was on its way leaves now."""
+        """For the pipes: what gathered while a batch was on its way leaves now."""
         if self._open.bodies:
             self._close_open()
         else:
-            self._lanes.send()
+            self._pipes.send()
         if self._drained:
             self._wake_drained()
 
     def look_again(self) -> None:
-        """For the lanes: if the open batch waited for a group that stalled, another may take it."""
-        if self._open.bodies and not self._is_awake and self._lanes.is_idle:
+        """For the pipes: if the open batch waited for a group that stalled, another may take it."""
+        if self._open.bodies and not self._is_awake and self._pipes.is_idle:
             self._close_open()
 
     # --- back-pressure and the end -------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Producer:
     def abort(self) -> None:
         """End now; tickets that are open fail with ClientClosed."""
         self._is_closed = True
-        self._lanes.abort(self._abandon)
+        self._pipes.abort(self._abandon)
         self._closed_bytes = self._undecided = 0
         self._wake_drained()
 

@@ -31,7 +31,7 @@ def final(failure: QmqError | None, batch: Batch) -> QmqError:
 
 
 def rest_s(refusals: int, failure: QmqError) -> float:
-    """How long a lane keeps still after the `refusals`-th refusal in a row."""
+    """How long a pipe keeps still after the `refusals`-th refusal in a row."""
     base = _RETRY_S[min(refusals, len(_RETRY_S)) - 1]
     asked = (failure.retry_after_ms or 0) / 1000 if refusals > 1 else 0.0
     return max(base, min(asked, 1.0)) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret

@@ -204,9 +204,9 @@ async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice
             producer.send(b"%d" % number)
             if number % 200 == 0:
                 await asyncio.sleep(0)
-                for lane in producer._lanes:
-                    if lane.connection is not None:
-                        lane.connection.stream.transport.abort()
+                for pipe in producer._pipes:
+                    if pipe.connection is not None:
+                        pipe.connection.stream.transport.abort()
         await producer.flush()
         found = await collect(mq.consumer("s", "g"), 2001)
         assert Counter(m.body for m in found) == Counter([b"first", *[b"%d" % n for n in range(2000)]])

@@ -115,18 +115,18 @@ async def test_a_refusal_of_the_old_master_that_comes_late_says_nothing_of_the_n
         group.fail_over()
         it.meta.push(groups=["g0"])
         await eventually(lambda: len(came) == 2)
-        (lane,) = producer._lanes
+        (pipe,) = producer._pipes
         old, new = came
         old[0].refuse(old[1], NotMaster("not I"))
         await it.mq.metadata.locate("s")
-        assert len(lane.inflight) == 1
+        assert len(pipe.inflight) == 1
         group.serve(group.replicas[1], *new)
         assert (await ticket).base_sequence == 1
         assert len(came) == 2
 
 
 async def test_what_a_hanging_master_may_have_goes_to_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.lanes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
     async with cluster(2, can_push=True) as it:
         first = it.groups[0]
         producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=3)

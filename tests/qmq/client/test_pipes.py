@@ -67,7 +67,7 @@ async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure:
 
 @pytest.mark.parametrize("failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)])
 async def test_what_a_group_may_have_stays_with_it_until_it_is_known(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.lanes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
     async with cluster(2) as it:
         first, second = it.groups
         tries: Counter[int] = Counter()
@@ -113,7 +113,7 @@ async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connec
 
 
 async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.lane.STALL_S", 0.05)
+    monkeypatch.setattr("qmq.client.pipe.STALL_S", 0.05)
     async with cluster(2) as it:
         stalled, _ = it.groups
         stalled.on_produce = stalled.store_silently
@@ -134,8 +134,8 @@ async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: py
 
 
 async def test_a_lone_open_batch_does_not_wait_for_a_stalled_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.lane.STALL_S", 0.05)
-    monkeypatch.setattr("qmq.client.lane.ANSWER_S", 1000)
+    monkeypatch.setattr("qmq.client.pipe.STALL_S", 0.05)
+    monkeypatch.setattr("qmq.client.pipe.ANSWER_S", 1000)
     async with cluster(2) as it:
         for group in it.groups:
             group.on_produce = group.store_silently
@@ -190,7 +190,7 @@ async def test_never_answered_is_unknown() -> None:
 
 
 async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.lanes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
     async with cluster(2) as it:
         first = it.groups[0]
         tries = Counter[int]()
@@ -252,7 +252,7 @@ async def test_closing_says_unknown_of_what_is_on_its_way_and_not_stored_of_what
         assert outcomes == [UNKNOWN] * 32 + [NOT_STORED] * 8
 
 
-async def test_the_buffer_is_bounded_over_all_lanes() -> None:
+async def test_the_buffer_is_bounded_over_all_pipes() -> None:
     async with cluster(2) as it:
         for group in it.groups:
             group.on_produce = lambda *_: None

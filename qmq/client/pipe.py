@@ -1,14 +1,14 @@
-"""A lane: the in-order way of one producer to one broker group, over all the masters that group has in time.
+"""A pipe: the in-order way of one producer to one broker group, over all the masters that group has in time.
 
     batch -> transmit -> in flight -> stored
-                            |-> refused, certainly not stored -> given back: any lane may take it
+                            |-> refused, certainly not stored -> given back: any pipe may take it
                             |-> nobody knows                  -> retries: sent again, in order, before anything else, and only here
 
 Rules:
 * A batch whose outcome is unknown stays. The group's replicas remember its number with the log, so sending it again *here* is harmless, and
   sending it anywhere else could make two of it.
 * While there are retries nothing new is taken, so the group gets its batches in the order of their numbers.
-* A lane that was sent away (NotMaster), or learns of another master, *moves*: it takes no more, hears what the old master still answers
+* A pipe that was sent away (NotMaster), or learns of another master, *moves*: it takes no more, hears what the old master still answers
   for at most `GRACE_S`, then sends what is undecided to the new one.
 * After a refusal one batch goes ahead as a probe; the rest follow when it is stored.
 """
@@ -41,7 +41,7 @@ STALL_S: Final = 1.0
 """A group that has answered nothing for so long while batches are with it gets no new ones if there is another group."""
 
 
-class Lane:
+class Pipe:
     """See the module. `trouble` is why it cannot be used just now; None if it can, or was not tried."""
 
     def __init__(self, links: Links, group: str, feeder: Feeder) -> None:
