@@ -10,6 +10,7 @@ RUN python -m venv /opt/qmq \
 COPY pyproject.toml README.md LICENSE ./
 COPY coordination coordination
 COPY replication replication
+COPY ordering ordering
 COPY qmq qmq
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/qmq/bin/pip install --no-deps --no-index /wheels/*.whl \

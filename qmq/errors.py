@@ -13,7 +13,11 @@
     │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease lost, group reset)
     │   ├── MessagesExpired         E110  the group's next messages are gone: retention took them
     │   ├── MessageNotFound         E111  no stored message has this id
-    │   └── BufferFull              E112  the producer's buffer is full: await drain() first
+    │   ├── BufferFull              E112  the producer's buffer is full: await drain() first
+    │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the other way round
+    │   ├── RouteConflict           E114  another change is under way, or the route is not what the request took it for
+    │   ├── LaneLost                E115  the lane is another consumer's now, or its lease is over: attach again
+    │   └── UnknownPartition        E116  the subject has no such partition
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -25,7 +29,12 @@
     │   ├── DeadlineExceeded        E305  no answer in time
     │   ├── NotMaster               E306  this replica is not its group's master (any more): ask where the master is
     │   ├── NoQuorum                E307  the master reaches no majority of its group
-    │   └── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
+    │   ├── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
+    │   ├── RouteChanged            E309  the partition is sealed, or not (yet) known there: ask for the route, send to its successor
+    │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that one first
+    │   ├── LaneHeld                E311  another consumer still has (part of) the lane
+    │   ├── LaneNotOpen             E312  the group has not finished what comes before the lane
+    │   └── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
     ├── StorageError                the server's own data
     │   ├── LogDamaged              E401  damage that recovery must not cut away
     │   ├── FlushFailed             E402  fsync failed: the log stops, for good
@@ -120,6 +129,22 @@ class BufferFull(CallerError):
     code = 112
 
 
+class OrderMismatch(CallerError):
+    code = 113
+
+
+class RouteConflict(CallerError):
+    code = 114
+
+
+class LaneLost(CallerError):
+    code = 115
+
+
+class UnknownPartition(CallerError):
+    code = 116
+
+
 class PeerError(QmqError):
     """The other side broke the protocol; the connection is closed."""
 
@@ -180,6 +205,33 @@ class NoQuorum(Unavailable):
 class ReadOnly(Unavailable):
     code = 308
     retry_after_ms = 1000
+
+
+class RouteChanged(Unavailable):
+    """Not stored here, and never will be: the newer route says where to."""
+
+    code = 309
+    retry_after_ms = 20
+
+
+class OutOfSequence(Unavailable):
+    code = 310
+    retry_after_ms = 20
+
+
+class LaneHeld(Unavailable):
+    code = 311
+    retry_after_ms = 50
+
+
+class LaneNotOpen(Unavailable):
+    code = 312
+    retry_after_ms = 20
+
+
+class RightLapsed(Unavailable):
+    code = 313
+    retry_after_ms = 200
 
 
 class StorageError(QmqError):

@@ -48,6 +48,9 @@ KEY_BYTES_MAX: Final = 4 * KIB
 HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""
 
+LOGICAL_PARTITIONS_MAX: Final = 65_536
+"""Logical partitions of an ordered subject: one takes 16 bits in a batch."""
+
 CONSUMER_UNACKED_MAX: Final = 100_000
 """Messages one consumer may hold of a group before its pulls wait for acknowledgements."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NewType
 
 from qmq import limits
@@ -88,9 +89,32 @@ class MessageId:
         return cls(int(text[:16], 16), int(text[16:28], 16), int(text[28:], 16))
 
 
+class Order(Enum):
+    """What a subject promises about the messages of one key."""
+
+    NONE = ""
+    """Nothing: any broker group takes any message."""
+    STRICT = "strict"
+    """Every group sees them in the order in which they were sent, whatever happens."""
+    BEST_EFFORT = "best-effort"
+    """In order while all goes well; where a broker group is in trouble another one takes them at once, out of order."""
+
+
+class Fencing(Enum):
+    """How an ordered subject's partitions are closed on a broker group that is out of reach."""
+
+    LEASE = "lease"
+    """Masters take messages while they hold a lease in the coordination store; who lost it can be left."""
+    MAJORITY = "majority"
+    """Masters take messages without the coordination store; a group that is wholly out of reach cannot be left."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectConfig:
-    """What was decided about a subject when it was created or altered. `None` means the broker's default holds."""
+    """What was decided about a subject when it was created or altered. `None` means the broker's default holds.
+
+    A subject is unordered, or ordered for ever (docs/ORDERING.md): `order`, `logical_partitions` and `fencing` never change.
+    """
 
     name: str
     retention_ms: int | None = None
@@ -102,6 +126,11 @@ class SubjectConfig:
     """The broker groups that take its messages. Empty: it was created before groups were chosen, and lives on all there are."""
     former_groups: tuple[str, ...] = ()
     """Broker groups that took its messages once: consumers still look there, since only an operator knows when the last is consumed."""
+    order: Order = Order.NONE
+    logical_partitions: int = 0
+    """Of an ordered subject: how many there are, for ever. 0 if it is unordered."""
+    fencing: Fencing = Fencing.LEASE
+    """Of an ordered subject."""
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)
@@ -109,6 +138,11 @@ class SubjectConfig:
             check_name("broker group", group)
         if len({*self.groups, *self.former_groups}) < len(self.groups) + len(self.former_groups):
             raise InvalidArgument(f"a broker group of subject {self.name!r} is named twice: {self.groups}, {self.former_groups}")
+        if (self.order is Order.NONE) != (self.logical_partitions == 0):
+            raise InvalidArgument(f"subject {self.name!r}: an ordered subject has logical partitions, an unordered one has none")
+        if not 0 <= self.logical_partitions <= limits.LOGICAL_PARTITIONS_MAX:
+            most = limits.LOGICAL_PARTITIONS_MAX
+            raise InvalidArgument(f"subject {self.name!r}: 1 to {most} logical partitions, not {self.logical_partitions}")
         for field in ("retention_ms", "retention_bytes"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value <= 0):

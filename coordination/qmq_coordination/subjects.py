@@ -9,12 +9,13 @@ A lost answer is no trouble here: each change is a compare-and-swap to a state t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from enum import Enum
 from typing import Final
 
 from qmq.errors import CoordinationUnknown, SubjectExists, UnknownSubject
-from qmq.model import SubjectConfig, check_name
+from qmq.model import Fencing, Order, SubjectConfig, check_name
 from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
@@ -29,13 +30,15 @@ def subject_key(name: str) -> str:
 
 def encode_subject(config: SubjectConfig) -> bytes:
     """As stored."""
-    return json.dumps(asdict(config), sort_keys=True).encode()
+    found = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
+    return json.dumps(found, sort_keys=True).encode()
 
 
 def decode_subject(item: KeyValue) -> SubjectConfig:
     """The inverse. What an older release wrote lacks fields, what a newer one wrote may have more."""
     found = {name: value for name, value in json.loads(item.value).items() if name in _KNOWN}
-    return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}})
+    enums = {"order": Order(found.get("order", "")), "fencing": Fencing(found.get("fencing", "lease"))}
+    return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums})
 
 
 class SubjectCatalog:
@@ -44,15 +47,16 @@ class SubjectCatalog:
     def __init__(self, store: CoordinationStore) -> None:
         self._store = store
 
-    async def create(self, config: SubjectConfig, *, is_placed: bool = False) -> SubjectConfig:
+    async def create(self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()) -> SubjectConfig:
         """Create a subject; one that is there with the same settings is fine, and is what is returned.
 
-        `is_placed`: its groups were asked for, and count as settings. Raises SubjectExists, CoordinationUnavailable.
+        `is_placed`: its groups were asked for, and count as settings. `also` is put in the same transaction: an ordered subject's first
+        route. Raises SubjectExists, CoordinationUnavailable.
         """
         key = subject_key(config.name)
         while True:
             try:
-                if (await self._store.txn([absent(key)], [Put(key, encode_subject(config))])).succeeded:
+                if (await self._store.txn([absent(key)], [Put(key, encode_subject(config)), *also])).succeeded:
                     return config
             except CoordinationUnknown:
                 continue  # if it was made, the comparison fails now, and what is there is ours

@@ -23,9 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from qmq_ordering.lane import Assignment
+
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import SubjectConfig
 from qmq_coordination.groups import GROUPS, PRESENCE, REPLICAS, GroupState, ReplicaRecord
+from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
 from qmq_coordination.store import Changes, CoordinationStore, KeyValue, Listing
 from qmq_coordination.subjects import PREFIX as SUBJECTS
 from qmq_coordination.subjects import decode_subject
@@ -40,18 +43,23 @@ RELIST_S: Final = 10.0
 PAUSE_S_MAX: Final = 5.0
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became different: names of subjects; of broker groups by their own keys (master, mode, members); by their replicas' keys."""
+    """What became different: names of subjects, by their settings or their routes; of broker groups by their own keys (master, mode,
+    members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment.
+    """
 
     subjects: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     replicas: frozenset[str] = frozenset()
+    fenced: frozenset[str] = frozenset()
+    consumption: frozenset[tuple[str, str]] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.subjects or self.groups or self.replicas)
+        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption)
 
 
 OnChange = Callable[[Change], None]
@@ -67,6 +75,10 @@ class Picture:
     groups: dict[str, GroupState] = field(default_factory=dict)
     replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
+    ordered: dict[str, OrderedState] = field(default_factory=dict)
+    fences: dict[str, dict[tuple[str, int], Fence]] = field(default_factory=dict)
+    members: dict[tuple[str, str], dict[str, MemberRecord]] = field(default_factory=dict)
+    assignments: dict[tuple[str, str], Assignment] = field(default_factory=dict)
 
     def show(self, listing: Listing) -> Change:
         """Replace all by a listing, unless it is older than the picture."""
@@ -122,6 +134,8 @@ class Picture:
                 kind = self.replicas if key.startswith(REPLICAS) else self.present
                 group, _, replica = key.split("/", 3)[3].partition("/")
                 _keep(kind.setdefault(group, {}), replica, None if item is None else ReplicaRecord.decode(item.value))
+            elif key.startswith(_ORDERED):
+                self._read_ordered(key, item)
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
             log.exception("the coordination store holds something unreadable at %s", key)
             if item is not None:
@@ -136,7 +150,29 @@ class Picture:
         _keep(self.groups, name, state if items else None)
 
 
-def _keep(where: dict[str, _T], name: str, value: _T | None) -> None:
+    def _read_ordered(self, key: str, item: KeyValue | None) -> None:
+        if key.startswith(ROUTES):
+            subject = key[len(ROUTES) :].partition("/")[0]
+            state = self.ordered.setdefault(subject, OrderedState(subject))
+            if item is None:
+                state.drop(key)
+            else:
+                state.put(item)
+        elif key.startswith(FENCES):
+            group, subject, number = key[len(FENCES) :].split("/")
+            _keep(self.fences.setdefault(group, {}), (subject, int(number)), None if item is None else Fence.decode(item.value))
+        elif key.startswith(MEMBERS):
+            subject, group, consumer = key[len(MEMBERS) :].split("/")
+            _keep(self.members.setdefault((subject, group), {}), consumer, None if item is None else MemberRecord.decode(item.value))
+        else:
+            subject, _, group = key[len(ASSIGNMENTS) :].partition("/")
+            _keep(self.assignments, (subject, group), None if item is None else Assignment.decode(item.value))
+
+
+_ORDERED: Final = (ROUTES, FENCES, MEMBERS, ASSIGNMENTS)
+
+
+def _keep(where: dict[_K, _T], name: _K, value: _T | None) -> None:
     if value is None:
         where.pop(name, None)
     else:
@@ -145,10 +181,23 @@ def _keep(where: dict[str, _T], name: str, value: _T | None) -> None:
 
 def _change(keys: list[str]) -> Change:
     return Change(
-        frozenset(key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)),
+        frozenset(
+            [key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)]
+            + [key[len(ROUTES) :].partition("/")[0] for key in keys if key.startswith(ROUTES) and "/g/" not in key]
+        ),
         frozenset(key[len(GROUPS) :].rpartition("/")[0] for key in keys if key.startswith(GROUPS)),
         frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),
+        frozenset(key[len(FENCES) :].partition("/")[0] for key in keys if key.startswith(FENCES)),
+        frozenset(pair for key in keys if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS)) and (pair := _consumption(key)) is not None),
     )
+
+
+def _consumption(key: str) -> tuple[str, str] | None:
+    """The subject and the consumer group that a key is about."""
+    parts = key.split("/")[3:]
+    if key.startswith(ROUTES):
+        return (parts[0], parts[2]) if parts[1] == "g" else None
+    return parts[0], parts[1]
 
 
 class ClusterView:
@@ -192,6 +241,22 @@ class ClusterView:
     def present(self, group: str) -> dict[str, ReplicaRecord]:
         """Those whose process lives, by name."""
         return dict(sorted(self._picture.present.get(group, {}).items()))
+
+    def ordered(self, subject: str) -> OrderedState | None:
+        """An ordered subject's routes, changes and consumer groups. Changes as the picture does: not to be kept."""
+        return self._picture.ordered.get(subject)
+
+    def fences(self, group: str) -> dict[tuple[str, int], Fence]:
+        """What is fenced on a broker group, by subject and partition."""
+        return dict(self._picture.fences.get(group, {}))
+
+    def members(self, subject: str, group: str) -> dict[str, MemberRecord]:
+        """The consumers of an ordered subject's group that live, by name."""
+        return dict(sorted(self._picture.members.get((subject, group), {}).items()))
+
+    def assignment(self, subject: str, group: str) -> Assignment:
+        """Who shall read what; empty if nobody ever did."""
+        return self._picture.assignments.get((subject, group)) or Assignment()
 
     @property
     def revision(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from qmq.errors import InvalidArgument, NotConnected, ReadOnly
@@ -61,7 +61,7 @@ def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -
         raise InvalidArgument(f"a subject lives on one broker group at least, and on each once, not on {list(groups)}")
     hosts = hosts_of(config, sorted(names))
     former = tuple(group for group in hosts if group not in groups)
-    return SubjectConfig(config.name, config.retention_ms, config.retention_bytes, config.body_bytes_max, groups, former)
+    return replace(config, groups=groups, former_groups=former)
 
 
 def hosts_of(config: SubjectConfig, known: Iterable[str]) -> tuple[str, ...]:

@@ -52,6 +52,12 @@ class FrameKind(IntEnum):
     """First frame between replicas of a group."""
     REPLICA = 19
     """What replicas say to each other (qmq_replication/wire.py)."""
+    LANE_ATTACH = 20
+    LANE_ATTACHED = 21
+    LANE_PULL = 22
+    LANE_MESSAGES = 23
+    LANE_SETTLE = 24
+    """Answered by SETTLED. HEARTBEAT and DETACH end and keep lane sessions too."""
 
 
 _KIND_MAX: Final = max(FrameKind)

@@ -31,6 +31,10 @@ _SETTLEMENT: Final = Struct("<qqII")
 _SETTLED: Final = Struct("<QQ")
 _SESSION: Final = Struct("<I")
 _ERROR: Final = Struct("<HBBI")
+_LANE_PULL: Final = Struct("<IQqIII")
+_LANE_DELIVERY: Final = Struct("<IIqII")
+_LANE_SETTLE: Final = Struct("<IIQ")
+_LANE_SETTLEMENT: Final = Struct("<qqII")
 
 _J = TypeVar("_J", bound="_JsonMessage")
 
@@ -123,6 +127,43 @@ class Fetch(_JsonMessage):
     bytes_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class LaneAttach(_JsonMessage):
+    """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a partition, for a group.
+
+    `version` is the frontier's under which the lane is open for the group. `token` is what the consumer was granted for this very lane
+    before, if it comes back after a broken connection; 0 otherwise. All the other lanes of this consumer that overlap are given up by it.
+    """
+
+    subject: str
+    partition: int
+    group: str
+    consumer: str
+    incarnation: str
+    first: int
+    end: int
+    version: int
+    token: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneAttached(_JsonMessage):
+    """The lane is the consumer's; answered when that is committed. `token` goes into every LANE_PULL and LANE_SETTLE.
+
+    `position`: the first sequence that may hold something of the lane that is not done: pull from there. `is_resumed` is 1 if the token is
+    the one that the consumer had: what it pulled already is still its own. `parked` are the parked keys of the lane, hexadecimal:
+    messages of theirs are to be parked as well.
+    """
+
+    session: int
+    token: int
+    lease_ms: int
+    position: int
+    is_resumed: int
+    parked: list[str]
+
+
 class Produced(NamedTuple):
     """Where a batch went. It may have gone there at an earlier try."""
 
@@ -165,6 +206,99 @@ class Settlement(NamedTuple):
     last: int
     verdict: int
     delay_ms: int
+
+
+class LanePull(NamedTuple):
+    """Ask for a lane's messages from `sequence` on; answered when there are some, or after `wait_ms` with none.
+
+    The consumer says from where, so a broken answer is simply asked for again.
+    """
+
+    session: int
+    token: int
+    sequence: int
+    messages_max: int
+    bytes_max: int
+    wait_ms: int
+
+
+class LaneDelivery(NamedTuple):
+    """A lane's messages. Everything of the lane that is not done, from the pull's sequence up to before `next_sequence`, is in `ranges`.
+
+    `is_end`: the partition is sealed, and `next_sequence` is behind its command message: nothing will ever follow.
+    """
+
+    session: int
+    next_sequence: int
+    is_end: bool
+    ranges: list[Range]
+    batches: int
+
+
+class LaneVerdict(IntEnum):
+    """What a consumer says about its lane's messages in a range of sequences, both ends included."""
+
+    DONE = 0
+    """Worked on. Covers everything of the lane in the range, also what other lanes' messages lie between."""
+    FAILED = 1
+    """The handler failed on the one message at `first`, for the `argument`-th time; it stays to be done. Kept for those who come after."""
+    PARKED = 2
+    """The one message at `first` is set aside with its key; done, as far as the lane is concerned."""
+
+
+class LaneSettlement(NamedTuple):
+    """A verdict on sequences `first` to `last`."""
+
+    first: int
+    last: int
+    verdict: int
+    argument: int
+
+
+def pack_lane_pull(pull: LanePull) -> bytes:
+    """The payload of LANE_PULL."""
+    return _LANE_PULL.pack(*pull)
+
+
+def unpack_lane_pull(payload: memoryview | bytes) -> LanePull:
+    """Raises ProtocolViolation."""
+    return LanePull(*_unpack(_LANE_PULL, payload, "LANE_PULL"))
+
+
+def pack_lane_delivery(delivery: LaneDelivery) -> bytes:
+    """What stands before the batches in LANE_MESSAGES."""
+    session, following, is_end, ranges, batches = delivery
+    return _LANE_DELIVERY.pack(session, len(ranges), following, batches, is_end) + b"".join([_RANGE.pack(*each) for each in ranges])
+
+
+def unpack_lane_delivery(payload: memoryview | bytes) -> tuple[LaneDelivery, int]:
+    """The delivery, and where its batches begin. Raises ProtocolViolation."""
+    try:
+        session, count, following, batches, is_end = _LANE_DELIVERY.unpack_from(payload)
+        start = _LANE_DELIVERY.size + count * _RANGE.size
+        ranges = [Range(*each) for each in _RANGE.iter_unpack(payload[_LANE_DELIVERY.size : start])]
+    except error:
+        raise ProtocolViolation("LANE_MESSAGES is cut short") from None
+    if len(ranges) != count:
+        raise ProtocolViolation(f"LANE_MESSAGES holds {len(ranges)} of {count} ranges")
+    return LaneDelivery(session, following, bool(is_end), ranges, batches), start
+
+
+def pack_lane_settle(session: int, token: int, settlements: list[LaneSettlement]) -> bytes:
+    """The payload of LANE_SETTLE."""
+    return _LANE_SETTLE.pack(session, len(settlements), token) + b"".join([_LANE_SETTLEMENT.pack(*each) for each in settlements])
+
+
+def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[LaneSettlement]]:
+    """(session, token, settlements). Raises ProtocolViolation."""
+    try:
+        session, count, token = _LANE_SETTLE.unpack_from(payload)
+        settlements = [LaneSettlement(*each) for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])]
+    except error:
+        raise ProtocolViolation("LANE_SETTLE is cut short") from None
+    if len(settlements) != count or any(each.verdict > LaneVerdict.PARKED for each in settlements):
+        raise ProtocolViolation("LANE_SETTLE has another number of ranges than it says, or an unknown verdict")
+    return session, token, settlements
 
 
 def pack_produced(results: list[Produced]) -> bytes:

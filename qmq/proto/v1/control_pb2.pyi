@@ -25,6 +25,475 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class SealRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    CHANGE_ID_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    partition: _builtins.int
+    change_id: _builtins.str
+    to_version: _builtins.int
+    """The version that the change leads to."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        change_id: _builtins.str = ...,
+        to_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_id", b"change_id", "partition", b"partition", "subject", b"subject", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealRequest: _TypeAlias = SealRequest  # noqa: Y015
+
+@_typing.final
+class SealResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Of the command message."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealResponse: _TypeAlias = SealResponse  # noqa: Y015
+
+@_typing.final
+class LpRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    end: _builtins.int
+    """Exclusive."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LpRange: _TypeAlias = LpRange  # noqa: Y015
+
+@_typing.final
+class DescribeLanesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    WITH_LOAD_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    """Empty: partitions only."""
+    with_load: _builtins.bool
+    """Include the load of each logical partition."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: all partitions that are here."""
+
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        group: _builtins.str = ...,
+        with_load: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "subject", b"subject", "with_load", b"with_load"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLanesRequest: _TypeAlias = DescribeLanesRequest  # noqa: Y015
+
+@_typing.final
+class LaneProgress(_message.Message):
+    """What is done of a range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LPS_FIELD_NUMBER: _builtins.int
+    DONE_BEFORE_FIELD_NUMBER: _builtins.int
+    IS_FINISHED_FIELD_NUMBER: _builtins.int
+    done_before: _builtins.int
+    """Everything of the range before it is done."""
+    is_finished: _builtins.bool
+    """Whether the partition is sealed and all of it, the command message too, is done here; or retention took all of it."""
+    @_builtins.property
+    def lps(self) -> Global___LpRange: ...
+    def __init__(
+        self,
+        *,
+        lps: Global___LpRange | None = ...,
+        done_before: _builtins.int = ...,
+        is_finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_before", b"done_before", "is_finished", b"is_finished", "lps", b"lps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneProgress: _TypeAlias = LaneProgress  # noqa: Y015
+
+@_typing.final
+class LaneHolder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LPS_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    consumer: _builtins.str
+    token: _builtins.int
+    seen_ms_ago: _builtins.int
+    lease_ms: _builtins.int
+    @_builtins.property
+    def lps(self) -> Global___LpRange: ...
+    def __init__(
+        self,
+        *,
+        lps: Global___LpRange | None = ...,
+        consumer: _builtins.str = ...,
+        token: _builtins.int = ...,
+        seen_ms_ago: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "lease_ms", b"lease_ms", "lps", b"lps", "seen_ms_ago", b"seen_ms_ago", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneHolder: _TypeAlias = LaneHolder  # noqa: Y015
+
+@_typing.final
+class PartitionStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    START_SEQUENCE_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_APPEND_MS_FIELD_NUMBER: _builtins.int
+    SEALED_AT_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    PARKED_KEYS_FIELD_NUMBER: _builtins.int
+    PARKED_MESSAGES_FIELD_NUMBER: _builtins.int
+    MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LP_LOAD_FIELD_NUMBER: _builtins.int
+    BENT_MESSAGES_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    partition: _builtins.int
+    broker_group: _builtins.str
+    start_sequence: _builtins.int
+    next_sequence: _builtins.int
+    stored_bytes: _builtins.int
+    last_append_ms: _builtins.int
+    sealed_at: _builtins.int
+    """Absent: it is open."""
+    parked_keys: _builtins.int
+    parked_messages: _builtins.int
+    messages_per_s: _builtins.float
+    """Since the master began to serve, or for a minute: messages and bytes a second."""
+    bytes_per_s: _builtins.float
+    bent_messages: _builtins.int
+    """Messages taken that belong elsewhere (best-effort order)."""
+    lag_ms: _builtins.int
+    """Age of the oldest message that is not done, for the group; milliseconds, 0 if all is done."""
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneProgress]:
+        """Of a group; empty if it never began here, unless all that was here is gone."""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneHolder]: ...
+    @_builtins.property
+    def lp_load(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Messages per logical partition of its range, decaying; with_load only."""
+
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        broker_group: _builtins.str = ...,
+        start_sequence: _builtins.int = ...,
+        next_sequence: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        last_append_ms: _builtins.int = ...,
+        sealed_at: _builtins.int | None = ...,
+        progress: _abc.Iterable[Global___LaneProgress] | None = ...,
+        holders: _abc.Iterable[Global___LaneHolder] | None = ...,
+        parked_keys: _builtins.int = ...,
+        parked_messages: _builtins.int = ...,
+        messages_per_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+        lp_load: _abc.Iterable[_builtins.float] | None = ...,
+        bent_messages: _builtins.int = ...,
+        lag_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "sealed_at", b"sealed_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "bent_messages", b"bent_messages", "broker_group", b"broker_group", "bytes_per_s", b"bytes_per_s", "holders", b"holders", "lag_ms", b"lag_ms", "last_append_ms", b"last_append_ms", "lp_load", b"lp_load", "messages_per_s", b"messages_per_s", "next_sequence", b"next_sequence", "parked_keys", b"parked_keys", "parked_messages", b"parked_messages", "partition", b"partition", "progress", b"progress", "sealed_at", b"sealed_at", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sealed_at: _TypeAlias = _typing.Literal["sealed_at"]  # noqa: Y015
+    _WhichOneofArgType__sealed_at: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sealed_at) -> _WhichOneofReturnType__sealed_at | None: ...
+
+Global___PartitionStatus: _TypeAlias = PartitionStatus  # noqa: Y015
+
+@_typing.final
+class DescribeLanesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionStatus]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLanesResponse: _TypeAlias = DescribeLanesResponse  # noqa: Y015
+
+@_typing.final
+class LanePlace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    earliest: _builtins.bool
+    latest: _builtins.bool
+    time_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        earliest: _builtins.bool = ...,
+        latest: _builtins.bool = ...,
+        time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "partition", b"partition", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["earliest", "latest", "time_ms"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___LanePlace: _TypeAlias = LanePlace  # noqa: Y015
+
+@_typing.final
+class PlaceLanesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    moves: _builtins.bool
+    """False: a partition on which the group began already stays as it is."""
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___LanePlace]: ...
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        places: _abc.Iterable[Global___LanePlace] | None = ...,
+        moves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "moves", b"moves", "places", b"places", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceLanesRequest: _TypeAlias = PlaceLanesRequest  # noqa: Y015
+
+@_typing.final
+class PlaceLanesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceLanesResponse: _TypeAlias = PlaceLanesResponse  # noqa: Y015
+
+@_typing.final
+class DescribeParkedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    KEYS_MAX_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    keys_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        keys_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "keys_max", b"keys_max", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeParkedRequest: _TypeAlias = DescribeParkedRequest  # noqa: Y015
+
+@_typing.final
+class ParkedKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LOGICAL_PARTITION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    logical_partition: _builtins.int
+    key: _builtins.bytes
+    messages: _builtins.int
+    first_sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        logical_partition: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        messages: _builtins.int = ...,
+        first_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "key", b"key", "logical_partition", b"logical_partition", "messages", b"messages", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedKey: _TypeAlias = ParkedKey  # noqa: Y015
+
+@_typing.final
+class DescribeParkedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedKey]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___ParkedKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeParkedResponse: _TypeAlias = DescribeParkedResponse  # noqa: Y015
+
+@_typing.final
+class UnparkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    partition: _builtins.int
+    key: _builtins.bytes
+    replay: _builtins.bool
+    """False: its messages count as done, and the key flows again from the next one on."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        replay: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "key", b"key", "partition", b"partition", "replay", b"replay", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnparkRequest: _TypeAlias = UnparkRequest  # noqa: Y015
+
+@_typing.final
+class UnparkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnparkResponse: _TypeAlias = UnparkResponse  # noqa: Y015
+
+@_typing.final
 class DescribeReplicaRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

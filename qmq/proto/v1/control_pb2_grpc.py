@@ -79,6 +79,31 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
                 _registered_method=True)
+        self.Seal = channel.unary_unary(
+                '/qmq.v1.BrokerControl/Seal',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.SealRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.SealResponse.FromString,
+                _registered_method=True)
+        self.DescribeLanes = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DescribeLanes',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesResponse.FromString,
+                _registered_method=True)
+        self.PlaceLanes = channel.unary_unary(
+                '/qmq.v1.BrokerControl/PlaceLanes',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesResponse.FromString,
+                _registered_method=True)
+        self.DescribeParked = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DescribeParked',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
+                _registered_method=True)
+        self.Unpark = channel.unary_unary(
+                '/qmq.v1.BrokerControl/Unpark',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerControlServicer(object):
@@ -147,6 +172,43 @@ class BrokerControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Seal(self, request, context):
+        """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is committed.
+
+        Close a partition: append its command message, once, whatever is asked again. Error 114 if it was closed by another change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeLanes(self, request, context):
+        """How partitions stand, and how far a group is on them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceLanes(self, request, context):
+        """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeParked(self, request, context):
+        """Keys set aside for a group.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpark(self, request, context):
+        """Give a parked key's messages back, in order, or drop them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +256,31 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.ChangeReplicas,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.SerializeToString,
+            ),
+            'Seal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Seal,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.SealRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.SealResponse.SerializeToString,
+            ),
+            'DescribeLanes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeLanes,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesResponse.SerializeToString,
+            ),
+            'PlaceLanes': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceLanes,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesResponse.SerializeToString,
+            ),
+            'DescribeParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeParked,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.SerializeToString,
+            ),
+            'Unpark': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpark,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +526,141 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/ChangeReplicas',
             qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Seal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/Seal',
+            qmq_dot_proto_dot_v1_dot_control__pb2.SealRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.SealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeLanes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DescribeLanes',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeLanesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceLanes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/PlaceLanes',
+            qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.PlaceLanesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DescribeParked',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpark(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/Unpark',
+            qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
             options,
             channel_credentials,
             insecure,

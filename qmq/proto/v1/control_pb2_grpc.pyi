@@ -55,6 +55,19 @@ class BrokerControlStub:
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
+    Seal: _grpc.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]
+    """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is committed.
+
+    Close a partition: append its command message, once, whatever is asked again. Error 114 if it was closed by another change.
+    """
+    DescribeLanes: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeLanesRequest, _control_pb2.DescribeLanesResponse]
+    """How partitions stand, and how far a group is on them."""
+    PlaceLanes: _grpc.UnaryUnaryMultiCallable[_control_pb2.PlaceLanesRequest, _control_pb2.PlaceLanesResponse]
+    """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers."""
+    DescribeParked: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]
+    """Keys set aside for a group."""
+    Unpark: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]
+    """Give a parked key's messages back, in order, or drop them."""
 
 @_typing.type_check_only
 class BrokerControlAsyncStub(BrokerControlStub):
@@ -77,6 +90,19 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
+    Seal: _aio.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]  # type: ignore[assignment]
+    """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is committed.
+
+    Close a partition: append its command message, once, whatever is asked again. Error 114 if it was closed by another change.
+    """
+    DescribeLanes: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeLanesRequest, _control_pb2.DescribeLanesResponse]  # type: ignore[assignment]
+    """How partitions stand, and how far a group is on them."""
+    PlaceLanes: _aio.UnaryUnaryMultiCallable[_control_pb2.PlaceLanesRequest, _control_pb2.PlaceLanesResponse]  # type: ignore[assignment]
+    """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers."""
+    DescribeParked: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]  # type: ignore[assignment]
+    """Keys set aside for a group."""
+    Unpark: _aio.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]  # type: ignore[assignment]
+    """Give a parked key's messages back, in order, or drop them."""
 
 class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -150,5 +176,48 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ChangeReplicasResponse, _abc.Awaitable[_control_pb2.ChangeReplicasResponse]]:
         """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
+
+    @_abc_1.abstractmethod
+    def Seal(
+        self,
+        request: _control_pb2.SealRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SealResponse, _abc.Awaitable[_control_pb2.SealResponse]]:
+        """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is committed.
+
+        Close a partition: append its command message, once, whatever is asked again. Error 114 if it was closed by another change.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeLanes(
+        self,
+        request: _control_pb2.DescribeLanesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DescribeLanesResponse, _abc.Awaitable[_control_pb2.DescribeLanesResponse]]:
+        """How partitions stand, and how far a group is on them."""
+
+    @_abc_1.abstractmethod
+    def PlaceLanes(
+        self,
+        request: _control_pb2.PlaceLanesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.PlaceLanesResponse, _abc.Awaitable[_control_pb2.PlaceLanesResponse]]:
+        """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers."""
+
+    @_abc_1.abstractmethod
+    def DescribeParked(
+        self,
+        request: _control_pb2.DescribeParkedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DescribeParkedResponse, _abc.Awaitable[_control_pb2.DescribeParkedResponse]]:
+        """Keys set aside for a group."""
+
+    @_abc_1.abstractmethod
+    def Unpark(
+        self,
+        request: _control_pb2.UnparkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UnparkResponse, _abc.Awaitable[_control_pb2.UnparkResponse]]:
+        """Give a parked key's messages back, in order, or drop them."""
 
 def add_BrokerControlServicer_to_server(servicer: BrokerControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,6 +20,742 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class OrderedPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    LPS_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    broker_group: _builtins.str
+    @_builtins.property
+    def lps(self) -> _control_pb2.LpRange: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        lps: _control_pb2.LpRange | None = ...,
+        broker_group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "lps", b"lps", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderedPartition: _TypeAlias = OrderedPartition  # noqa: Y015
+
+@_typing.final
+class OrderedRoute(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LOGICAL_PARTITIONS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    logical_partitions: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OrderedPartition]: ...
+    @_builtins.property
+    def fenced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions of older versions that were closed by a fence, and whose broker groups may not have answered yet."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        logical_partitions: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___OrderedPartition] | None = ...,
+        fenced: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced", b"fenced", "logical_partitions", b"logical_partitions", "partitions", b"partitions", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderedRoute: _TypeAlias = OrderedRoute  # noqa: Y015
+
+@_typing.final
+class ChangeRouteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    FROM_VERSION_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    MERGE_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    from_version: _builtins.int
+    """The version that it starts from; 0: whichever is the latest."""
+    reason: _builtins.str
+    dry_run: _builtins.bool
+    @_builtins.property
+    def split(self) -> Global___SplitOperation: ...
+    @_builtins.property
+    def merge(self) -> Global___MergeOperation: ...
+    @_builtins.property
+    def move(self) -> Global___MoveOperation: ...
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        from_version: _builtins.int = ...,
+        split: Global___SplitOperation | None = ...,
+        merge: Global___MergeOperation | None = ...,
+        move: Global___MoveOperation | None = ...,
+        reason: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["merge", b"merge", "move", b"move", "operation", b"operation", "split", b"split"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "from_version", b"from_version", "merge", b"merge", "move", b"move", "operation", b"operation", "reason", b"reason", "split", b"split", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["split", "merge", "move"]  # noqa: Y015
+    _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
+
+Global___ChangeRouteRequest: _TypeAlias = ChangeRouteRequest  # noqa: Y015
+
+@_typing.final
+class SplitOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    BROKER_GROUPS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    parts: _builtins.int
+    """Into how many, if `at` is empty; 0: two."""
+    @_builtins.property
+    def at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where to cut: logical partitions within its range, ascending. Empty: by load, into `parts`."""
+
+    @_builtins.property
+    def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the parts shall live, one for each; empty: where it lives now, or, for more than one group of the subject, spread over them."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        at: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _builtins.int = ...,
+        broker_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "broker_groups", b"broker_groups", "partition", b"partition", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitOperation: _TypeAlias = SplitOperation  # noqa: Y015
+
+@_typing.final
+class MergeOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Empty: where the first one lives."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Adjacent ones."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        broker_group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MergeOperation: _TypeAlias = MergeOperation  # noqa: Y015
+
+@_typing.final
+class MoveOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    broker_group: _builtins.str
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        broker_group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveOperation: _TypeAlias = MoveOperation  # noqa: Y015
+
+@_typing.final
+class RouteChangeInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TimesMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class SealedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMES_MS_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    kind: _builtins.str
+    """split, merge, move"""
+    to_version: _builtins.int
+    phase: _builtins.str
+    """prepared, sealed, published, done"""
+    reason: _builtins.str
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___OrderedPartition]: ...
+    @_builtins.property
+    def times_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """When it came into each phase, milliseconds since 1970."""
+
+    @_builtins.property
+    def sealed(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Of each source: the sequence of its command message, -1 if it was fenced."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        to_version: _builtins.int = ...,
+        sources: _abc.Iterable[_builtins.int] | None = ...,
+        targets: _abc.Iterable[Global___OrderedPartition] | None = ...,
+        phase: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        times_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        sealed: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kind", b"kind", "phase", b"phase", "reason", b"reason", "sealed", b"sealed", "sources", b"sources", "targets", b"targets", "times_ms", b"times_ms", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteChangeInfo: _TypeAlias = RouteChangeInfo  # noqa: Y015
+
+@_typing.final
+class ChangeRouteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def change(self) -> Global___RouteChangeInfo: ...
+    @_builtins.property
+    def route(self) -> Global___OrderedRoute:
+        """The route that it leads to."""
+
+    def __init__(
+        self,
+        *,
+        change: Global___RouteChangeInfo | None = ...,
+        route: Global___OrderedRoute | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "route", b"route"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRouteResponse: _TypeAlias = ChangeRouteResponse  # noqa: Y015
+
+@_typing.final
+class DescribeRouteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    version: _builtins.int
+    """0: the latest."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRouteRequest: _TypeAlias = DescribeRouteRequest  # noqa: Y015
+
+@_typing.final
+class GroupRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LPS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def lps(self) -> _control_pb2.LpRange: ...
+    def __init__(
+        self,
+        *,
+        lps: _control_pb2.LpRange | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupRange: _TypeAlias = GroupRange  # noqa: Y015
+
+@_typing.final
+class OrderedGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    GATE_FIELD_NUMBER: _builtins.int
+    IS_READY_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    PARKED_KEYS_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    version: _builtins.int
+    """The oldest version that it has not finished."""
+    gate: _builtins.str
+    """strict, lanes"""
+    is_ready: _builtins.bool
+    backlog: _builtins.int
+    """Messages that it has not done, over all partitions that hold any for it."""
+    parked_keys: _builtins.int
+    @_builtins.property
+    def frontier(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupRange]: ...
+    @_builtins.property
+    def consumers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.PartitionStatus]:
+        """Partitions that it reads now, with its progress; of all versions from its own on, if asked for the latest."""
+
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedLane]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        version: _builtins.int = ...,
+        frontier: _abc.Iterable[Global___GroupRange] | None = ...,
+        gate: _builtins.str = ...,
+        is_ready: _builtins.bool = ...,
+        consumers: _abc.Iterable[_builtins.str] | None = ...,
+        partitions: _abc.Iterable[_control_pb2.PartitionStatus] | None = ...,
+        backlog: _builtins.int = ...,
+        parked_keys: _builtins.int = ...,
+        lanes: _abc.Iterable[Global___AssignedLane] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "consumers", b"consumers", "frontier", b"frontier", "gate", b"gate", "group", b"group", "is_ready", b"is_ready", "lanes", b"lanes", "parked_keys", b"parked_keys", "partitions", b"partitions", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderedGroup: _TypeAlias = OrderedGroup  # noqa: Y015
+
+@_typing.final
+class DescribeRouteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    LATEST_VERSION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    SILENT_GROUPS_FIELD_NUMBER: _builtins.int
+    latest_version: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___SubjectSettings: ...
+    @_builtins.property
+    def route(self) -> Global___OrderedRoute: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.PartitionStatus]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___OrderedGroup]: ...
+    @_builtins.property
+    def change(self) -> Global___RouteChangeInfo:
+        """A change that is under way."""
+
+    @_builtins.property
+    def silent_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Broker groups that did not answer; what they have is missing above."""
+
+    def __init__(
+        self,
+        *,
+        settings: Global___SubjectSettings | None = ...,
+        route: Global___OrderedRoute | None = ...,
+        latest_version: _builtins.int = ...,
+        partitions: _abc.Iterable[_control_pb2.PartitionStatus] | None = ...,
+        groups: _abc.Iterable[Global___OrderedGroup] | None = ...,
+        change: Global___RouteChangeInfo | None = ...,
+        silent_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "route", b"route", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "groups", b"groups", "latest_version", b"latest_version", "partitions", b"partitions", "route", b"route", "settings", b"settings", "silent_groups", b"silent_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRouteResponse: _TypeAlias = DescribeRouteResponse  # noqa: Y015
+
+@_typing.final
+class RouteHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteHistoryRequest: _TypeAlias = RouteHistoryRequest  # noqa: Y015
+
+@_typing.final
+class RouteHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteChangeInfo]:
+        """The oldest first; the first route has no change."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___RouteChangeInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteHistoryResponse: _TypeAlias = RouteHistoryResponse  # noqa: Y015
+
+@_typing.final
+class AssignedLane(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LPS_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    broker_group: _builtins.str
+    version: _builtins.int
+    """The frontier's version, for LANE_ATTACH."""
+    consumer: _builtins.str
+    """In descriptions only."""
+    @_builtins.property
+    def lps(self) -> _control_pb2.LpRange: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        lps: _control_pb2.LpRange | None = ...,
+        broker_group: _builtins.str = ...,
+        version: _builtins.int = ...,
+        consumer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumer", b"consumer", "lps", b"lps", "partition", b"partition", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignedLane: _TypeAlias = AssignedLane  # noqa: Y015
+
+@_typing.final
+class SyncMemberRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    GATE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    consumer: _builtins.str
+    incarnation: _builtins.str
+    lease_ms: _builtins.int
+    start: _builtins.str
+    """For a group that is new: earliest or latest."""
+    gate: _builtins.str
+    """strict or lanes: for a group that is new, or to change it; empty: as it is."""
+    generation: _builtins.int
+    """The assignment that it knows; 0: none."""
+    wait_ms: _builtins.int
+    leaves: _builtins.bool
+    """It goes for good."""
+    @_builtins.property
+    def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedLane]:
+        """Lanes of which it has settled everything: look whether the group advances."""
+
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        consumer: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+        start: _builtins.str = ...,
+        gate: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        finished: _abc.Iterable[Global___AssignedLane] | None = ...,
+        leaves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "finished", b"finished", "gate", b"gate", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "leaves", b"leaves", "start", b"start", "subject", b"subject", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncMemberRequest: _TypeAlias = SyncMemberRequest  # noqa: Y015
+
+@_typing.final
+class SyncMemberResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedLane]: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        lanes: _abc.Iterable[Global___AssignedLane] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "lanes", b"lanes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncMemberResponse: _TypeAlias = SyncMemberResponse  # noqa: Y015
+
+@_typing.final
+class ReshardPolicy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    IS_ENABLED_FIELD_NUMBER: _builtins.int
+    SPLIT_MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    SPLIT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SPLIT_BACKLOG_FIELD_NUMBER: _builtins.int
+    MERGE_MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    MERGE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    MERGE_QUIET_MS_FIELD_NUMBER: _builtins.int
+    COOL_DOWN_MS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_MIN_FIELD_NUMBER: _builtins.int
+    PARTITIONS_MAX_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    is_enabled: _builtins.bool
+    split_messages_per_s: _builtins.float
+    """A partition above any of these is hot."""
+    split_bytes_per_s: _builtins.float
+    split_backlog: _builtins.int
+    """Messages of the slowest group that wait in one partition."""
+    merge_messages_per_s: _builtins.float
+    """Neighbours that together stay below all of these, for as long as merge_quiet_ms, are cold."""
+    merge_bytes_per_s: _builtins.float
+    merge_quiet_ms: _builtins.int
+    cool_down_ms: _builtins.int
+    """Nothing is changed for so long after a change."""
+    partitions_min: _builtins.int
+    partitions_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        is_enabled: _builtins.bool = ...,
+        split_messages_per_s: _builtins.float = ...,
+        split_bytes_per_s: _builtins.float = ...,
+        split_backlog: _builtins.int = ...,
+        merge_messages_per_s: _builtins.float = ...,
+        merge_bytes_per_s: _builtins.float = ...,
+        merge_quiet_ms: _builtins.int = ...,
+        cool_down_ms: _builtins.int = ...,
+        partitions_min: _builtins.int = ...,
+        partitions_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cool_down_ms", b"cool_down_ms", "is_enabled", b"is_enabled", "merge_bytes_per_s", b"merge_bytes_per_s", "merge_messages_per_s", b"merge_messages_per_s", "merge_quiet_ms", b"merge_quiet_ms", "partitions_max", b"partitions_max", "partitions_min", b"partitions_min", "split_backlog", b"split_backlog", "split_bytes_per_s", b"split_bytes_per_s", "split_messages_per_s", b"split_messages_per_s", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReshardPolicy: _TypeAlias = ReshardPolicy  # noqa: Y015
+
+@_typing.final
+class SetReshardPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ReshardPolicy: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___ReshardPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReshardPolicyRequest: _TypeAlias = SetReshardPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ExplainReshardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainReshardRequest: _TypeAlias = ExplainReshardRequest  # noqa: Y015
+
+@_typing.final
+class ExplainReshardResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    LAST_OPERATION_FIELD_NUMBER: _builtins.int
+    LAST_REASONS_FIELD_NUMBER: _builtins.int
+    LAST_MS_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """What would be done now, and why: sentences for people. Empty operation: nothing."""
+    last_operation: _builtins.str
+    """The same, when something was last done."""
+    last_ms: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ReshardPolicy: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def last_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___ReshardPolicy | None = ...,
+        operation: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        last_operation: _builtins.str = ...,
+        last_reasons: _abc.Iterable[_builtins.str] | None = ...,
+        last_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_ms", b"last_ms", "last_operation", b"last_operation", "last_reasons", b"last_reasons", "operation", b"operation", "policy", b"policy", "reasons", b"reasons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainReshardResponse: _TypeAlias = ExplainReshardResponse  # noqa: Y015
+
+@_typing.final
 class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,6 +939,10 @@ class SubjectSettings(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     BODY_BYTES_MAX_FIELD_NUMBER: _builtins.int
     BROKER_GROUPS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    LOGICAL_PARTITIONS_FIELD_NUMBER: _builtins.int
+    FENCING_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     retention_ms: _builtins.int
     """Messages older than this may be deleted, consumed or not."""
@@ -210,6 +950,14 @@ class SubjectSettings(_message.Message):
     """Of each queue, the oldest messages beyond this many stored bytes may be deleted."""
     body_bytes_max: _builtins.int
     """The largest body."""
+    order: _builtins.str
+    """"", "strict", "best-effort" """
+    logical_partitions: _builtins.int
+    """Of an ordered subject; when creating, 0: 1,024."""
+    fencing: _builtins.str
+    """lease, majority; empty: lease"""
+    partitions: _builtins.int
+    """When creating an ordered subject: how many partitions its first route has; 0: one for each of its broker groups."""
     @_builtins.property
     def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The broker groups it lives on. Empty when creating: the metaserver chooses."""
@@ -222,10 +970,14 @@ class SubjectSettings(_message.Message):
         retention_bytes: _builtins.int | None = ...,
         body_bytes_max: _builtins.int = ...,
         broker_groups: _abc.Iterable[_builtins.str] | None = ...,
+        order: _builtins.str = ...,
+        logical_partitions: _builtins.int = ...,
+        fencing: _builtins.str = ...,
+        partitions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "broker_groups", b"broker_groups", "name", b"name", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "broker_groups", b"broker_groups", "fencing", b"fencing", "logical_partitions", b"logical_partitions", "name", b"name", "order", b"order", "partitions", b"partitions", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
@@ -300,19 +1052,27 @@ class LocateResponse(_message.Message):
 
     SETTINGS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> Global___SubjectSettings: ...
     @_builtins.property
-    def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueRoute]: ...
+    def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueRoute]:
+        """Of an ordered subject: one for each broker group of any version, partition 0."""
+
+    @_builtins.property
+    def route(self) -> Global___OrderedRoute:
+        """Of an ordered subject: the latest route."""
+
     def __init__(
         self,
         *,
         settings: Global___SubjectSettings | None = ...,
         routes: _abc.Iterable[Global___QueueRoute] | None = ...,
+        route: Global___OrderedRoute | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["routes", b"routes", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "routes", b"routes", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

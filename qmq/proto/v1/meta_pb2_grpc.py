@@ -100,6 +100,46 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
                 _registered_method=True)
+        self.ChangeRoute = channel.unary_unary(
+                '/qmq.v1.Meta/ChangeRoute',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteResponse.FromString,
+                _registered_method=True)
+        self.DescribeRoute = channel.unary_unary(
+                '/qmq.v1.Meta/DescribeRoute',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteResponse.FromString,
+                _registered_method=True)
+        self.RouteHistory = channel.unary_unary(
+                '/qmq.v1.Meta/RouteHistory',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryResponse.FromString,
+                _registered_method=True)
+        self.SyncMember = channel.unary_unary(
+                '/qmq.v1.Meta/SyncMember',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberResponse.FromString,
+                _registered_method=True)
+        self.DescribeParked = channel.unary_unary(
+                '/qmq.v1.Meta/DescribeParked',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
+                _registered_method=True)
+        self.Unpark = channel.unary_unary(
+                '/qmq.v1.Meta/Unpark',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
+                _registered_method=True)
+        self.SetReshardPolicy = channel.unary_unary(
+                '/qmq.v1.Meta/SetReshardPolicy',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetReshardPolicyRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ReshardPolicy.FromString,
+                _registered_method=True)
+        self.ExplainReshard = channel.unary_unary(
+                '/qmq.v1.Meta/ExplainReshard',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.FromString,
+                _registered_method=True)
 
 
 class MetaServicer(object):
@@ -192,6 +232,62 @@ class MetaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRoute(self, request, context):
+        """Ordered subjects (docs/ORDERING.md).
+
+        Split, merge or move partitions. Answered when the next route is published (or, with dry_run, planned).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeRoute(self, request, context):
+        """A subject's routes, partitions and groups, for people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RouteHistory(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SyncMember(self, request, context):
+        """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
+        wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeParked(self, request, context):
+        """Keys that consumers set aside; see BrokerControl.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpark(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetReshardPolicy(self, request, context):
+        """The policy by which a subject is resharded automatically, and its last decision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainReshard(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -259,6 +355,46 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.ChangeReplicas,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.SerializeToString,
+            ),
+            'ChangeRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRoute,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteResponse.SerializeToString,
+            ),
+            'DescribeRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeRoute,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteResponse.SerializeToString,
+            ),
+            'RouteHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RouteHistory,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryResponse.SerializeToString,
+            ),
+            'SyncMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.SyncMember,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberResponse.SerializeToString,
+            ),
+            'DescribeParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeParked,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.SerializeToString,
+            ),
+            'Unpark': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpark,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.SerializeToString,
+            ),
+            'SetReshardPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetReshardPolicy,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetReshardPolicyRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ReshardPolicy.SerializeToString,
+            ),
+            'ExplainReshard': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainReshard,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -612,6 +748,222 @@ class Meta(object):
             '/qmq.v1.Meta/ChangeReplicas',
             qmq_dot_proto_dot_v1_dot_meta__pb2.GroupChangeReplicasRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ChangeRoute',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ChangeRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DescribeRoute',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/RouteHistory',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.RouteHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SyncMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SyncMember',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SyncMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DescribeParked',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpark(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/Unpark',
+            qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetReshardPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetReshardPolicy',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetReshardPolicyRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ReshardPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainReshard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ExplainReshard',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.FromString,
             options,
             channel_credentials,
             insecure,

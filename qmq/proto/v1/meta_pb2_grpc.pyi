@@ -54,6 +54,24 @@ class MetaStub:
     Transfer: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]
     """Forwarded to the group's master; see BrokerControl."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
+    ChangeRoute: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ChangeRouteRequest, _meta_pb2.ChangeRouteResponse]
+    """Ordered subjects (docs/ORDERING.md).
+
+    Split, merge or move partitions. Answered when the next route is published (or, with dry_run, planned).
+    """
+    DescribeRoute: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeRouteRequest, _meta_pb2.DescribeRouteResponse]
+    """A subject's routes, partitions and groups, for people."""
+    RouteHistory: _grpc.UnaryUnaryMultiCallable[_meta_pb2.RouteHistoryRequest, _meta_pb2.RouteHistoryResponse]
+    SyncMember: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SyncMemberRequest, _meta_pb2.SyncMemberResponse]
+    """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
+    wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+    """
+    DescribeParked: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]
+    """Keys that consumers set aside; see BrokerControl."""
+    Unpark: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]
+    SetReshardPolicy: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetReshardPolicyRequest, _meta_pb2.ReshardPolicy]
+    """The policy by which a subject is resharded automatically, and its last decision."""
+    ExplainReshard: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ExplainReshardRequest, _meta_pb2.ExplainReshardResponse]
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -80,6 +98,24 @@ class MetaAsyncStub(MetaStub):
     Transfer: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
     """Forwarded to the group's master; see BrokerControl."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
+    ChangeRoute: _aio.UnaryUnaryMultiCallable[_meta_pb2.ChangeRouteRequest, _meta_pb2.ChangeRouteResponse]  # type: ignore[assignment]
+    """Ordered subjects (docs/ORDERING.md).
+
+    Split, merge or move partitions. Answered when the next route is published (or, with dry_run, planned).
+    """
+    DescribeRoute: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeRouteRequest, _meta_pb2.DescribeRouteResponse]  # type: ignore[assignment]
+    """A subject's routes, partitions and groups, for people."""
+    RouteHistory: _aio.UnaryUnaryMultiCallable[_meta_pb2.RouteHistoryRequest, _meta_pb2.RouteHistoryResponse]  # type: ignore[assignment]
+    SyncMember: _aio.UnaryUnaryMultiCallable[_meta_pb2.SyncMemberRequest, _meta_pb2.SyncMemberResponse]  # type: ignore[assignment]
+    """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
+    wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+    """
+    DescribeParked: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]  # type: ignore[assignment]
+    """Keys that consumers set aside; see BrokerControl."""
+    Unpark: _aio.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]  # type: ignore[assignment]
+    SetReshardPolicy: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetReshardPolicyRequest, _meta_pb2.ReshardPolicy]  # type: ignore[assignment]
+    """The policy by which a subject is resharded automatically, and its last decision."""
+    ExplainReshard: _aio.UnaryUnaryMultiCallable[_meta_pb2.ExplainReshardRequest, _meta_pb2.ExplainReshardResponse]  # type: ignore[assignment]
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -181,5 +217,71 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.GroupChangeReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ChangeReplicasResponse, _abc.Awaitable[_control_pb2.ChangeReplicasResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeRoute(
+        self,
+        request: _meta_pb2.ChangeRouteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ChangeRouteResponse, _abc.Awaitable[_meta_pb2.ChangeRouteResponse]]:
+        """Ordered subjects (docs/ORDERING.md).
+
+        Split, merge or move partitions. Answered when the next route is published (or, with dry_run, planned).
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeRoute(
+        self,
+        request: _meta_pb2.DescribeRouteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DescribeRouteResponse, _abc.Awaitable[_meta_pb2.DescribeRouteResponse]]:
+        """A subject's routes, partitions and groups, for people."""
+
+    @_abc_1.abstractmethod
+    def RouteHistory(
+        self,
+        request: _meta_pb2.RouteHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.RouteHistoryResponse, _abc.Awaitable[_meta_pb2.RouteHistoryResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SyncMember(
+        self,
+        request: _meta_pb2.SyncMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.SyncMemberResponse, _abc.Awaitable[_meta_pb2.SyncMemberResponse]]:
+        """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
+        wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeParked(
+        self,
+        request: _control_pb2.DescribeParkedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DescribeParkedResponse, _abc.Awaitable[_control_pb2.DescribeParkedResponse]]:
+        """Keys that consumers set aside; see BrokerControl."""
+
+    @_abc_1.abstractmethod
+    def Unpark(
+        self,
+        request: _control_pb2.UnparkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UnparkResponse, _abc.Awaitable[_control_pb2.UnparkResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetReshardPolicy(
+        self,
+        request: _meta_pb2.SetReshardPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ReshardPolicy, _abc.Awaitable[_meta_pb2.ReshardPolicy]]:
+        """The policy by which a subject is resharded automatically, and its last decision."""
+
+    @_abc_1.abstractmethod
+    def ExplainReshard(
+        self,
+        request: _meta_pb2.ExplainReshardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ExplainReshardResponse, _abc.Awaitable[_meta_pb2.ExplainReshardResponse]]: ...
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,93 @@
+"""A group's frontier: which version it reads in which range of logical partitions. Values; `advance` moves it.
+
+Rules, checked whenever a Frontier is made: its pieces tile [0, N); neighbours of the same version are one piece.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+from qmq.errors import InvalidArgument
+from qmq_ordering.route import LpRange, PhysicalPartition
+
+
+class Gate(Enum):
+    """When a target opens for a group."""
+
+    STRICT = "strict"
+    """When all sources of the change are finished."""
+    LANES = "lanes"
+    """Range by range, when that range of its source is finished."""
+
+
+class Piece(NamedTuple):
+    """The group reads `version` in `range`."""
+
+    range: LpRange
+    version: int
+
+
+class Readable(NamedTuple):
+    """A range of a partition that is open for a group; `version` is the frontier's there."""
+
+    partition: PhysicalPartition
+    range: LpRange
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """See the module. Raises InvalidArgument if the rules do not hold."""
+
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        pieces = self.pieces
+        is_tiled = bool(pieces) and pieces[0].range.first == 0 and all(a.range.end == b.range.first for a, b in pairwise(pieces))
+        if not is_tiled or any(a.version == b.version for a, b in pairwise(pieces)) or any(p.range.width < 1 for p in pieces):
+            raise InvalidArgument(f"a frontier's pieces tile all logical partitions, neighbours of one version joined: {pieces}")
+
+    @property
+    def version(self) -> int:
+        """The group's version: what it has finished everywhere is older than this."""
+        return min(piece.version for piece in self.pieces)
+
+    @property
+    def newest(self) -> int:
+        """The highest version that is open anywhere."""
+        return max(piece.version for piece in self.pieces)
+
+    def is_open(self, lps: LpRange, version: int) -> bool:
+        """Whether the group reads `version` in all of the range."""
+        return any(piece.version == version and piece.range.contains(lps) for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A consumer group of an ordered subject, as stored in `/qmq/routes/S/g/G`.
+
+    `is_ready` is false while a group that begins at the latest version is being begun at its partitions' ends, and while a reset is
+    under way: nobody attaches then.
+    """
+
+    frontier: Frontier
+    gate: Gate = Gate.LANES
+    start: str = "earliest"
+    is_ready: bool = True
+
+    def encode(self) -> bytes:
+        """As stored."""
+        pieces = [[piece.range.first, piece.range.end, piece.version] for piece in self.frontier.pieces]
+        found = {"frontier": pieces, "gate": self.gate.value, "start": self.start, "is_ready": self.is_ready}
+        return json.dumps(found, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> GroupRecord:
+        """The inverse."""
+        found = json.loads(data)
+        frontier = Frontier(tuple(Piece(LpRange(first, end), version) for first, end, version in found["frontier"]))
+        return cls(frontier, Gate(found["gate"]), found["start"], found["is_ready"])

@@ -1,0 +1,45 @@
+"""A lane as it is assigned: a partition and a range of its logical partitions, read under one version by one consumer. Values only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qmq_ordering.route import LpRange
+
+
+class Lane(NamedTuple):
+    """What one consumer reads as one stream, in order. A whole partition is the lane that covers its range."""
+
+    partition: int
+    range: LpRange
+    group: str
+    """The broker group that has the partition."""
+    version: int
+    """The frontier's version there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who shall read which lane: a wish, which brokers' lane leases make true. `generation` grows with every change of it."""
+
+    generation: int = 0
+    lanes: tuple[tuple[Lane, str], ...] = ()
+    """Each lane with its consumer, sorted by lane."""
+
+    def of(self, consumer: str) -> tuple[Lane, ...]:
+        """The consumer's lanes."""
+        return tuple(lane for lane, owner in self.lanes if owner == consumer)
+
+    def encode(self) -> bytes:
+        """As stored."""
+        lanes = [[lane.partition, lane.range.first, lane.range.end, lane.group, lane.version, who] for lane, who in self.lanes]
+        return json.dumps({"generation": self.generation, "lanes": lanes}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Assignment:
+        """The inverse."""
+        found = json.loads(data)
+        lanes = tuple((Lane(number, LpRange(a, b), group, version), who) for number, a, b, group, version, who in found["lanes"])
+        return cls(found["generation"], lanes)
