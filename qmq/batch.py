@@ -4,7 +4,7 @@ A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, wh
 
     envelope   magic "QMB1" | version | kind | total_bytes | region_crc | base_sequence | epoch | index |
                append_time_ms | flushed_position | reserved | envelope_crc
-    region     producer_id | batch_sequence | producer_epoch | count | create_time_ms | columns | partition |
+    region     producer_id | batch_sequence | flags | count | create_time_ms | columns | partition |
                body_bytes | subject_bytes | compression | subject, then the columns
 
 Two CRC-32C hold it together. `region_crc` is computed by the producer over the whole region and checked by everyone after it, so a
@@ -76,6 +76,13 @@ class Column(IntFlag):
 _KNOWN_COLUMNS: Final = sum(Column)
 
 
+class BatchFlag(IntFlag):
+    """What a producer says of a whole batch."""
+
+    BENT = 1
+    """Best-effort order: its messages belong to another partition, whose broker group was in trouble."""
+
+
 class Envelope(NamedTuple):
     """The master's part. `base_sequence` is -1 in a batch that no master has placed."""
 
@@ -94,7 +101,7 @@ class RegionHeader(NamedTuple):
 
     producer_id: int
     batch_sequence: int
-    producer_epoch: int
+    flags: int
     count: int  # type: ignore[assignment]
     create_time_ms: int
     columns: int
@@ -133,6 +140,7 @@ class Columns:
     headers: list[Mapping[str, bytes]] | None = None
     create_deltas: list[int] | None = None
     message_ids: list[bytes] | None = None
+    logical_partitions: Sequence[int] | None = None
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------
@@ -178,6 +186,9 @@ def _optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
     if columns.keys is not None:
         flags |= Column.KEY
         buffers += _strings(columns.keys)
+    if columns.logical_partitions is not None:
+        flags |= Column.LOGICAL_PARTITION
+        buffers.append(_padded(array("H", columns.logical_partitions).tobytes()))
     if columns.tags is not None:
         flags |= Column.TAGS
         buffers += _tag_buffers(columns.tags)
@@ -194,7 +205,7 @@ def encode(
     producer_id: int,
     batch_sequence: int,
     create_time_ms: int,
-    producer_epoch: int = 0,
+    flags: int = 0,
     partition: int = 0,
     compression: Compression = Compression.NONE,
 ) -> tuple[bytes, bytes]:
@@ -208,13 +219,13 @@ def encode(
     count = len(bodies)
     if not 0 < count <= limits.BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {limits.BATCH_MESSAGES_MAX} messages, not {count}")
-    flags, buffers = _optional_buffers(columns)
+    present, buffers = _optional_buffers(columns)
     data = b"".join(bodies)
     if compression:
         data = compress(compression, data)
     body_bytes = len(data)
     header = _REGION.pack(
-        producer_id, batch_sequence, producer_epoch, count, create_time_ms, flags, partition,
+        producer_id, batch_sequence, flags, count, create_time_ms, present, partition,
         body_bytes, len(subject), compression, 0,
     )  # fmt: skip
     region = b"".join((header, _padded(subject), *buffers, _offsets(bodies), data, bytes(-body_bytes & 7)))
@@ -439,6 +450,11 @@ class BatchView:
         """All keys; an empty one means that the message has none."""
         at = self.layout.key
         return None if at < 0 else bytes_column(self.region, at, self.layout.key_data, self.header.count)
+
+    def logical_partitions(self) -> tuple[int, ...] | None:
+        """The logical partition of every message; None in a batch of an unordered subject."""
+        at = self.layout.logical_partition
+        return None if at < 0 else int_column(self.region, at, "H", self.header.count)
 
     def tags(self) -> list[tuple[str, ...]] | None:
         """The tags of every message."""
