@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """In the action log: what consumers did."""
     BARRIER = 3
     """A new master's first entry: nothing but its epoch, so that what came before can be committed."""
+    COMMAND = 4
+    """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application sees it."""
 
 
 class Column(IntFlag):
@@ -277,7 +279,7 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
         raise CorruptBatch(f"no batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
     if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
         raise CorruptBatch("the checksum of the envelope does not hold")
-    if fields[2] > Kind.BARRIER or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
+    if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
         raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
     return Envelope._make(fields[2:10])
 

@@ -102,7 +102,7 @@ class BrokerAdmin:
 
     def queues(self, subject: str) -> list[QueueInfo]:
         """The queues of a subject, or of all if it is empty."""
-        return [_queue_info(queue) for queue in self._queues(subject)]
+        return [queue_info(queue) for queue in self._queues(subject)]
 
     def _queues(self, subject: str) -> list[Queue]:
         found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
@@ -132,14 +132,8 @@ class BrokerAdmin:
         waiting = max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
         return GroupInfo(
             queue, state.name, share.next_sequence, done, waiting, share.unacked(), share.waiting_again(),
-            self._lag_ms(queue, done), share.expired, consumers,
+            lag_ms(queue, done, self._broker.clock.time_ms()), share.expired, consumers,
         )  # fmt: skip
-
-    def _lag_ms(self, queue: Queue, done: int) -> int:
-        if done >= queue.visible_sequence or queue.index.count == queue.index.first:
-            return 0
-        entry = queue.index.entry(queue.index.find_sequence(max(done, queue.start_sequence)))
-        return max(self._broker.clock.time_ms() - entry.append_time_ms, 0)
 
     def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:
         """Move a group on all the subject's queues; (queue, from, to) of each. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
@@ -149,7 +143,7 @@ class BrokerAdmin:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to move")
         moved = []
         for state in states:
-            sequence = _resolve(state.queue, target)
+            sequence = resolve(state.queue, target)
             moved.append((state.queue, state.share.next_sequence, sequence))
             self._broker.dispatch.reset(state, sequence)
         return moved
@@ -157,7 +151,7 @@ class BrokerAdmin:
     def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         self._broker.subject(check_name("subject", subject))
-        return [(queue, _resolve(queue, AtTime(TimeMs(time_ms)))) for queue in self._queues(subject)]
+        return [(queue, resolve(queue, AtTime(TimeMs(time_ms)))) for queue in self._queues(subject)]
 
     def find_message(self, subject: str, message_id: MessageId) -> Found:
         """A message by its id. Raises UnknownSubject, MessageNotFound, LogDamaged."""
@@ -188,7 +182,16 @@ def _candidates(queue: Queue, message_id: MessageId) -> Iterator[IndexEntry]:
             yield entry
 
 
-def _queue_info(queue: Queue) -> QueueInfo:
+def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
+    """Age of the oldest message that is not done; 0 if all is."""
+    if done_before >= queue.visible_sequence or queue.index.count == queue.index.first:
+        return 0
+    entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))
+    return max(now_ms - entry.append_time_ms, 0)
+
+
+def queue_info(queue: Queue) -> QueueInfo:
+    """What is stored in a queue."""
     stored = 0
     if queue.index.count > queue.index.first and queue.start_sequence < queue.next_sequence:
         first = queue.index.entry(queue.index.find_sequence(queue.start_sequence))
@@ -196,7 +199,8 @@ def _queue_info(queue: Queue) -> QueueInfo:
     return QueueInfo(queue, queue.start_sequence, queue.next_sequence, stored, queue.last_append_ms)
 
 
-def _resolve(queue: Queue, target: Target) -> int:
+def resolve(queue: Queue, target: Target) -> int:
+    """The sequence that a target means in a queue. Raises InvalidArgument if it lies outside."""
     start, end = queue.start_sequence, queue.visible_sequence
     if isinstance(target, Earliest):
         return start

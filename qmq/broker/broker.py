@@ -25,7 +25,10 @@ from typing import Final, Protocol
 from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch import Dispatch
-from qmq.broker.intake import read_batches
+from qmq.broker.intake import Destination, read_batches
+from qmq.broker.lanes import Lanes
+from qmq.broker.loads import Loads
+from qmq.broker.ordering import Admission, Barrier, NoRouting, Routing
 from qmq.broker.sessions import Held, Peer
 from qmq.clock import Clock
 from qmq.errors import (
@@ -33,16 +36,19 @@ from qmq.errors import (
     InvalidArgument,
     LogDamaged,
     NotMaster,
+    OrderMismatch,
     Outcome,
     QmqError,
     ReadOnly,
+    RouteChanged,
+    RouteConflict,
     Stopping,
     UnknownSubject,
 )
 from qmq.log.config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
-from qmq.model import SubjectConfig, check_name
+from qmq.model import Fencing, Order, SubjectConfig, check_name
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -124,8 +130,14 @@ class Broker:
         self.settled: list[Held] = []
         """Answers to SETTLE whose actions are not written yet."""
         self.dispatch = Dispatch(self)
+        self.lanes = Lanes(self)
         self._look_up = look_up
-        self._routes: dict[tuple[bytes, int], tuple[Queue, int]] = {}
+        self.routing: Routing = NoRouting()
+        """Which partitions of ordered subjects are here."""
+        self.right: Callable[[], bool] = lambda: True
+        """Whether this master's lease in the coordination store holds, by its own clock."""
+        self.loads = Loads(clock)
+        self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
         self._held: deque[Held] = deque()
         self._full: dict[Flushable, None] = {}
@@ -140,6 +152,8 @@ class Broker:
         self.store = store
         self._routes.clear()
         self.dispatch = Dispatch(self)
+        self.lanes = Lanes(self)
+        self.loads = Loads(self.clock)
         self.is_serving, self.is_paused = True, False
 
     def pause(self) -> None:
@@ -151,6 +165,7 @@ class Broker:
         self.is_paused = False
         for state in self.dispatch.groups:
             self.dispatch.wake(state)
+        self.lanes.wake_all()
         self.schedule()
 
     def retire(self) -> None:
@@ -167,6 +182,7 @@ class Broker:
         self._held.clear()
         self.settled.clear()
         self.dispatch.stop(NotMaster(self._not_master()))
+        self.lanes.stop(NotMaster(self._not_master()))
         self._routes.clear()
 
     def _not_master(self) -> str:
@@ -186,31 +202,44 @@ class Broker:
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to its successor")
         batches = read_batches(payload, self.find_queue)
-        if self.is_read_only and not all(map(self._is_stored, batches)):
+        if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         self._staged.append(_Staged(peer, request_id, batches, is_fast))
         self.schedule()
 
-    def _is_stored(self, batch: Intake) -> bool:
-        """Whether it is here already: who asks again for its answer gets it, drained or not."""
+    def _may_pass_drain(self, batch: Intake) -> bool:
+        """Who asks again for its answer gets it, drained or not; and a partition takes messages until it was moved away."""
+        if batch.queue.is_ordered:
+            return True
         return self.store.find_duplicate(batch.queue, batch.header.producer_id, batch.header.batch_sequence) is not None
 
-    def find_queue(self, subject: bytes, partition: int) -> tuple[Queue, int]:
-        """The queue, and its largest body. Raises InvalidArgument, InvalidName, UnknownSubject."""
+    def find_queue(self, subject: bytes, partition: int) -> Destination:
+        """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
         found = self._routes.get((subject, partition))
         if found is None:
             found = self._routes[(subject, partition)] = self._open_route(subject, partition)
         return found
 
-    def _open_route(self, subject: bytes, partition: int) -> tuple[Queue, int]:
+    def _open_route(self, subject: bytes, partition: int) -> Destination:
         try:
             name = check_name("subject", subject.decode())
         except UnicodeDecodeError:
             raise InvalidArgument("a subject is UTF-8") from None
         config = self.subject(name)
+        if config.order is not Order.NONE:
+            return self._open_ordered(config, partition)
         if partition != 0:
             raise InvalidArgument(f"subject {name!r} has partition 0 only, not {partition}")
-        return self.store.open_queue(name, partition), config.body_bytes_max
+        return Destination(self.store.open_queue(name, partition), config.body_bytes_max)
+
+    def _open_ordered(self, config: SubjectConfig, number: int) -> Destination:
+        if number == 0:
+            raise OrderMismatch(f"subject {config.name!r} is ordered: send by mq.ordered_producer, consume by mq.ordered_consumer")
+        found = self.routing.partition(config.name, number)
+        if found is None:
+            raise RouteChanged(f"partition {number} of {config.name!r} is not known here (yet): ask the metaserver for the route")
+        queue = self.store.open_queue(config.name, number)
+        return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE)
 
     def subject(self, name: str) -> SubjectConfig:
         """The subject's settings. Raises UnknownSubject."""
@@ -237,6 +266,8 @@ class Broker:
         number = queue.index.find_sequence(max(request.sequence, queue.start_sequence))
         for entry in queue.index.entries(number, 1024):
             if size >= min(request.bytes_max, limits.PULL_BYTES_MAX) or entry.next_sequence > queue.visible_sequence:
+                break
+            if queue.sealed is not None and entry.base_sequence == queue.sealed.sequence:
                 break
             if entry.next_sequence > request.sequence:
                 found += self.store.read(queue, entry)
@@ -283,6 +314,11 @@ class Broker:
 
     def _append_some(self, staged: list[_Staged]) -> None:
         batches = [batch for each in staged for batch in each.batches]
+        if any([batch.queue.is_ordered for batch in batches]):  # noqa: C419 - faster than a generator
+            staged = self._admitted(staged)
+            batches = [batch for each in staged for batch in each.batches]
+            if not staged:
+                return
         try:
             results = self.store.append(batches)
         except DiskFull as failure:
@@ -290,7 +326,7 @@ class Broker:
                 self.answer_error(each.peer, each.request_id, failure)
             return
         if self.store.commits_at_once:
-            self.dispatch.wake_queues([batch.queue for batch in batches])
+            self._wake_queues([batch.queue for batch in batches])
         at, index = 0, self.store.index
         for each in staged:
             produced = results[at : at + len(each.batches)]
@@ -301,6 +337,58 @@ class Broker:
             else:
                 self._held.append(Held(index, each.peer, each.request_id, answer))
         self._written(index)
+
+    def _admitted(self, staged: list[_Staged]) -> list[_Staged]:
+        """What may be appended now, of what is staged for partitions of ordered subjects; the others are answered."""
+        admission = Admission(self.store, self._has_right)
+        admitted: list[_Staged] = []
+        for each in staged:
+            try:
+                admission.admit(each.batches)
+            except QmqError as failure:
+                self.answer_error(each.peer, each.request_id, failure)
+                continue
+            self.loads.note(each.batches)
+            admitted.append(each)
+        return admitted
+
+    def _has_right(self, queue: Queue) -> bool:
+        return self.right() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
+        """Close a partition, once; the sequence of its command message. Await `committed` before telling anybody. Raises
+        RouteConflict if another change closed it, DiskFull.
+        """
+        sealed = queue.sealed
+        if sealed is None:
+            self.store.append_command(queue, change_id, to_version)
+            log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
+            if self.store.commits_at_once:
+                self._wake_queues([queue])
+            self._written(self.store.index)
+            self.schedule()
+            sealed = queue.sealed
+        assert sealed is not None
+        if sealed.change_id != change_id:
+            raise RouteConflict(f"{queue.id} was closed by change {sealed.change_id} already, which leads to version {sealed.to_version}")
+        return sealed.sequence
+
+    async def committed(self) -> None:
+        """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
+        waiter = Barrier(self.loop)
+        if self.store.unwritten:
+            self.settled.append(Held(0, waiter, 0, b""))
+            self.schedule()
+        else:
+            self._held.append(Held(self.store.index, waiter, 0, b""))
+            self._release()
+        await waiter.done
+
+    def _wake_queues(self, queues: list[Queue]) -> None:
+        self.dispatch.wake_queues(queues)
+        self.lanes.wake_queues(queues)
 
     def _write_actions(self) -> None:
         try:
@@ -323,7 +411,7 @@ class Broker:
         """Everything up to `index` is safe: consumers may see it, answers may go."""
         grown = self.store.commit(index)
         if self.is_serving:
-            self.dispatch.wake_queues(grown)
+            self._wake_queues(grown)
             self._release()
 
     def _release(self) -> None:
@@ -359,6 +447,7 @@ class Broker:
         """Time has passed: leases, long polls, answers that were in no hurry."""
         if self.is_serving:
             self.dispatch.tick()
+            self.lanes.tick()
         self._full.update(self.leisurely)
         self.leisurely.clear()
         if self._full or (self.is_serving and (self.settled or self.store.unwritten)):
@@ -367,11 +456,13 @@ class Broker:
     def disconnected(self, peer: Peer) -> None:
         """The connection is gone."""
         self.dispatch.disconnected(peer)
+        self.lanes.disconnected(peer)
 
     def writable(self, peer: Peer) -> None:
         """The connection takes answers again."""
         if self.is_serving:
             self.dispatch.writable(peer)
+            self.lanes.writable(peer)
         self.schedule()
 
 

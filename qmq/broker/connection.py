@@ -9,6 +9,7 @@ from typing import Final
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
+from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
@@ -163,16 +164,34 @@ class Connection(Flushable):
         self._consuming().settle(self, each.request_id, *wire.unpack_settle(each.payload))
 
     def _heartbeat(self, each: Frame) -> None:
-        self._consuming().heartbeat(self, wire.unpack_session(each.payload))
+        number = wire.unpack_session(each.payload)
+        (self._lanes() if number >= FIRST_SESSION else self._consuming()).heartbeat(self, number)
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def _detach(self, each: Frame) -> None:
-        self._consuming().detach(self, wire.unpack_session(each.payload))
+        number = wire.unpack_session(each.payload)
+        (self._lanes() if number >= FIRST_SESSION else self._consuming()).detach(self, number)
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
+
+    def _lanes(self) -> Lanes:
+        """Consumption of ordered subjects, if this broker serves. Raises NotMaster."""
+        self._broker.require_serving()
+        return self._broker.lanes
+
+    def _lane_attach(self, each: Frame) -> None:
+        self._lanes().attach(self, each.request_id, wire.LaneAttach.unpack(each.payload))
+
+    def _lane_pull(self, each: Frame) -> None:
+        self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
+
+    def _lane_settle(self, each: Frame) -> None:
+        if each.deadline_ms:
+            self._hurried.add(each.request_id)
+        self._lanes().settle(self, each.request_id, *wire.unpack_lane_settle(each.payload))
 
     def _fetch(self, each: Frame) -> None:
         if not self.is_writable:
@@ -212,4 +231,7 @@ _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.ATTACH: Connection._attach,
     FrameKind.DETACH: Connection._detach,
     FrameKind.FETCH: Connection._fetch,
+    FrameKind.LANE_ATTACH: Connection._lane_attach,
+    FrameKind.LANE_PULL: Connection._lane_pull,
+    FrameKind.LANE_SETTLE: Connection._lane_settle,
 }

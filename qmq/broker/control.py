@@ -5,8 +5,11 @@ from __future__ import annotations
 import grpc
 
 from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, Found, GroupInfo, Latest, QueueInfo, Target
+from qmq.broker.broker import Broker
+from qmq.broker.lane_admin import LaneAdmin, PartitionInfo, Place
 from qmq.broker.standing import ReplicaInfo, Standing
 from qmq.errors import InvalidArgument
+from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
 from qmq.model import MessageId, Sequence, TimeMs
 from qmq.proto.v1 import control_pb2 as pb
@@ -17,8 +20,9 @@ from qmq.rpc import SERVER_OPTIONS, answering
 class ControlService(control_pb2_grpc.BrokerControlServicer):
     """See control.proto."""
 
-    def __init__(self, admin: BrokerAdmin, standing: Standing, broker_group: str) -> None:
+    def __init__(self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str) -> None:
         self._admin = admin
+        self._lanes = lanes
         self._standing = standing
         self._group = broker_group
 
@@ -127,6 +131,86 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         )
 
 
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    @answering
+    async def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
+        """See control.proto."""
+        if not request.change_id:
+            raise InvalidArgument("a change that closes a partition has an id")
+        sequence = await self._lanes.seal(request.subject, request.partition, request.change_id, request.to_version)
+        return pb.SealResponse(sequence=sequence)
+
+    @answering
+    async def DescribeLanes(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
+        """See control.proto."""
+        found = await self._lanes.describe(request.subject, list(request.partitions), request.group)
+        return pb.DescribeLanesResponse(partitions=[self._partition(each, request) for each in found])
+
+    def _partition(self, each: PartitionInfo, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
+        queue, load, share = each.info.queue, each.load, each.share
+        status = pb.PartitionStatus(
+            subject=queue.id.subject, partition=queue.id.partition, broker_group=self._group,
+            start_sequence=each.info.start_sequence, next_sequence=each.info.next_sequence, stored_bytes=each.info.stored_bytes,
+            last_append_ms=each.info.last_append_ms, sealed_at=queue.sealed.sequence if queue.sealed is not None else None,
+            messages_per_s=load.per_s(load.messages), bytes_per_s=load.per_s(load.bytes), bent_messages=load.bent, lag_ms=each.lag_ms,
+            lp_load=[load.per_s(float(each)) for each in load.lps] if request.with_load else (),
+        )  # fmt: skip
+        if share is not None:
+            self._add_progress(status, queue, request.group, share)
+        elif request.group and queue.is_finished(None, each.lps):
+            whole = pb.LpRange(first=each.lps.first, end=each.lps.end)
+            status.progress.add(lps=whole, done_before=each.info.next_sequence, is_finished=True)
+        return status
+
+    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, group: str, share: LaneShare) -> None:
+        for part in share.progress:
+            lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
+            status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
+        for holder in share.holders:
+            status.holders.add(
+                lps=pb.LpRange(first=holder.lps.first, end=holder.lps.end), consumer=holder.consumer, token=holder.token,
+                seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token), lease_ms=holder.lease_ms,
+            )  # fmt: skip
+        status.parked_keys = len(share.parked)
+        status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
+
+    @answering
+    async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
+        """See control.proto."""
+        places = [(each.partition, _place(each)) for each in request.places]
+        await self._lanes.place(request.subject, request.group, places, moves=request.moves)
+        return pb.PlaceLanesResponse()
+
+    @answering
+    async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
+        """See control.proto."""
+        found = self._lanes.parked(request.subject, request.group, request.keys_max)
+        keys = [
+            pb.ParkedKey(
+                partition=queue.id.partition, logical_partition=parked.lp, key=key, messages=len(parked.sequences),
+                first_sequence=parked.sequences[0],
+            )
+            for queue, key, parked in found
+        ]  # fmt: skip
+        return pb.DescribeParkedResponse(keys=keys)
+
+    @answering
+    async def Unpark(self, request: pb.UnparkRequest) -> pb.UnparkResponse:
+        """See control.proto."""
+        count = await self._lanes.unpark(request.subject, request.group, request.partition, request.key, replays=request.replay)
+        return pb.UnparkResponse(messages=count)
+
+
+def _place(request: pb.LanePlace) -> Place:
+    kind = request.WhichOneof("target")
+    if kind == "time_ms":
+        return AtTime(TimeMs(request.time_ms))
+    if kind is None:
+        raise InvalidArgument("say where the group shall begin: earliest, latest or a time")
+    return Earliest() if kind == "earliest" else Latest()
+
+
 def _target(request: pb.ResetGroupRequest) -> Target:
     kind = request.WhichOneof("target")
     if kind == "earliest":
@@ -141,11 +225,12 @@ def _target(request: pb.ResetGroupRequest) -> Target:
 
 
 async def serve_control(
-    admin: BrokerAdmin, standing: Standing, broker_group: str, host: str, port: int
+    broker: Broker, standing: Standing, broker_group: str, host: str, port: int
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    control_pb2_grpc.add_BrokerControlServicer_to_server(ControlService(admin, standing, broker_group), server)
+    service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group)
+    control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     bound = bind(server, host, port)
     await server.start()
     return server, bound

@@ -14,7 +14,7 @@ from qmq import limits
 from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.delivery import TagFilter, collect, lay_out
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
-from qmq.errors import InvalidArgument, LogDamaged, QmqError, UnknownConsumer
+from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, QmqError, UnknownConsumer
 from qmq.log.actions import Begin, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
 from qmq.model import check_name
@@ -57,7 +57,9 @@ class Dispatch:
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
         """Let a consumer take part in its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
         _check_attach(request)
-        queue, _ = self._broker.find_queue(request.subject.encode(), request.partition)
+        queue = self._broker.find_queue(request.subject.encode(), request.partition).queue
+        if queue.is_ordered:
+            raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
         names = (request.subject, request.partition, request.group)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from struct import unpack_from
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from qmq_ordering.route import LpRange
 
 from qmq import limits
 from qmq.batch import (
@@ -26,15 +28,26 @@ from qmq.batch import (
     sent_sizes,
     tag_bloom,
 )
-from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""
 
-FindQueue = Callable[[bytes, int], tuple[Queue, int]]
-"""(subject as bytes, partition) -> the queue and its largest body. Raises UnknownSubject, InvalidName."""
+class Destination(NamedTuple):
+    """Where a batch is to go."""
+
+    queue: Queue
+    body_bytes_max: int
+    lps: LpRange | None = None
+    """Of a partition of an ordered subject: its range."""
+    needs_right: bool = False
+    """Whether it may be appended to only while the master's lease in the coordination store holds."""
+
+
+FindQueue = Callable[[bytes, int], Destination]
+"""(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch, RouteChanged."""
 
 
 def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
@@ -65,7 +78,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     header = parse_header(region)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
-    queue, body_bytes_max = find_queue(subject, header.partition)
+    queue, body_bytes_max, lps, _ = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
@@ -74,7 +87,23 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
             "send a reference to it instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
+    if lps is not None:
+        _check_order(region, header, layout, lps)
     return Intake(queue, region, region_crc, header, bloom)
+
+
+def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
+    """A partition of an ordered subject takes messages with a key, of its own logical partitions."""
+    if layout.key < 0 or layout.logical_partition < 0:
+        raise OrderMismatch("messages to an ordered subject have keys and logical partitions: send them by mq.ordered_producer")
+    found = logical_partitions(region, layout, header.count)
+    if int(found.min()) < lps.first or int(found.max()) >= lps.end:
+        raise InvalidArgument(f"a message of logical partitions {found.min()} to {found.max()} in a partition that holds {lps}")
+
+
+def logical_partitions(region: bytes, layout: Layout, count: int) -> npt.NDArray[np.uint16]:
+    """The column of a batch to an ordered subject."""
+    return np.frombuffer(region, "<u2", count, layout.logical_partition)
 
 
 def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:

@@ -37,6 +37,9 @@ _ANSWERS: Final[dict[int, int]] = {
     FrameKind.HEARTBEAT: FrameKind.OK,
     FrameKind.DETACH: FrameKind.OK,
     FrameKind.FETCH: FrameKind.FETCHED,
+    FrameKind.LANE_ATTACH: FrameKind.LANE_ATTACHED,
+    FrameKind.LANE_PULL: FrameKind.LANE_MESSAGES,
+    FrameKind.LANE_SETTLE: FrameKind.SETTLED,
 }
 
 

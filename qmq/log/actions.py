@@ -12,6 +12,17 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     LEAVE    expired                    it went (or its lease did); what it held goes back
     BEGIN    sequence                   the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
+
+On partitions of ordered subjects (qmq/log/lanes.py):
+
+    LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this range) and begins here
+    LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next token
+    LANE_RELEASE  token                            it is nobody's
+    LANE_DONE     token, [first, last]*            sequences, of the token's range
+    LANE_FAIL     token, sequence, attempts        a message failed so many times
+    LANE_PARK     token, sequence, lp, key         a message is set aside with its key
+    LANE_UNPARK   key, replays                     an operator gives a key's messages back, or drops them
+    LANE_RESET    first, end, sequence             an operator moved the group
 """
 
 from __future__ import annotations
@@ -35,6 +46,14 @@ class ActionKind(IntEnum):
     SETTLE = 4
     LEAVE = 5
     RESET = 6
+    LANE_BEGIN = 7
+    LANE_GRANT = 8
+    LANE_RELEASE = 9
+    LANE_DONE = 10
+    LANE_FAIL = 11
+    LANE_PARK = 12
+    LANE_UNPARK = 13
+    LANE_RESET = 14
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
@@ -85,12 +104,59 @@ class Reset(Action, frozen=True, tag=int(ActionKind.RESET)):
     sequence: int
 
 
-AnyAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset
+class LaneBegin(Action, frozen=True, tag=int(ActionKind.LANE_BEGIN)):
+    first: int
+    end: int
+    sequence: int
+    expired: int
+
+
+class LaneGrant(Action, frozen=True, tag=int(ActionKind.LANE_GRANT)):
+    first: int
+    end: int
+    incarnation: str
+    lease_ms: int
+
+
+class LaneRelease(Action, frozen=True, tag=int(ActionKind.LANE_RELEASE)):
+    token: int
+
+
+class LaneDone(Action, frozen=True, tag=int(ActionKind.LANE_DONE)):
+    token: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class LaneFail(Action, frozen=True, tag=int(ActionKind.LANE_FAIL)):
+    token: int
+    sequence: int
+    attempts: int
+
+
+class LanePark(Action, frozen=True, tag=int(ActionKind.LANE_PARK)):
+    token: int
+    sequence: int
+    lp: int
+    key: bytes
+
+
+class LaneUnpark(Action, frozen=True, tag=int(ActionKind.LANE_UNPARK)):
+    key: bytes
+    replays: bool
+
+
+class LaneReset(Action, frozen=True, tag=int(ActionKind.LANE_RESET)):
+    first: int
+    end: int
+    sequence: int
+
+
+LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset
+AnyAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | LaneAction
+"""What the action log holds."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[AnyAction])
-
-
 
 
 def encode_actions(actions: Iterable[AnyAction]) -> bytes:

@@ -30,6 +30,8 @@ class QueueState(msgspec.Struct, array_like=True):
     persisted: int
     tail: bytes
     shares: dict[str, list[Any]]
+    lanes: dict[str, list[Any]] = {}
+    """The groups' lanes, of an ordered subject."""
 
 
 class Checkpoint(msgspec.Struct, array_like=True):

@@ -86,7 +86,8 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
     elif spill is not None:
         tail, spill = spill.data, None
     shares = {group: share.to_state() for group, share in queue.shares.items()}
-    state = QueueState(queue.to_snapshot(), queue.start_sequence, queue.index.first, persisted, tail, shares)
+    lanes = {group: share.to_state() for group, share in queue.lanes.items()}
+    state = QueueState(queue.to_snapshot(), queue.start_sequence, queue.index.first, persisted, tail, shares, lanes)
     return state, spill
 
 

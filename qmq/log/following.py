@@ -29,7 +29,7 @@ from qmq.log.tail import ACTIONS, Place, Run, Write
 _RUN: Final = Struct("<IIQQ")
 _CRC: Final = Struct("<I")
 _RUN_HEAD_BYTES: Final = _RUN.size + _CRC.size
-_KINDS: Final = ((Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER), (Kind.ACTIONS, Kind.SNAPSHOT))
+_KINDS: Final = ((Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER, Kind.COMMAND), (Kind.ACTIONS, Kind.SNAPSHOT))
 """What may lie in each log."""
 
 

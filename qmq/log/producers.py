@@ -39,6 +39,11 @@ class Window:
         """Whether a number that is not in the window may have been stored all the same."""
         return batch_sequence < self.oldest_ever
 
+    @property
+    def newest(self) -> int:
+        """The highest number that was stored. In a partition of an ordered subject the next one must be its successor."""
+        return max(self._stored)
+
     def add(self, batch_sequence: int, produced: Produced) -> None:
         """The batch was stored."""
         stored = self._stored

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
+
+from qmq_ordering.route import LpRange
 
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.consumption import Share
 from qmq.log.disk import Disk
+from qmq.log.lanes import LaneShare
 from qmq.log.producers import Producers
 from qmq.model import QueueId
 from qmq.wire.messages import Produced
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What closed a partition: its command message is at `sequence`."""
+
+    sequence: int
+    change_id: str
+    to_version: int
+
+
 class Queue:
-    """Everything derived about one queue.
+    """Everything derived about one queue: a subject's messages on this broker group, or one partition of an ordered subject.
 
     `start_sequence <= visible_sequence <= next_sequence`: retention took what is before the first; consumers see what is before the
     second (it is committed); the third is given to the next message.
@@ -24,9 +37,11 @@ class Queue:
         "cumulative_bytes",
         "id",
         "index",
+        "lanes",
         "last_append_ms",
         "next_sequence",
         "producers",
+        "sealed",
         "shares",
         "start_sequence",
         "visible_sequence",
@@ -37,6 +52,8 @@ class Queue:
         self.index = ConsumeLog(disk, folder, queue_id)
         self.producers = Producers()
         self.shares: dict[str, Share] = {}
+        self.lanes: dict[str, LaneShare] = {}
+        self.sealed: Sealed | None = None
         self.start_sequence = 0
         self.next_sequence = 0
         self.visible_sequence = 0
@@ -60,7 +77,7 @@ class Queue:
         """What a segment's opening snapshot keeps: enough to number on and to refuse duplicates."""
         return [
             self.id.subject, self.id.partition, self.next_sequence, self.cumulative_bytes, self.last_append_ms,
-            self.producers.to_state(),
+            self.producers.to_state(), astuple(self.sealed) if self.sealed is not None else None,
         ]  # fmt: skip
 
     def load_snapshot(self, state: list[Any]) -> None:
@@ -68,6 +85,8 @@ class Queue:
         self.next_sequence, self.cumulative_bytes, self.last_append_ms = state[2:5]
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers.from_state(state[5])
+        sealed = state[6] if len(state) > 6 else None
+        self.sealed = Sealed(*sealed) if sealed else None
 
     def share(self, group: str) -> Share:
         """The group's share; made if absent."""
@@ -75,3 +94,27 @@ class Queue:
         if share is None:
             share = self.shares[group] = Share()
         return share
+
+    def lane_share(self, group: str) -> LaneShare:
+        """The group's lanes; made if absent."""
+        share = self.lanes.get(group)
+        if share is None:
+            share = self.lanes[group] = LaneShare()
+        return share
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it is a partition of an ordered subject: those are numbered from 1."""
+        return self.id.partition > 0
+
+    def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:
+        """Whether the partition is closed, and the group has done all of the range, the command message too; or retention took it all.
+
+        Of a group that never began here nothing is done: progress that is missing is none.
+        """
+        if self.sealed is None:
+            return False
+        if self.start_sequence >= self.sealed.sequence:
+            return True
+        parts = share.progress_of(lps) if share is not None else []
+        return bool(parts) and all(each.done_before > self.sealed.sequence for each in parts)

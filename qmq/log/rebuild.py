@@ -40,7 +40,7 @@ def _data_before(store: Store, until: int) -> Iterator[Entry]:
             if entry.position >= until:
                 return
             position = entry.end
-            if entry.envelope.kind == Kind.DATA:
+            if entry.envelope.kind in (Kind.DATA, Kind.COMMAND):
                 yield entry
     except CorruptBatch as cause:  # what lies before a checkpoint was flushed
         raise damaged(store.messages, position, cause, MESSAGES) from cause

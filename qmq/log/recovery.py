@@ -31,6 +31,7 @@ from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.consumption import Share
 from qmq.log.disk import Disk
 from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk
+from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
 from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
@@ -127,6 +128,7 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
     for fields in ENTRY.iter_unpack(state.tail):
         queue.index.append(IndexEntry._make(fields))
     queue.shares = {group: Share.from_state(share) for group, share in state.shares.items()}
+    queue.lanes = {group: LaneShare.from_state(share) for group, share in state.lanes.items()}
 
 
 # --- replay ------------------------------------------------------------------------------------------------------------

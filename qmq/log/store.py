@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from google_crc32c import value as crc32c
 
 from qmq.batch import (
     ENVELOPE_BYTES,
@@ -38,21 +39,25 @@ from qmq.batch import (
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.limits import MIB
-from qmq.log.actions import AnyAction, decode_actions, encode_actions
+from qmq.log import commands
+from qmq.log.actions import AnyAction, LaneAction, decode_actions, encode_actions
 from qmq.log.cache import TailCache
 from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
 from qmq.log.envelopes import damaged, head_at, unwrap, wrap
+from qmq.log.lanes import LaneShare
 from qmq.log.lock import FolderLock
-from qmq.log.queue import Queue
+from qmq.log.queue import Queue, Sealed
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
 from qmq.model import Partition, QueueId
 from qmq.wire.messages import Produced
 
 _SNAPSHOT_STATES: Final = 200
+_LANES: Final = 1
+"""Marks the state of lanes in a snapshot."""
 _FREE_CHECK_BYTES: Final = 4 * MIB
 
 
@@ -311,6 +316,23 @@ class Store:
             )
         self._write(log, buffers, sum(map(len, buffers)), len(payloads))
 
+    def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
+        """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
+        assert queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed"  # noqa: PT018
+        region = commands.build(queue.id, change_id, to_version)
+        total = ENVELOPE_BYTES + len(region)
+        self.require_space(total)
+        if self._begins_segment(total):
+            self._open_segment(MESSAGES, [each.to_snapshot() for each in self.queues.values()])
+        time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
+        envelope = place(
+            Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, self.index + 1, time_ms, self.messages.flushed
+        )
+        entry = IndexEntry(queue.next_sequence, self.messages.end, time_ms, 0, 0, 0, queue.cumulative_bytes, total, 1)
+        self._write(MESSAGES, [envelope, region], total, 1)
+        queue.sealed = Sealed(entry.base_sequence, change_id, to_version)
+        self._stored([(queue, entry)], [envelope, region], self.index)
+
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
         assert epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs[-1]}"
@@ -343,7 +365,17 @@ class Store:
 
     def apply(self, action: AnyAction) -> Settled:
         """Change the share that the action names. Used alike when acting and when replaying."""
+        if isinstance(action, LaneAction):
+            return Settled(self.lane_share_of(action).apply(action), 0)
         return self.share_of(action).apply(action)
+
+    def act_on_lane(self, action: LaneAction) -> int:
+        """Apply at once, and have it written by the next `write_actions`; what `LaneShare.apply` gave."""
+        return self.act(action).settled
+
+    def lane_share_of(self, action: AnyAction) -> LaneShare:
+        """The lanes that the action is about; made if absent."""
+        return self.open_queue(action.subject, action.partition).lane_share(action.group)
 
     def share_of(self, action: AnyAction) -> Share:
         """The share that the action is about; made if absent."""
@@ -356,10 +388,12 @@ class Store:
         elif envelope.kind == Kind.ACTIONS:
             for action in decode_actions(unwrap(region)):
                 self.apply(action)
-        elif envelope.kind == Kind.DATA:
+        elif envelope.kind in (Kind.DATA, Kind.COMMAND):
             queue, entry = self.index_entry(position, envelope, region)
             queue.add(entry)
             queue.visible_sequence = queue.next_sequence
+            if envelope.kind == Kind.COMMAND:
+                queue.sealed = commands.read(region, entry.base_sequence)
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """A segment's opening snapshot counts only where the log begins; elsewhere everything in it is known."""
@@ -370,8 +404,12 @@ class Store:
             if log == MESSAGES:
                 self.open_queue(state[0], state[1]).load_snapshot(state)
             else:
-                subject, partition, group, share = state
-                self.open_queue(subject, partition).shares[group] = Share.from_state(share)
+                subject, partition, group, share, *kind = state
+                queue = self.open_queue(subject, partition)
+                if kind:
+                    queue.lanes[group] = LaneShare.from_state(share)
+                else:
+                    queue.shares[group] = Share.from_state(share)
 
     def index_entry(self, position: int, envelope: Envelope, region: bytes) -> tuple[Queue, IndexEntry]:
         """A batch's queue, and its entry in the consume log."""
@@ -388,6 +426,10 @@ class Store:
             [queue.id.subject, queue.id.partition, group, share.to_state()]
             for queue in self.queues.values()
             for group, share in queue.shares.items()
+        ] + [
+            [queue.id.subject, queue.id.partition, group, lanes.to_state(), _LANES]
+            for queue in self.queues.values()
+            for group, lanes in queue.lanes.items()
         ]
 
     # --- reading -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from qmq_coordination.store import Put, absent
 from qmq_coordination.view import Change, ClusterView
 from qmq_replication.membership import Membership
 
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import serve_control
@@ -34,6 +33,7 @@ from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.log.store import Store
 from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.routing import ViewRouting
 
 log = logging.getLogger("qmq.node")
 
@@ -89,6 +89,7 @@ class Node:
             await self.coordination.close()
             raise
         self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
+        self.broker.routing = ViewRouting(self.view, config.broker.name)
         self.view.on_change(self._changed)
         self._changed(Change())
         self._upkeep = Upkeep(self.broker)
@@ -110,7 +111,7 @@ class Node:
         await self._data.start(config.host, config.data_port)
         self._upkeep.start()
         control, control_port = await serve_control(
-            BrokerAdmin(self.broker), AloneStanding(self.broker), config.broker.name, config.host, config.control_port
+            self.broker, AloneStanding(self.broker), config.broker.name, config.host, config.control_port
         )
         self._servers.append(control)
         await self._register(f"{config.host}:{self._data.port}", f"{config.host}:{control_port}")

@@ -26,7 +26,6 @@ from qmq_replication.identity import Identity
 from qmq_replication.membership import Membership
 from qmq_replication.ready import Role
 
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import serve_control
@@ -43,6 +42,8 @@ from qmq.log.store import Store
 from qmq.log.tail import Place
 from qmq.node import mending
 from qmq.node.etcd_options import EtcdOptions
+from qmq.node.right import Right
+from qmq.node.routing import ViewRouting
 from qmq.node.standing import ReplicaStanding
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class ReplicaNode:
             self.store, self.view.subject, self._clock, replace(config.broker, name=config.replica),
             asyncio.get_running_loop(), is_serving=False,
         )  # fmt: skip
+        self.broker.routing = ViewRouting(self.view, config.group)
         self._data = DataServer(self.broker)
         await self._data.start(config.host, config.data_port)
         await self._take_part()
@@ -171,7 +173,12 @@ class ReplicaNode:
         self.broker.committer = self.driver
         self.broker.on_peer = self.driver.accept
         self.broker.mends = self.driver.mends = self._mends
-        self.driver.on_role = lambda _: self._upkeep.after_turn()
+        self.driver.on_role = self._on_role
+        self._right = Right(
+            self.broker, self.coordination, config.group, self._clock, lease_ms=lambda: int(self._coordinator.lease_s * 1000)
+        )
+        self.driver.on_held = self._right.held
+        self.broker.right = self._right
         self._upkeep.hold_back = lambda: self.driver.core.resetting_until > 0
         self._registration = Registration(self.coordination, record)
         self._registering = asyncio.ensure_future(self._register())
@@ -184,7 +191,7 @@ class ReplicaNode:
         config = self.config
         self.standing = ReplicaStanding(self.broker, self._clock)
         self._control, port = await serve_control(
-            BrokerAdmin(self.broker), self.standing, config.group, config.host, config.control_port
+            self.broker, self.standing, config.group, config.host, config.control_port
         )
         return port
 
@@ -206,6 +213,11 @@ class ReplicaNode:
                 await asyncio.sleep(1)
 
     # --- while it runs -------------------------------------------------------------------------------------------------
+
+    def _on_role(self, role: Role) -> None:
+        if role is not Role.MASTER:
+            self._right.end()
+        self._upkeep.after_turn()
 
     def _peers_control(self) -> dict[str, str]:
         """Control addresses of the others."""

@@ -34,6 +34,17 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """What the store says of our mastership. `lease` is the one under which the master's key is ours now; NO_LEASE if it is not.
+
+    While a lease stays the same the key was never away: it can only go with the lease, or be overwritten by the next master.
+    """
+
+    epoch: int
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
 class Won:
     """An epoch is ours, under the membership of the same moment."""
 
@@ -138,8 +149,13 @@ class Coordinator:
 
     # --- holding -------------------------------------------------------------------------------------------------------
 
-    async def hold(self) -> int:
-        """Keep the master's key alive, or set it again. The highest epoch there is: if it is not ours, we were superseded.
+    @property
+    def lease_s(self) -> float:
+        """How long a lease lives unless it is kept alive."""
+        return self._lease_s
+
+    async def hold(self) -> Holding:
+        """Keep the master's key alive, or set it again. If the highest epoch there is is not ours, we were superseded.
 
         Not to be called unless an epoch was won, and not given back.
 
@@ -151,7 +167,11 @@ class Coordinator:
             await self._store.keep_alive(self._lease)
         except LeaseNotFound:
             await self._set_again(claim)
-        return (await read_group(self._store, self._group)).claim.epoch
+        lease = self._lease
+        state = await read_group(self._store, self._group)
+        item = state.items.get("master")
+        is_ours = item is not None and item.lease == lease and state.claim == claim
+        return Holding(state.claim.epoch, lease if is_ours else NO_LEASE)
 
     async def _set_again(self, claim: Claim) -> None:
         self._lease = await self._store.grant(self._lease_s)

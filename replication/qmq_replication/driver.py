@@ -28,7 +28,7 @@ from qmq.log.store import Store
 from qmq.log.tail import Place
 from qmq.wire.frame import Frame, FrameKind
 from qmq_replication import wire
-from qmq_replication.coordinator import Coordinator
+from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
 from qmq_replication.history import History, Run
 from qmq_replication.identity import Identity
@@ -108,6 +108,8 @@ class Driver:
         self.identity = identity
         self.coordinator = coordinator
         self.on_role: Callable[[Role], None] = lambda _: None
+        self.on_held: Callable[[int, Holding, int], None] = lambda _epoch, _held, _asked_ms: None
+        """Told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)."""
         self.mends: Callable[[LogDamaged], bool] = lambda _: False
         """Told of damage found while reading for a slave; True if it is being repaired."""
         self._clock = clock
@@ -345,16 +347,18 @@ class Driver:
     async def _hold(self, epoch: int) -> None:
         """Keep the master's key while we lead."""
         while True:
-            await asyncio.sleep(HOLD_S)
             leader = self.core.leader
             if leader is None or leader.epoch != epoch:
                 return
+            asked_ms = self._clock.monotonic_ms()
             try:
-                highest = await self.coordinator.hold()
+                held = await self.coordinator.hold()
             except CoordinationError as failure:
                 log.warning("the coordination store does not answer, the group goes on without: %s", failure)
-                continue
-            self._with_core(lambda now_ms, highest=highest: self.core.superseded(now_ms, highest))  # type: ignore[misc]
+            else:
+                self.on_held(epoch, held, asked_ms)
+                self._with_core(lambda now_ms, highest=held.epoch: self.core.superseded(now_ms, highest))  # type: ignore[misc]
+            await asyncio.sleep(HOLD_S)
 
     # --- news from the store, and operators ----------------------------------------------------------------------------
 

@@ -389,7 +389,7 @@ class Node:
             if self.core is None or self.core.leader is None or self.core.leader.epoch != epoch:
                 return
             try:
-                highest = await self.coordinator.hold()
+                highest = (await self.coordinator.hold()).epoch
             except CoordinationError:
                 continue
             if self.core is not None and highest > epoch:

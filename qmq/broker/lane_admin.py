@@ -1,0 +1,122 @@
+"""What metaservers and operators ask a broker about partitions of ordered subjects: closing them, how far groups are, parked keys.
+
+Whatever is answered is committed: a metaserver opens the next version to a group on the strength of it, and no new master may take it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qmq_ordering.route import LpRange
+
+from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
+from qmq.broker.broker import Broker
+from qmq.broker.loads import Load
+from qmq.errors import UnknownGroup, UnknownPartition
+from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
+from qmq.log.lanes import LaneShare, ParkedKey
+from qmq.log.queue import Queue
+from qmq.model import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """See `PartitionStatus` in control.proto."""
+
+    info: QueueInfo
+    lps: LpRange
+    load: Load
+    share: LaneShare | None
+    """The group's; None if it never began here, or none was asked about."""
+    lag_ms: int
+
+
+Place = Earliest | Latest | AtTime
+
+
+class LaneAdmin:
+    """Administration of ordered subjects on one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def _queue(self, subject: str, number: int) -> Queue:
+        """Raises UnknownSubject, OrderMismatch, RouteChanged, NotMaster."""
+        self._broker.require_serving()
+        return self._broker.find_queue(check_name("subject", subject).encode(), number).queue
+
+    async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
+        """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
+        sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
+        await self._broker.committed()
+        return sequence
+
+    async def describe(self, subject: str, numbers: list[int], group: str) -> list[PartitionInfo]:
+        """Partitions that are here (those named, or all), and how far a group is on them. Raises NotMaster."""
+        self._broker.require_serving()
+        store = self._broker.store
+        queues = [queue for (name, number), queue in sorted(store.queues.items()) if name == subject.encode() and number > 0]
+        found = [self._describe(queue, group) for queue in queues if not numbers or queue.id.partition in numbers]
+        await self._broker.committed()
+        return found
+
+    def _describe(self, queue: Queue, group: str) -> PartitionInfo:
+        share = queue.lanes.get(group) if group else None
+        lag = lag_ms(queue, share.done_before(), self._broker.clock.time_ms()) if share is not None and share.progress else 0
+        return PartitionInfo(queue_info(queue), self._range(queue.id.subject, queue.id.partition), self._broker.loads.of(queue), share, lag)
+
+    def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
+        """How long ago a lane's holder gave a sign of life."""
+        return self._broker.lanes.seen_ms_ago(queue, group, token)
+
+    async def place(self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool) -> None:
+        """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done. Raises as `_queue`, NotMaster."""
+        check_name("group", group)
+        found = [(self._queue(subject, number), number, place) for number, place in places]
+        for queue, number, place in found:
+            whole = self._range(subject, number)
+            sequence = min(resolve(queue, place), queue.sealed.sequence if queue.sealed is not None else queue.visible_sequence)
+            share = queue.lanes.get(group)
+            names = (subject, number, group, "")
+            if share is None or not share.progress:
+                self._broker.store.act(LaneBegin(*names, *whole, sequence, 0))
+            elif moves:
+                tokens = [each.token for each in share.holders]
+                self._broker.store.act(LaneReset(*names, *whole, sequence))
+                for token in tokens:
+                    self._broker.lanes.forget(queue, group, token)
+        self._broker.schedule()
+        await self._broker.committed()
+
+    def _range(self, subject: str, number: int) -> LpRange:
+        found = self._broker.routing.partition(subject, number)
+        if found is None:
+            raise UnknownPartition(f"subject {subject!r} has no partition {number} here")
+        return found.range
+
+    # --- parked keys ---------------------------------------------------------------------------------------------------
+
+    def parked(self, subject: str, group: str, keys_max: int) -> list[tuple[Queue, bytes, ParkedKey]]:
+        """Keys that were set aside for a group, partition by partition. Raises NotMaster."""
+        self._broker.require_serving()
+        found = [
+            (queue, key, parked)
+            for queue in self._broker.store.queues.values()
+            if queue.id.subject == subject and group in queue.lanes
+            for key, parked in queue.lanes[group].parked.items()
+        ]
+        return sorted(found, key=lambda each: (each[0].id, each[2].sequences[0]))[: keys_max or len(found)]
+
+    async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool) -> int:
+        """Give a key's messages back, in order, or drop them; how many. Raises UnknownGroup if the key is not parked there."""
+        queue = self._queue(subject, number)
+        share = queue.lanes.get(group)
+        if share is None or key not in share.parked:
+            raise UnknownGroup(f"group {group!r} has no such key parked in {queue.id}: `qmq dlq list {subject} {group}` shows which it has")
+        tokens = {each.token for each in share.holders}
+        count = self._broker.store.act_on_lane(LaneUnpark(subject, number, group, "", key, replays))
+        for token in tokens - {each.token for each in share.holders}:
+            self._broker.lanes.forget(queue, group, token)
+        self._broker.schedule()
+        await self._broker.committed()
+        return count

@@ -1,0 +1,375 @@
+"""Lanes of ordered subjects on one broker while it serves: who attaches, what they pull, what they settle. The counterpart of `dispatch`.
+
+Rules:
+* One consumer at a time reads a range: attaching is refused while another live one holds any of it (LaneHeld), and while the group has not
+  finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
+* Every pull and verdict carries the grant's token. Who lost the lane hears LaneLost, whatever connection it comes over.
+* A pull says from where. Nothing is remembered of what was handed out: what was not settled is simply read again.
+* The lease is counted from the last sign of life, by a monotonic clock, and begins anew when the broker starts to serve.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from qmq_ordering.route import LpRange
+
+from qmq import limits
+from qmq.batch import BatchView
+from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.delivery import lay_out
+from qmq.broker.lane_reading import LaneReader
+from qmq.broker.sessions import Held, Peer
+from qmq.errors import (
+    InvalidArgument,
+    LaneHeld,
+    LaneLost,
+    LaneNotOpen,
+    LogDamaged,
+    OrderMismatch,
+    QmqError,
+    RouteChanged,
+    UnknownConsumer,
+)
+from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
+from qmq.log.lanes import LaneHolder, LaneShare
+from qmq.log.queue import Queue
+from qmq.model import Order, check_name
+from qmq.wire import frame as frames
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+from qmq.wire.messages import LaneVerdict
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+
+log = logging.getLogger("qmq.broker")
+
+FIRST_SESSION: Final = 1 << 31
+"""Sessions of lanes are numbered from here, so that HEARTBEAT and DETACH know whose they are."""
+IDLE_MS: Final = 1_000
+"""A lane in whose range nothing comes is told how far it is at least so often, so that its progress keeps up."""
+
+
+@dataclass(slots=True)
+class LanePuller:
+    """A pull that found nothing yet, from `sequence` on."""
+
+    request_id: int
+    sequence: int
+    messages_max: int
+    bytes_max: int
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class LaneSession:
+    """A lane attached over a connection."""
+
+    number: int
+    peer: Peer
+    queue: Queue
+    group: str
+    token: int
+    reader: LaneReader
+    waiting: LanePuller | None = None
+
+
+class Lanes:
+    """See the module. Made anew whenever the broker begins to serve."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: dict[int, LaneSession] = {}
+        self._by_queue: dict[int, dict[int, LaneSession]] = {}
+        self._next_session = FIRST_SESSION
+        self._seen_ms: dict[tuple[int, str, int], int] = {}
+        """Last sign of life of each grant, monotonic, by queue, group and token."""
+
+    # --- attaching -----------------------------------------------------------------------------------------------------
+
+    def attach(self, peer: Peer, request_id: int, request: wire.LaneAttach) -> None:
+        """Give a consumer a lane; answered when that is committed.
+
+        Raises OrderMismatch, LaneNotOpen, LaneHeld, InvalidArgument, InvalidName, UnknownSubject.
+        """
+        lps = _check_attach(request)
+        queue, whole = self._find(request, lps)
+        share = self._share(queue, request.group, whole)
+        mine, others = _divide(share.holders_of(lps), request)
+        if others:
+            names = ", ".join(sorted({each.consumer for each in others}))
+            raise LaneHeld(f"{names} of group {request.group!r} has part of {lps} of {queue.id} still: try again soon")
+        kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
+        token = kept.token if kept is not None else self._grant(queue, request, mine)
+        self._seen_ms[id(queue), request.group, token] = self._broker.clock.monotonic_ms()
+        session = self._open(peer, queue, request.group, token, LaneReader(self._broker.store, queue, share, lps, whole))
+        parked = [key.hex() for key in share.parked_in(lps)]
+        lease_ms = kept.lease_ms if kept is not None else request.lease_ms
+        attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
+        answer = frames.frame(FrameKind.LANE_ATTACHED, request_id, attached.pack())
+        if kept is not None:
+            peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
+        else:
+            self._broker.settled.append(Held(0, peer, request_id, answer))
+        self._broker.schedule()
+
+    def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
+        config = self._broker.subject(request.subject)
+        if config.order is Order.NONE:
+            raise OrderMismatch(f"subject {request.subject!r} is not ordered: consume it with mq.consumer")
+        routing = self._broker.routing
+        found = routing.partition(request.subject, request.partition)
+        if found is None or not routing.is_open(request.subject, request.group, request.partition, lps, request.version):
+            raise LaneNotOpen(
+                f"{lps} of partition {request.partition} of {request.subject!r} is not open for group {request.group!r} "
+                f"in version {request.version}, as far as {self._broker.config.name} knows"
+            )
+        try:
+            return self._broker.find_queue(request.subject.encode(), request.partition).queue, found.range
+        except RouteChanged as failure:
+            raise LaneNotOpen(failure.message) from failure
+
+    def _share(self, queue: Queue, group: str, whole: LpRange) -> LaneShare:
+        """The group's; one that is new here begins at the oldest message that is kept."""
+        share = queue.lanes.get(group)
+        if share is None or not share.progress:
+            start = queue.start_sequence
+            if start:
+                log.warning("group %s begins on %s at %d: what was before is gone, retention took it", group, queue.id, start)
+            self._broker.store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
+            share = queue.lanes[group]
+        return share
+
+    def _grant(self, queue: Queue, request: wire.LaneAttach, mine: Iterable[LaneHolder]) -> int:
+        for each in mine:
+            self._release(queue, request.group, each)
+        return self._broker.store.act_on_lane(
+            LaneGrant(
+                queue.id.subject, queue.id.partition, request.group, request.consumer, request.first, request.end,
+                request.incarnation, request.lease_ms,
+            )
+        )  # fmt: skip
+
+    def _open(self, peer: Peer, queue: Queue, group: str, token: int, reader: LaneReader) -> LaneSession:
+        for old in [each for each in self._of_queue(queue) if each.group == group and each.token == token]:
+            self._close(old, LaneLost("the consumer attached again elsewhere"))
+        session = LaneSession(self._next_session, peer, queue, group, token, reader)
+        self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
+        self._sessions[session.number] = session
+        self._by_queue.setdefault(id(queue), {})[session.number] = session
+        return session
+
+    def _of_queue(self, queue: Queue) -> list[LaneSession]:
+        return list(self._by_queue.get(id(queue), {}).values())
+
+    def _close(self, session: LaneSession, failure: QmqError | None = None) -> None:
+        """The session is over; the lane's lease goes on."""
+        waiting, session.waiting = session.waiting, None
+        if waiting is not None and failure is not None:
+            self._broker.answer_error(session.peer, waiting.request_id, failure)
+        self._sessions.pop(session.number, None)
+        self._by_queue.get(id(session.queue), {}).pop(session.number, None)
+
+    # --- pulling -------------------------------------------------------------------------------------------------------
+
+    def pull(self, peer: Peer, request_id: int, request: wire.LanePull, deadline_ms: int) -> None:
+        """Answer a LANE_PULL now, or when there is something. Raises LaneLost, UnknownConsumer, InvalidArgument, MessagesExpired."""
+        session, _ = self._held(request.session, request.token, peer)
+        if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX or request.sequence < 0:
+            raise InvalidArgument(f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, not {request}")
+        if session.waiting is not None:
+            raise InvalidArgument(f"a pull of lane session {session.number} is under way already")
+        wait_ms = min(request.wait_ms, IDLE_MS, deadline_ms or limits.WAIT_MS_MAX)
+        until = self._broker.clock.monotonic_ms() + wait_ms
+        session.waiting = LanePuller(
+            request_id, request.sequence, request.messages_max, min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX), until
+        )
+        self._wake(session)
+        if not wait_ms and session.waiting is not None:
+            self._answer_empty(session)
+        self._broker.schedule()
+
+    def _wake(self, session: LaneSession) -> None:
+        """Serve a pull that waits, if there is something for it, and its peer reads its answers."""
+        waiting = session.waiting
+        if waiting is None or self._broker.is_paused or not session.peer.is_writable:
+            return
+        try:
+            found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
+            if not found.delivery.messages and not found.is_end:
+                waiting.sequence = found.next_sequence
+                return
+            ranges, buffers, batches = lay_out(self._broker.store, session.queue, found.delivery)
+        except QmqError as failure:
+            if not isinstance(failure, LogDamaged) or not self._broker.mends(failure):
+                session.waiting = None
+                self._broker.answer_error(session.peer, waiting.request_id, failure)
+            return
+        session.waiting = None
+        head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
+        size = len(head) + sum(map(len, buffers))
+        session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
+        self._broker.schedule()
+
+    def _answer_empty(self, session: LaneSession) -> None:
+        """Nothing came; but the consumer hears how far it may count everything as done."""
+        waiting, session.waiting = session.waiting, None
+        if waiting is not None:
+            head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, waiting.sequence, False, [], 0))
+            session.peer.send(frames.frame(FrameKind.LANE_MESSAGES, waiting.request_id, head))
+
+    # --- settling ------------------------------------------------------------------------------------------------------
+
+    def settle(self, peer: Peer, request_id: int, number: int, token: int, settlements: list[wire.LaneSettlement]) -> None:
+        """Note verdicts; the answer leaves when they are committed. Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged."""
+        session, holder = self._held(number, token, peer)
+        queue = session.queue
+        if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
+            raise InvalidArgument(f"a settlement is about sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
+        names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
+        act = self._broker.store.act
+        done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
+        if done:
+            act(LaneDone(*names, done))
+        for each in settlements:
+            if each.verdict == LaneVerdict.FAILED:
+                act(LaneFail(*names, each.first, each.argument))
+            elif each.verdict == LaneVerdict.PARKED:
+                act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
+        answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
+        self._broker.settled.append(Held(0, peer, request_id, answer))
+        self._broker.schedule()
+
+    def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:
+        """(logical partition, key) of a message. Raises InvalidArgument, LogDamaged."""
+        entry = queue.index.entry(queue.index.find_sequence(sequence))
+        view = BatchView.parse(b"".join(self._broker.store.read(queue, entry)))
+        keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
+        if not keys or not lps or not 0 <= at < view.count:
+            raise InvalidArgument(f"sequence {sequence} of {queue.id} is no message with a key")
+        return lps[at], keys[at]
+
+    # --- staying, leaving ----------------------------------------------------------------------------------------------
+
+    def heartbeat(self, peer: Peer, number: int) -> None:
+        """A sign of life. Raises LaneLost, UnknownConsumer."""
+        session = self._session(number, peer)
+        self._held(number, session.token, peer)
+
+    def detach(self, peer: Peer, number: int) -> None:
+        """The consumer gives the lane up. Raises UnknownConsumer."""
+        session = self._session(number, peer)
+        self._close(session)
+        holder = session.queue.lanes[session.group].holder(session.token)
+        if holder is not None:
+            self._release(session.queue, session.group, holder)
+            self._broker.schedule()
+
+    def _release(self, queue: Queue, group: str, holder: LaneHolder) -> None:
+        self._broker.store.act(LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token))
+        self.forget(queue, group, holder.token)
+
+    def forget(self, queue: Queue, group: str, token: int) -> None:
+        """A token is void: whoever pulls under it hears so."""
+        self._seen_ms.pop((id(queue), group, token), None)
+        for session in self._of_queue(queue):
+            if session.group == group and session.token == token:
+                self._close(session, _lost(queue, group))
+
+    def _session(self, number: int, peer: Peer) -> LaneSession:
+        session = self._sessions.get(number)
+        if session is None or session.peer is not peer:
+            raise UnknownConsumer(f"no lane is attached here as session {number}: attach again")
+        return session
+
+    def _held(self, number: int, token: int, peer: Peer) -> tuple[LaneSession, LaneHolder]:
+        """The session and its grant, if the token counts still; a sign of life. Raises LaneLost, UnknownConsumer."""
+        session = self._session(number, peer)
+        holder = session.queue.lanes[session.group].holder(token)
+        if holder is None or token != session.token:
+            self._close(session)
+            raise _lost(session.queue, session.group)
+        self._seen_ms[id(session.queue), session.group, token] = self._broker.clock.monotonic_ms()
+        return session, holder
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Answer pulls that waited long enough; take lanes from consumers whose lease has ended."""
+        now_ms = self._broker.clock.monotonic_ms()
+        for session in list(self._sessions.values()):
+            if session.waiting is not None and session.waiting.deadline_ms <= now_ms and session.peer.is_writable:
+                self._answer_empty(session)
+        for queue in self._broker.store.queues.values():
+            if queue.lanes:
+                self._expire(queue, now_ms)
+
+    def _expire(self, queue: Queue, now_ms: int) -> None:
+        for group, share in queue.lanes.items():
+            for holder in share.holders:
+                seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
+                if now_ms - seen_ms > holder.lease_ms:
+                    log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
+                    self._release(queue, group, holder)
+                    self._broker.schedule()
+
+    def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
+        """How long ago the holder gave a sign of life."""
+        now_ms = self._broker.clock.monotonic_ms()
+        return now_ms - self._seen_ms.get((id(queue), group, token), now_ms)
+
+    def wake_queues(self, queues: list[Queue]) -> None:
+        """Consumers may see more of these queues."""
+        for queue in dict.fromkeys(queues):
+            for session in self._by_queue.get(id(queue), {}).values():
+                if session.waiting is not None:
+                    self._wake(session)
+
+    def wake_all(self) -> None:
+        """Look again at every pull that waits."""
+        for session in list(self._sessions.values()):
+            self._wake(session)
+
+    def disconnected(self, peer: Peer) -> None:
+        """The connection is gone; its consumers have until their leases end to come back."""
+        for session in [each for each in self._sessions.values() if each.peer is peer]:
+            self._close(session)
+
+    def writable(self, peer: Peer) -> None:
+        """The connection takes answers again."""
+        for session in [each for each in self._sessions.values() if each.peer is peer]:
+            self._wake(session)
+
+    def stop(self, failure: QmqError) -> None:
+        """Nobody is served here any more."""
+        for session in list(self._sessions.values()):
+            self._close(session, failure)
+
+
+def _lost(queue: Queue, group: str) -> LaneLost:
+    return LaneLost(
+        f"the lane of group {group!r} on {queue.id} is not this consumer's any more: its lease ended, it was assigned anew, "
+        "or an operator moved the group"
+    )
+
+
+def _divide(holders: list[LaneHolder], request: wire.LaneAttach) -> tuple[list[LaneHolder], list[LaneHolder]]:
+    """Those of the asking consumer (of this or an earlier life: that one is over), and those of others."""
+    mine = [each for each in holders if each.consumer == request.consumer]
+    return mine, [each for each in holders if each.consumer != request.consumer]
+
+
+def _check_attach(request: wire.LaneAttach) -> LpRange:
+    check_name("subject", request.subject)
+    check_name("group", request.group)
+    check_name("consumer", request.consumer)
+    check_name("incarnation", request.incarnation)
+    if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
+        raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
+    if not 0 <= request.first < request.end <= limits.LOGICAL_PARTITIONS_MAX:
+        raise InvalidArgument(f"a lane is logical partitions first to end - 1, not {request.first} to {request.end} - 1")
+    return LpRange(request.first, request.end)

@@ -1,0 +1,39 @@
+"""What a broker knows of ordered subjects: its view of the coordination store, asked as the broker asks (qmq/broker/ordering.py).
+
+The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and whoever asked tries again. It never says
+more than the store once did, and routes and frontiers only move forward.
+"""
+
+from __future__ import annotations
+
+from qmq_coordination.view import ClusterView
+from qmq_ordering.route import LpRange, PhysicalPartition
+
+
+class ViewRouting:
+    """See `qmq.broker.ordering.Routing`. `group` is the broker's own."""
+
+    def __init__(self, view: ClusterView, group: str) -> None:
+        self._view = view
+        self._group = group
+
+    def partition(self, subject: str, number: int) -> PhysicalPartition | None:
+        """The partition, if any version of the route has it on this broker group."""
+        state = self._view.ordered(subject)
+        if state is None:
+            return None
+        for version in sorted(state.routes, reverse=True):
+            found = state.routes[version].partition(number)
+            if found is not None:
+                return found if found.group == self._group else None
+        return None
+
+    def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
+        """Whether the group reads `version` in the range, and that version has the partition there."""
+        state = self._view.ordered(subject)
+        record = state.groups.get(group) if state is not None else None
+        if state is None or record is None or not record.is_ready or not record.frontier.is_open(lps, version):
+            return False
+        route = state.routes.get(version)
+        part = route.partition(number) if route is not None else None
+        return part is not None and part.range.contains(lps)

@@ -1,0 +1,290 @@
+"""Ordered subjects at the broker, frame by frame over a real socket: what it takes, what it hands out, whom it believes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lane_support import COUNT, SUBJECT, WHOLE, World, world
+from qmq_ordering.hashing import logical_partition
+from qmq_ordering.route import LpRange, Route
+from support import eventually
+
+from qmq.broker.lane_admin import LaneAdmin
+from qmq.errors import (
+    InvalidArgument,
+    LaneHeld,
+    LaneLost,
+    LaneNotOpen,
+    OrderMismatch,
+    OutOfSequence,
+    RightLapsed,
+    RouteChanged,
+    RouteConflict,
+    UnknownConsumer,
+)
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+from qmq.wire.messages import LaneSettlement, LaneVerdict
+
+KEYS = [b"key-%d" % n for n in range(40)]
+
+
+def admin(found: World) -> LaneAdmin:
+    return LaneAdmin(found.node.broker)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_producer_s_batches_are_taken_in_the_order_of_their_numbers_only(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        with pytest.raises(OutOfSequence):
+            await it.produce(KEYS[:2], number=1)
+        assert (await it.produce(KEYS[:2], number=0)).base_sequence == 0
+        with pytest.raises(OutOfSequence):
+            await it.produce(KEYS[:2], number=2)
+        assert (await it.produce(KEYS[:2], number=1)).base_sequence == 2
+
+
+async def test_a_batch_that_is_there_is_answered_again_open_or_sealed(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        first = await it.produce(KEYS[:3])
+        assert await it.produce(KEYS[:3]) == first
+        assert await admin(it).seal(SUBJECT, 1, "c1", 2) == 3
+        assert await it.produce(KEYS[:3]) == first
+
+
+async def test_a_sealed_partition_refuses_everything_behind_its_command_message(tmp_path: Path) -> None:
+    """Hazard 7 (RocketMQ, availability first): never both parent and child writable."""
+    async with world(tmp_path) as it:
+        await it.produce(KEYS[:1])
+        await admin(it).seal(SUBJECT, 1, "c1", 2)
+        for number in (1, 2):
+            with pytest.raises(RouteChanged) as refused:
+                await it.produce(KEYS[:1], number=number)
+            assert refused.value.outcome.value == 0
+        with pytest.raises(RouteChanged):
+            await it.produce(KEYS[:1], producer=8)
+
+
+async def test_sealing_again_says_the_same_and_another_change_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS[:5])
+        assert await admin(it).seal(SUBJECT, 1, "c1", 2) == 5
+        assert await admin(it).seal(SUBJECT, 1, "c1", 2) == 5
+        with pytest.raises(RouteConflict):
+            await admin(it).seal(SUBJECT, 1, "c2", 2)
+
+
+async def test_messages_without_key_or_of_other_logical_partitions_are_refused(tmp_path: Path) -> None:
+    async with world(tmp_path, (1, 0, 8), (2, 8, 16)) as it:
+        lps = [logical_partition(key, COUNT) for key in KEYS]
+        low, high = KEYS[lps.index(min(lps))], KEYS[lps.index(max(lps))]
+        await it.produce([low], partition=1)
+        with pytest.raises(InvalidArgument):
+            await it.produce([high], producer=9, partition=1)
+        with pytest.raises(RouteChanged):
+            await it.produce([high], partition=3)
+
+
+async def test_old_client_that_ignores_versions_is_refused_by_the_server(tmp_path: Path) -> None:
+    """Hazard 20 (RocketMQ to-do): an unordered producer or consumer cannot touch an ordered subject."""
+    async with world(tmp_path) as it:
+        with pytest.raises(OrderMismatch):
+            await it.produce(KEYS[:1], partition=0)
+        old = wire.Attach(SUBJECT, 0, "g", "c", "life", -1, "earliest", 30_000, [], [])
+        with pytest.raises(OrderMismatch):
+            await it.connection.call(FrameKind.ATTACH, old.pack(), timeout_s=5)
+        old = wire.Attach(SUBJECT, 1, "g", "c", "life", -1, "earliest", 30_000, [], [])
+        with pytest.raises(OrderMismatch):
+            await it.connection.call(FrameKind.ATTACH, old.pack(), timeout_s=5)
+
+
+async def test_a_master_without_its_lease_takes_no_ordered_messages(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        it.node.broker.right = lambda: False
+        with pytest.raises(RightLapsed):
+            await it.produce(KEYS[:1])
+        it.node.broker.right = lambda: True
+        await it.produce(KEYS[:1])
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_message(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        delivery, got = await it.pull(lane)
+        assert [each.key for each in got] == KEYS
+        assert (delivery.next_sequence, delivery.is_end) == (40, False)
+        await admin(it).seal(SUBJECT, 1, "c1", 2)
+        delivery, got = await it.pull(lane, 40, wait_ms=5000)
+        assert (got, delivery.next_sequence, delivery.is_end) == ([], 41, True)
+
+
+async def test_lanes_of_a_partition_together_get_every_message_once_each_in_order(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        for number in range(5):
+            await it.produce(KEYS, number=number)
+        found: list[bytes] = []
+        for first, end in ((0, 5), (5, 6), (6, 16)):
+            lane = await it.attach(LpRange(first, end), consumer=f"c{first}")
+            delivery, got = await it.pull(lane)
+            assert delivery.next_sequence == 200
+            assert [each.sequence for each in got] == sorted(each.sequence for each in got)
+            assert all(first <= logical_partition(each.key, COUNT) < end for each in got)
+            found += [each.body for each in got]
+        assert sorted(found) == sorted(b"%s/%d/%d" % (key, number, at) for number in range(5) for at, key in enumerate(KEYS))
+
+
+async def test_a_lane_in_small_pulls_misses_and_repeats_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach(LpRange(0, 9))
+        at, small = lane.position, []
+        while at < 40:
+            delivery, got = await it.pull(lane, at, messages_max=3)
+            small += got
+            at = delivery.next_sequence
+        assert small == (await it.pull(lane))[1]
+
+
+async def test_what_is_done_is_not_handed_out_again_to_whoever_comes_after(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        await it.settle(lane, (0, 9), (20, 29))
+        await it.detach(lane)
+        after = await it.attach(consumer="c2")
+        assert after.position == 10
+        _, got = await it.pull(after)
+        assert [each.sequence for each in got] == [*range(10, 20), *range(30, 40)]
+
+
+async def test_a_range_is_one_consumer_s_at_a_time(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        lane = await it.attach(LpRange(0, 8))
+        with pytest.raises(LaneHeld):
+            await it.attach(LpRange(7, 9), consumer="c2")
+        await it.attach(LpRange(8, 16), consumer="c2")
+        await it.detach(lane)
+        await it.attach(LpRange(0, 8), consumer="c3")
+
+
+async def test_consumer_lock_is_not_in_memory_only_and_a_zombie_s_pulls_and_acks_do_not_count(tmp_path: Path) -> None:
+    """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack is fenced by its token."""
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        zombie = await it.attach(lease_ms=1000)
+        share = it.node.store.open_queue(SUBJECT, 1).lanes["g"]
+        await eventually(lambda: not share.holders)
+        heir_world = await it.another()
+        heir = await heir_world.attach(consumer="c2")
+        assert heir.token > zombie.token
+        for attempt in (it.settle(zombie, (0, 39)), it.pull(zombie), it.settle(zombie, (0, 39), token=heir.token)):
+            with pytest.raises((LaneLost, UnknownConsumer)):
+                await attempt
+        assert share.done_before() == 0
+        _, got = await heir_world.pull(heir)
+        assert len(got) == 40
+        heir_world.connection.close()
+        await heir_world.connection.wait_closed()
+
+
+async def test_a_consumer_that_reconnects_with_its_token_keeps_the_lane(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        other = await it.another()
+        again = await other.attach(token=lane.token)
+        assert (again.token, again.is_resumed) == (lane.token, 1)
+        _, got = await other.pull(again, 17)
+        assert [each.sequence for each in got] == list(range(17, 40))
+        fresh = await other.attach(incarnation="next-life")
+        assert fresh.token > lane.token
+        other.connection.close()
+        await other.connection.wait_closed()
+
+
+async def test_what_the_group_has_not_come_to_is_not_open(tmp_path: Path) -> None:
+    """Hazard 1 (Pulsar): a child is not readable before its parent is drained for this group."""
+    async with world(tmp_path) as it:
+        await it.put_route(Route(2, COUNT, 4, (it.part(2, 0, 8), it.part(3, 8, 16))))
+        for number, lps in ((2, LpRange(0, 8)), (3, LpRange(8, 16))):
+            for version in (1, 2):
+                with pytest.raises(LaneNotOpen):
+                    await it.attach(lps, partition=number, version=version)
+        with pytest.raises(LaneNotOpen):
+            await it.attach(group="unknown")
+        await it.attach()
+        await it.put_group(version=2)
+        await it.attach(LpRange(0, 8), partition=2, version=2)
+
+
+async def test_a_failed_message_is_handed_out_with_its_attempt_to_whoever_comes_after(tmp_path: Path) -> None:
+    """Hazard 13 (PIP-379): redelivery keeps order: the message is where it was, and counted."""
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        await it.verdicts(lane, [LaneSettlement(5, 5, LaneVerdict.FAILED, 3)])
+        await it.detach(lane)
+        _, got = await it.pull(await it.attach(consumer="c2"))
+        assert [each.sequence for each in got] == list(range(40))
+        assert [each.attempt for each in got] == [1] * 5 + [4] + [1] * 34
+
+
+async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        keys = [b"a", b"b", b"a", b"c", b"a", b"b"]
+        await it.produce(keys)
+        lane = await it.attach()
+        parked = [LaneSettlement(at, at, LaneVerdict.PARKED, 0) for at in (0, 2, 4)]
+        await it.verdicts(lane, parked)
+        await it.settle(lane, (0, 5))
+        assert [(key, each.sequences) for _, key, each in admin(it).parked(SUBJECT, "g", 0)] == [(b"a", [0, 2, 4])]
+        again = await it.attach(token=lane.token)
+        assert again.parked == [b"a".hex()]
+        assert await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True) == 3
+        with pytest.raises((LaneLost, UnknownConsumer)):
+            await it.pull(again)
+        after = await it.attach()
+        _, got = await it.pull(after)
+        assert [(each.sequence, each.key) for each in got] == [(0, b"a"), (2, b"a"), (4, b"a")]
+        assert after.parked == []
+
+
+async def test_an_idle_lane_hears_how_far_others_messages_have_gone(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        lps = [logical_partition(key, COUNT) for key in KEYS]
+        absent = next(lp for lp in range(COUNT) if lp not in lps[:6])
+        await it.produce(KEYS[:6])
+        lane = await it.attach(LpRange(absent, absent + 1))
+        delivery, got = await it.pull(lane, wait_ms=50)
+        assert (got, delivery.next_sequence) == ([], 6)
+
+
+async def test_progress_tells_what_is_finished_only_when_the_command_message_is_done(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach(LpRange(0, 8))
+        await admin(it).seal(SUBJECT, 1, "c1", 2)
+        queue = it.node.store.open_queue(SUBJECT, 1)
+        await it.settle(lane, (0, 39))
+        (info,) = await admin(it).describe(SUBJECT, [1], "g")
+        assert info.share is not None
+        assert not queue.is_finished(info.share, LpRange(0, 8))
+        await it.settle(lane, (40, 40))
+        assert queue.is_finished(info.share, LpRange(0, 8))
+        assert not queue.is_finished(info.share, LpRange(0, 9))
+        assert not queue.is_finished(info.share, WHOLE)
+
+
+async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS[:3])
+        lane = await it.attach()
+        with pytest.raises(InvalidArgument):
+            await it.settle(lane, (0, 3))

@@ -1,0 +1,135 @@
+"""The lanes of one group on one partition, against a dumb model: for every (logical partition, sequence) whether it is done."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from qmq_ordering.route import LpRange
+
+from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease, LaneReset, LaneUnpark
+from qmq.log.lanes import LaneShare, Progress
+
+WIDTH, LENGTH = 8, 12
+NAMES = ("s", 1, "g", "c")
+
+
+class LaneMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.share = LaneShare()
+        self.share.apply(LaneBegin(*NAMES, 0, WIDTH, 0, 0))
+        self.done: set[tuple[int, int]] = set()
+        self.holders: dict[int, tuple[int, int]] = {}
+        self.parked: dict[bytes, tuple[int, list[int]]] = {}
+
+    @rule(first=st.integers(0, WIDTH - 1), width=st.integers(1, WIDTH))
+    def grant(self, first: int, width: int) -> None:
+        end = min(first + width, WIDTH)
+        for token, (a, b) in list(self.holders.items()):
+            if a < end and first < b:
+                self.share.apply(LaneRelease(*NAMES, token))
+                del self.holders[token]
+        token = self.share.apply(LaneGrant(*NAMES, first, end, "i", 1000))
+        assert token not in self.holders
+        self.holders[token] = (first, end)
+
+    @rule(token=st.integers(1, 30), spans=st.lists(st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 5)), min_size=1, max_size=3))
+    def settle(self, token: int, spans: list[tuple[int, int]]) -> None:
+        ranges = tuple((first, min(first + n, LENGTH) - 1) for first, n in spans)
+        counted = self.share.apply(LaneDone(*NAMES, token, ranges))
+        assert bool(counted) == (token in self.holders)
+        if token in self.holders:
+            for lp in range(*self.holders[token]):
+                for first, last in ranges:
+                    self.done |= {(lp, at) for at in range(first, last + 1)}
+
+    @rule(token=st.integers(1, 30))
+    def release(self, token: int) -> None:
+        self.share.apply(LaneRelease(*NAMES, token))
+        self.holders.pop(token, None)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        token = data.draw(st.sampled_from(sorted(self.holders)))
+        first, end = self.holders[token]
+        lp = data.draw(st.integers(first, end - 1))
+        key = b"k%d" % lp
+        _, sequences = self.parked.get(key, (lp, []))
+        candidates = [at for at in range(LENGTH) if at > max(sequences, default=-1) and (lp, at) not in self.done]
+        if candidates:
+            at = candidates[0]
+            assert self.share.apply(LanePark(*NAMES, token, at, lp, key)) == 1
+            self.parked.setdefault(key, (lp, []))[1].append(at)
+            for each in range(first, end):
+                self.done.add((each, at))
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data(), replays=st.booleans())
+    def unpark(self, data: st.DataObject, replays: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.parked)))
+        lp, sequences = self.parked.pop(key)
+        assert self.share.apply(LaneUnpark("s", 1, "g", "", key, replays)) == len(sequences)
+        self.holders = {token: (a, b) for token, (a, b) in self.holders.items() if not a <= lp < b}
+        if replays:
+            self.done -= {(lp, at) for at in sequences}
+
+    @rule()
+    def restart(self) -> None:
+        self.share = LaneShare.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()), strict=False))
+
+    @invariant()
+    def is_what_the_model_says(self) -> None:
+        self.share.check()
+        for part in self.share.progress:
+            for lp in range(*part.lps):
+                for at in range(LENGTH):
+                    assert part.is_done(at) == ((lp, at) in self.done), (part, lp, at)
+        assert {each.token: tuple(each.lps) for each in self.share.holders} == self.holders
+        assert {key: (each.lp, each.sequences) for key, each in self.share.parked.items()} == self.parked
+
+
+LaneMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_lanes_agree_with_the_model = LaneMachine.TestCase
+
+
+def test_a_void_token_settles_fails_and_parks_nothing() -> None:
+    share = LaneShare()
+    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    zombie = share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000))
+    share.apply(LaneRelease(*NAMES, zombie))
+    before = share.to_state()
+    assert share.apply(LaneDone(*NAMES, zombie, ((0, 5),))) == 0
+    assert share.apply(LaneFail(*NAMES, zombie, 3, 1)) == 0
+    assert share.apply(LanePark(*NAMES, zombie, 3, 1, b"k")) == 0
+    assert share.to_state() == before
+
+
+def test_tokens_grow_and_are_never_given_twice() -> None:
+    share = LaneShare()
+    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    tokens = [share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000)) for _ in range(3)]
+    share.apply(LaneReset(*NAMES, 0, 8, 0))
+    tokens.append(share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000)))
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_group_that_began_is_not_begun_again_elsewhere() -> None:
+    share = LaneShare()
+    share.apply(LaneBegin(*NAMES, 0, 8, 5, 0))
+    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    assert share.done_before() == 5
+
+
+def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
+    share = LaneShare()
+    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    left = share.apply(LaneGrant(*NAMES, 0, 4, "i", 1000))
+    right = share.apply(LaneGrant(*NAMES, 4, 8, "i", 1000))
+    share.apply(LaneDone(*NAMES, left, ((0, 9),)))
+    share.apply(LaneDone(*NAMES, right, ((0, 3), (6, 7))))
+    assert share.progress == [Progress(LpRange(0, 4), 10), Progress(LpRange(4, 8), 4, [(6, 8)])]
+    share.apply(LaneDone(*NAMES, right, ((4, 5), (8, 9))))
+    assert share.progress == [Progress(LpRange(0, 8), 10)]
