@@ -329,8 +329,6 @@ async def run_replica(config: ReplicaConfig) -> None:
         calm_collector()
         return f"qmq broker is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data})"
 
-    await until_signal(start)
-    await node.stop()
-
-
+    if await until_signal(start):
+        await node.stop()
 

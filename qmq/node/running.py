@@ -8,8 +8,8 @@ import sys
 from collections.abc import Awaitable, Callable
 
 
-async def until_signal(start: Callable[[], Awaitable[str]]) -> None:
-    """Start, print the line that it gives, wait for SIGINT or SIGTERM; a signal also ends a start that takes long.
+async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:
+    """Start, print the line that it gives, wait for SIGINT or SIGTERM; a signal also ends a start that takes long: then it is False.
 
     Raises what `start` raises.
     """
@@ -19,10 +19,12 @@ async def until_signal(start: Callable[[], Awaitable[str]]) -> None:
     starting = asyncio.ensure_future(start())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
+    is_started = starting.done()
+    if is_started:
         sys.stdout.write(starting.result() + "\n")
         sys.stdout.flush()
         await stopping
     stopping.cancel()
     starting.cancel()
     await asyncio.gather(starting, stopping, return_exceptions=True)
+    return is_started

@@ -10,12 +10,14 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, Route
 from support import eventually
 
+from qmq.broker.admin import Earliest, Latest
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
     LaneLost,
     LaneNotOpen,
+    MessagesExpired,
     OrderMismatch,
     OutOfSequence,
     RightLapsed,
@@ -288,3 +290,28 @@ async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None
         lane = await it.attach()
         with pytest.raises(InvalidArgument):
             await it.settle(lane, (0, 3))
+
+
+async def test_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_path: Path) -> None:
+    """Hazard 6 (Pravega #7343): not skipped, not stuck: an error that says what is gone and what to do."""
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        queue = it.node.store.open_queue(SUBJECT, 1)
+        queue.start_sequence = 10
+        with pytest.raises(MessagesExpired, match="0 to 9"):
+            await it.pull(lane)
+        await admin(it).place(SUBJECT, "g", [(1, Earliest())], moves=True)
+        after = await it.attach()
+        assert after.position == 10
+        assert len((await it.pull(after))[1]) == 30
+
+
+async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it_is_new(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False)
+        await it.produce(KEYS, number=1)
+        await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False)
+        lane = await it.attach()
+        assert lane.position == 40
