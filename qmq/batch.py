@@ -76,6 +76,8 @@ class Column(IntFlag):
 
 
 _KNOWN_COLUMNS: Final = sum(Column)
+_CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS = map(int, Column)
+"""As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""
 
 
 class BatchFlag(IntFlag):
@@ -346,17 +348,17 @@ class Layout:
         count, columns = header.count, header.columns
         at = REGION_BYTES + pad(header.subject_bytes)
         if columns:
-            if columns & Column.CREATE_DELTA:
+            if columns & _CREATE_DELTA:
                 self.create_delta, at = at, at + pad(4 * count)
-            if columns & Column.MESSAGE_ID:
+            if columns & _MESSAGE_ID:
                 self.message_id, at = at, at + 16 * count
-            if columns & Column.KEY:
+            if columns & _KEY:
                 self.key, self.key_data, at = _walk_strings(region, at, count)
-            if columns & Column.LOGICAL_PARTITION:
+            if columns & _LOGICAL_PARTITION:
                 self.logical_partition, at = at, at + pad(2 * count)
-            if columns & Column.TAGS:
+            if columns & _TAGS:
                 at = self._walk_tags(region, at, count)
-            if columns & Column.HEADERS:
+            if columns & _HEADERS:
                 at = self._walk_headers(region, at, count)
         self.body = at
         self.body_data = at + pad(4 * (count + 1))
