@@ -1,0 +1,126 @@
+"""How a group comes from one version to the next, and what it may read meanwhile. Pure.
+
+The rule that order hangs on: a group reads version v + 1 in a range only when it has finished version v there. So a range goes through the
+versions one at a time, however many there are and however fast their command messages come, and `finished` decides each step. It is asked
+only about partitions that the change to v + 1 closed: one that both versions have goes on as it is.
+
+Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500, 1000); version 3 moves 2 to 4.
+
+    frontier       gate    finished                       then
+    [0, 1000) v1   strict  1 in [0, 500)                  nothing moves: [500, 1000) has messages left
+    [0, 1000) v1   lanes   1 in [0, 500)                  [0, 500) v2, [500, 1000) v1: partition 2 is open, partition 3 is not
+    [0, 500) v2, [500, 1000) v1   lanes   2 in all of it  [0, 500) v3, [500, 1000) v1: partition 4 is open
+
+Flipping the gate is safe at any time. From lanes to strict, ranges that are ahead stay where they are, open as they were, and wait until
+the others have caught up; then all go on together. From strict to lanes, what is finished just moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from qmq.errors import RouteChanged
+from qmq_ordering.frontier import Frontier, Gate, Piece, Readable
+from qmq_ordering.route import LpRange, PhysicalPartition, Route
+
+Finished: TypeAlias = Callable[[int, LpRange], bool]
+"""Whether a group has finished a partition (by number) in a range: the partition is sealed, and everything there is done. Whoever does not
+know says False: progress that is missing is not done."""
+
+Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
+"""The ranges, tiling the partition's, by which a group's progress on it is kept: each is asked about for itself."""
+
+
+def first_frontier(logical_partitions: int, version: int) -> Frontier:
+    """Where a group begins: at one version everywhere."""
+    return Frontier((Piece(LpRange(0, logical_partitions), version),))
+
+
+def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable, ...]:
+    """What is open for the group, by range: each partition of a piece's version, cut to the piece.
+
+    A partition that several versions have may come more than once, once for each piece. Raises RouteChanged if a version is not known.
+    """
+    return tuple(
+        Readable(part, part.range.cut(piece.range), piece.version)
+        for piece in frontier.pieces
+        for part in _route(routes, piece.version).overlapping(piece.range)
+    )
+
+
+def partitions_to_ask(frontier: Frontier, routes: Mapping[int, Route], latest: int) -> set[int]:
+    """The partitions whose progress decides the next step. Behind that step there may be others: ask again with the new frontier."""
+    behind = (piece for piece in frontier.pieces if piece.version < latest)
+    return {part.number for piece in behind for part in _closed_in(piece, routes)}
+
+
+def advance(
+    frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
+) -> Frontier:
+    """One step: each range moves by one version or not at all. The same frontier if nothing can move.
+
+    strict: all ranges at the lowest version move when every partition that the next change closed is finished there.
+    lanes: each range moves when it is finished, as finely as `cuts` says (default: each partition as a whole, within its piece).
+    Raises RouteChanged if a version up to `latest` is not known.
+    """
+    if gate is Gate.STRICT:
+        return _advance_together(frontier, routes, latest, finished)
+    moved = [each for piece in frontier.pieces for each in _advance_piece(piece, routes, latest, finished, cuts)]
+    return Frontier(_joined(moved))
+
+
+def advance_fully(
+    frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
+) -> list[Frontier]:
+    """The frontiers that follow, each one step behind the one before it, until nothing moves: empty if nothing moves at all."""
+    steps = [frontier]
+    while (following := advance(steps[-1], gate, routes, latest, finished, cuts)) != steps[-1]:
+        steps.append(following)
+    return steps[1:]
+
+
+def _advance_together(frontier: Frontier, routes: Mapping[int, Route], latest: int, finished: Finished) -> Frontier:
+    lowest = frontier.version
+    pieces = [piece for piece in frontier.pieces if piece.version == lowest]
+    if lowest >= latest or not all(finished(part.number, part.range.cut(p.range)) for p in pieces for part in _closed_in(p, routes)):
+        return frontier
+    return Frontier(_joined([Piece(p.range, lowest + 1) if p.version == lowest else p for p in frontier.pieces]))
+
+
+def _advance_piece(piece: Piece, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None) -> list[Piece]:
+    if piece.version >= latest:
+        return [piece]
+    closed = {part.number for part in _closed_in(piece, routes)}
+    moved = []
+    for part in _route(routes, piece.version).overlapping(piece.range):
+        is_asked = part.number in closed
+        for lps in cuts(part.number) if is_asked and cuts is not None else [part.range]:
+            here = lps.cut(part.range).cut(piece.range)
+            if here.width > 0:
+                moved.append(Piece(here, piece.version + (not is_asked or finished(part.number, here))))
+    return moved
+
+
+def _closed_in(piece: Piece, routes: Mapping[int, Route]) -> list[PhysicalPartition]:
+    """The partitions of a piece that the change to the next version closed."""
+    after = {part.number for part in _route(routes, piece.version + 1).partitions}
+    return [part for part in _route(routes, piece.version).overlapping(piece.range) if part.number not in after]
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """The same with neighbours of one version made one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and joined[-1].version == piece.version:
+            joined[-1] = Piece(LpRange(joined[-1].range.first, piece.range.end), piece.version)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _route(routes: Mapping[int, Route], version: int) -> Route:
+    found = routes.get(version)
+    if found is None:
+        raise RouteChanged(f"version {version} of the route is not known here (yet): list the routes, then look again")
+    return found

@@ -1,0 +1,151 @@
+"""Who of a group shall read what: open ranges in, lanes out. Pure, and the same for everybody who asks, in whatever order things come.
+
+Let there be R open ranges (`Readable`: a partition, cut to what is open of it) and C consumers.
+
+* As many ranges as consumers, or more: ranges stay whole, and the consumers' counts differ by one at most.
+* More consumers than ranges: ranges are cut. Each has one consumer; the others go, one by one, to the range that lacks most of its share,
+  where a range's share of the consumers is its share of the backlog (all alike if there is none). A range with n consumers is cut into n
+  lanes of even width. A consumer is idle only if there are fewer logical partitions than consumers.
+
+Nothing moves without need. While all consumers are there, the open ranges are the same and nobody is idle, the assignment stays, however
+the backlogs drift (only the version of a lane follows the frontier). Otherwise the lanes are made anew, and dealt out by what the consumers
+had: the pair of a lane and a consumer that shares most with what it read of that partition goes first; then who read those logical
+partitions in another one (a split's target goes to who read the source); what is left goes to whoever has least, by name. So a consumer
+that joins takes from those that have more than their share, one that leaves gives up its own lanes, and a range that is cut into as many
+as before, for the same consumers, is untouched.
+
+Worked example. Partition 1 [0, 1000) is all there is; consumers x, y: 1 [0, 500) x, 1 [500, 1000) y. It is split, and z joins:
+
+    x and y have finished nothing   R = 1, C = 3   [0, 333) x   [333, 666) z   [666, 1000) y
+    x finishes [0, 333)             R = 2, C = 3   2 [0, 333) has a backlog of 100, 1 [333, 1000) of 900: their shares are 0.3 and 2.7
+                                                   consumers, so 1 and 2: 2 [0, 333) x   1 [333, 666) z   1 [666, 1000) y; nobody moves
+    all is finished                 R = 2, C = 3   2 [0, 500) and 3 [500, 1000), 50 and 50: shares 1.5 and 1.5; the first gets the third
+                                                   2 [0, 250) x   2 [250, 500) z   3 [500, 1000) y
+    z leaves                        R = 2, C = 2   2 [0, 500) x   3 [500, 1000) y
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from qmq_ordering.cutting import even_cuts, ranges_between
+from qmq_ordering.frontier import Readable
+from qmq_ordering.lane import Assignment, Lane
+from qmq_ordering.route import LpRange
+
+Backlog: TypeAlias = Callable[[int, LpRange], float]
+"""How many messages wait for the group in a range of a partition (by number); 0 if nobody knows."""
+
+_Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
+"""Each open range as the lane that covers it, by range, with the lanes in it that were dealt before."""
+
+_Claim: TypeAlias = tuple[bool, int, int, str]
+"""A lane that a consumer would like to keep: not the same partition, minus the width shared, the lane's place, the consumer. Sorts so."""
+
+
+def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: Backlog) -> Assignment:
+    """Who shall read what; see the module. `previous` itself if nothing changes, else one of the next generation.
+
+    Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
+    """
+    living = sorted(set(consumers))
+    opened = sorted(open_lanes, key=lambda each: (each.range, each.partition.number))
+    held = {_whole(each): [pair for pair in previous.lanes if _is_part(pair[0], _whole(each))] for each in opened}
+    if _fits(held, living):
+        # Nobody moves; but the frontier may have passed a version that changed nothing here.
+        dealt = sorted((lane._replace(version=whole.version), owner) for whole, pairs in held.items() for lane, owner in pairs)
+    else:
+        lanes = _cut(held, _shares(opened, len(living), backlog)) if living else []
+        dealt = sorted(zip(lanes, _deal(lanes, living, previous), strict=True))
+    return previous if tuple(dealt) == previous.lanes else Assignment(previous.generation + 1, tuple(dealt))
+
+
+# --- whether anything has to move ------------------------------------------------------------------------------------------
+
+
+def _fits(held: _Held, living: list[str]) -> bool:
+    """Whether what was dealt covers what is open, by those who are there, as evenly as a new assignment would."""
+    if not all(_is_evenly_cut(whole.range, pairs) for whole, pairs in held.items()):
+        return False
+    counts = Counter(owner for pairs in held.values() for _, owner in pairs)
+    if not counts.keys() <= set(living):
+        return False
+    if len(living) > len(held):
+        return counts.total() == min(len(living), sum(whole.range.width for whole in held)) and max(counts.values(), default=1) == 1
+    each = [counts[name] for name in living]
+    return counts.total() == len(held) and max(each, default=0) - min(each, default=0) <= 1
+
+
+def _is_evenly_cut(lps: LpRange, pairs: list[tuple[Lane, str]]) -> bool:
+    widths = [lane.range.width for lane, _ in pairs]
+    return sum(widths) == lps.width and max(widths) - min(widths) <= 1
+
+
+def _whole(opened: Readable) -> Lane:
+    return Lane(opened.partition.number, opened.range, opened.partition.group, opened.version)
+
+
+def _is_part(lane: Lane, whole: Lane) -> bool:
+    return (lane.partition, lane.group) == (whole.partition, whole.group) and whole.range.contains(lane.range)
+
+
+# --- the lanes -------------------------------------------------------------------------------------------------------------
+
+
+def _cut(held: _Held, shares: list[int]) -> list[Lane]:
+    """The lanes: a range that is cut into so many even ones already stays as it is cut."""
+    lanes = []
+    for (whole, pairs), parts in zip(held.items(), shares, strict=True):
+        is_cut = len(pairs) == parts and _is_evenly_cut(whole.range, pairs)
+        ranges = [lane.range for lane, _ in pairs] if is_cut else ranges_between(whole.range, even_cuts(whole.range, parts))
+        lanes += [whole._replace(range=lps) for lps in ranges]
+    return lanes
+
+
+def _shares(opened: list[Readable], consumers: int, backlog: Backlog) -> list[int]:
+    """How many consumers each open range gets: one, and the rest by largest remainder of its share of the backlog."""
+    shares = [1] * len(opened)
+    left = min(consumers, sum(each.range.width for each in opened)) - len(opened)
+    if left <= 0:
+        return shares
+    weights = [max(0.0, backlog(each.partition.number, each.range)) for each in opened]
+    total = sum(weights)
+    wanted = [consumers * weight / total if total > 0 else consumers / len(opened) for weight in weights]
+    for _ in range(left):
+        lacking = (i for i, each in enumerate(opened) if shares[i] < each.range.width)
+        neediest = max(lacking, key=lambda i: (wanted[i] - shares[i], -i))
+        shares[neediest] += 1
+    return shares
+
+
+# --- who gets which --------------------------------------------------------------------------------------------------------
+
+
+def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[str]:
+    """The consumer of each lane: counts differ by one at most, and as many as possible keep what they had."""
+    owners = [""] * len(lanes)
+    counts = dict.fromkeys(living, 0)
+    each, extra = divmod(len(lanes), len(living) or 1)
+    for _, _, place, name in sorted(_claims(lanes, living, previous)):
+        is_extra = counts[name] == each
+        if owners[place] or counts[name] > each or (is_extra and not extra):
+            continue
+        owners[place], counts[name], extra = name, counts[name] + 1, extra - is_extra
+    for place, owner in enumerate(owners):
+        if not owner:
+            owners[place] = min(living, key=lambda name: (counts[name], name))
+            counts[owners[place]] += 1
+    return owners
+
+
+def _claims(lanes: list[Lane], living: list[str], previous: Assignment) -> list[_Claim]:
+    """What each consumer had, summed up by lane. Lanes do not overlap, so a claim to the same partition is better than any other."""
+    shared: Counter[tuple[bool, int, str]] = Counter()
+    names = set(living)
+    for held, name in previous.lanes:
+        for place, lane in enumerate(lanes):
+            if name in names and lane.range.overlaps(held.range):
+                shared[lane.partition != held.partition, place, name] += lane.range.cut(held.range).width
+    return [(is_other, -width, place, name) for (is_other, place, name), width in shared.items()]

@@ -1,0 +1,97 @@
+"""What automatic resharding looks at, and what it remembers between two looks. Values only; `resharding` decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import NamedTuple
+
+from qmq.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a subject's partitions are split and merged. Off unless switched on. Raises InvalidArgument for what cannot be meant.
+
+    The defaults take Pulsar's figures (PIP-483: split above 10,000 messages/s or 50 MB/s in, at most one a minute; merge below 1,000
+    messages/s for five minutes; at most 64 segments), since they have been argued about in public; Pravega waits ten minutes after each
+    change. Backlog is our own: nobody else looks at it.
+    """
+
+    is_enabled: bool = False
+    """A change closes queues for good, so nobody gets one without having asked for it."""
+    split_messages_per_s: float = 10_000.0
+    """A partition that takes more is hot. A broker group takes ten times that and more (docs/BENCH.md), so several hot ones fit while
+    the splits are made, and the peaks behind the average do too."""
+    split_bytes_per_s: float = 50e6
+    """The same in bytes: with two slaves it fills most of a gigabit link, since each byte leaves the master twice."""
+    split_backlog: int = 1_000_000
+    """Messages of the slowest group that wait in one partition: 100 s of what is hot, so a short stop of consumers is none."""
+    merge_messages_per_s: float = 1_000.0
+    """Neighbours that take less together are cold: a tenth of what is hot, so daily ups and downs split and merge nothing."""
+    merge_bytes_per_s: float = 5e6
+    """The same in bytes."""
+    merge_quiet_ms: int = 300_000
+    """How long they must have been cold without a break: a partition too many costs little, so there is no hurry."""
+    cool_down_ms: int = 60_000
+    """Nothing is changed for so long behind a change: the figures must show what it did before anything else is done."""
+    partitions_min: int = 1
+    """Nothing is merged below this."""
+    partitions_max: int = 64
+    """Nothing is split above this: each partition is a queue for every group, and lanes give width without more of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("split_messages_per_s", "split_bytes_per_s", "split_backlog"):
+            if not getattr(self, name) > 0 or not isfinite(getattr(self, name)):
+                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number above 0, a very large one if it shall not count")
+        for name in ("merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms", "cool_down_ms"):
+            if not getattr(self, name) >= 0 or not isfinite(getattr(self, name)):
+                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number of 0 or more")
+        if not 1 <= self.partitions_min <= self.partitions_max:
+            raise InvalidArgument(f"1 <= partitions_min <= partitions_max does not hold: {self.partitions_min}, {self.partitions_max}")
+
+    def encode(self) -> bytes:
+        """As stored."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Policy:
+        """The inverse."""
+        return cls(**json.loads(data))
+
+
+class PartitionLoad(NamedTuple):
+    """What a partition carries, as an average over some time that the caller chooses."""
+
+    number: int
+    messages_per_s: float
+    bytes_per_s: float
+    backlog: int
+    """Of the group with the most messages left in it."""
+    lp_load: tuple[float, ...]
+    """One figure for each logical partition of its range, in any unit: only their proportions matter. Empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is remembered between looks. The empty one is the past of a subject at which nobody has looked yet."""
+
+    version: int = 0
+    """The route's, at the last look: another one at the next look means that somebody changed it meanwhile."""
+    changed_ms: int | None = None
+    """When the last change was decided on, or was seen to have been made."""
+    cold_since_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Neighbours that are cold, by number, left to right: since when."""
+
+    def encode(self) -> bytes:
+        """As stored."""
+        cold = [[left, right, since] for (left, right), since in sorted(self.cold_since_ms.items())]
+        return json.dumps({"version": self.version, "changed_ms": self.changed_ms, "cold_since_ms": cold}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Past:
+        """The inverse."""
+        found = json.loads(data)
+        return cls(found["version"], found["changed_ms"], {(left, right): since for left, right, since in found["cold_since_ms"]})

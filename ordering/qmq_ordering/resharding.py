@@ -1,0 +1,258 @@
+"""Whether a subject shall be resharded now: one look at its load, one decision, and sentences that say why. Pure.
+
+    hot    a partition above any of the policy's `split_` figures. It is cut in two where its load halves. If one logical partition has more
+           than half of it, no cut halves it: that one is isolated, so that the other keys no longer wait behind it. A partition that is one
+           logical partition only cannot be split.
+    cold   neighbours that together stay below all of the `merge_` figures, and are at most half of hot by every `split_` figure.
+           They are merged when they have been cold for `merge_quiet_ms` without a break, as far as looks can tell.
+
+One change at a time, the hottest first, then the coldest; none within `cool_down_ms` of the last, whoever made that.
+
+Why it settles. Let the load of each logical partition be constant. What is merged is at most half of hot, so no merge makes anything hot
+that would be split again. What a split leaves was more than hot together, so those parts are never merged again with each other as a
+whole. So hot partitions come from hot ones only, each narrower than the one it came from: splits end, then merges do.
+
+Worked example, by the defaults. Partition 3 [0, 512) takes 12,000 messages/s, spread evenly, and no change was made for a minute: it is
+split at 256. With 9,000 of them in logical partition 17 it is split at 17 and 18, into 4 [0, 17), 5 [17, 18) and 6 [18, 512). Should
+partition 5 come to 10,000 alone, it stays as it is, and the reasons say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from qmq_ordering.algebra import merge, split
+from qmq_ordering.cutting import cut_by_load, ranges_between
+from qmq_ordering.load import PartitionLoad, Past, Policy
+from qmq_ordering.route import Change, PhysicalPartition, Route
+
+__all__ = ["Decision", "Merge", "PartitionLoad", "Past", "Policy", "Split", "decide"]
+
+
+class Split(NamedTuple):
+    """Cut a partition; the arguments of `algebra.split`."""
+
+    partition: int
+    at: tuple[int, ...]
+    groups: tuple[str, ...]
+
+    def change(self, route: Route, *, change_id: str, reason: str = "") -> Change:
+        """The change that does it to a route."""
+        return split(route, self.partition, self.at, change_id=change_id, groups=self.groups, reason=reason)
+
+    def __str__(self) -> str:
+        return f"split {self.partition} at {' '.join(map(str, self.at))}" + (f" onto {' '.join(self.groups)}" if self.groups else "")
+
+
+class Merge(NamedTuple):
+    """Join neighbours; the arguments of `algebra.merge`."""
+
+    partitions: tuple[int, ...]
+    group: str
+
+    def change(self, route: Route, *, change_id: str, reason: str = "") -> Change:
+        """The change that does it to a route."""
+        return merge(route, self.partitions, change_id=change_id, group=self.group, reason=reason)
+
+    def __str__(self) -> str:
+        return f"merge {' '.join(map(str, self.partitions))}" + (f" onto {self.group}" if self.group else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done now, if anything, and why, or why not: full sentences for people."""
+
+    operation: Split | Merge | None
+    reasons: tuple[str, ...]
+
+
+class _Pair(NamedTuple):
+    """Neighbours, with their loads."""
+
+    left: PhysicalPartition
+    right: PhysicalPartition
+    messages_per_s: float
+    bytes_per_s: float
+    backlog: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.left.number, self.right.number
+
+
+def decide(
+    policy: Policy, route: Route, loads: Sequence[PartitionLoad], groups: Sequence[str], past: Past, now_ms: int
+) -> tuple[Decision, Past]:
+    """The decision, and the past for the next look. `groups`: the broker groups that may take partitions, least loaded first.
+
+    Partitions without a load are left alone: their broker group did not answer, and silence is not coldness. With the policy off nothing is
+    done, and the reasons say what would be. Raises InvalidArgument if a load does not fit its partition's range.
+    """
+    known = {load.number: load for load in loads}
+    pairs = [pair for pair in _pairs(route, known) if _is_cold(policy, pair)]
+    seen = _looked(route, pairs, past, now_ms)
+    reasons: list[str] = []
+    operation = _split_hottest(policy, route, known, groups, reasons) or _merge_coldest(policy, route, pairs, groups, seen, now_ms, reasons)
+    reasons = reasons or [_quiet(route, known)]
+    silent = [part for part in route.partitions if part.number not in known]
+    reasons += [f"Partition {part.number} is left alone: no figures came from its broker group {part.group}." for part in silent]
+    waited_ms = policy.cool_down_ms if seen.changed_ms is None else now_ms - seen.changed_ms
+    if not policy.is_enabled:
+        return Decision(None, ("Automatic resharding is off for this subject; this is what would be, were it on.", *reasons)), seen
+    if operation is not None and waited_ms < policy.cool_down_ms:
+        wait = f"Nothing is done yet: the last change was {_s(waited_ms)} ago, and the cool-down is {_s(policy.cool_down_ms)}."
+        return Decision(None, (*reasons, wait)), seen
+    return Decision(operation, tuple(reasons)), seen if operation is None else replace(seen, changed_ms=now_ms)
+
+
+# --- what is seen ----------------------------------------------------------------------------------------------------------
+
+
+def _pairs(route: Route, known: dict[int, PartitionLoad]) -> Iterator[_Pair]:
+    for left, right in pairwise(route.partitions):
+        a, b = known.get(left.number), known.get(right.number)
+        if a is not None and b is not None:
+            yield _Pair(left, right, a.messages_per_s + b.messages_per_s, a.bytes_per_s + b.bytes_per_s, a.backlog + b.backlog)
+
+
+def _is_cold(policy: Policy, pair: _Pair) -> bool:
+    """Below what merges, and so far below what splits that the two never take turns."""
+    return (
+        pair.messages_per_s < policy.merge_messages_per_s
+        and pair.bytes_per_s < policy.merge_bytes_per_s
+        and pair.messages_per_s <= policy.split_messages_per_s / 2
+        and pair.bytes_per_s <= policy.split_bytes_per_s / 2
+        and pair.backlog <= policy.split_backlog / 2
+    )
+
+
+def _looked(route: Route, cold: Sequence[_Pair], past: Past, now_ms: int) -> Past:
+    """The past with this look in it. A time from a clock that was ahead counts as now: else it would hold everything up."""
+    changed_ms = past.changed_ms
+    if past.version not in (0, route.version):
+        changed_ms = now_ms
+    since = {pair.key: min(past.cold_since_ms.get(pair.key, now_ms), now_ms) for pair in cold}
+    return Past(route.version, None if changed_ms is None else min(changed_ms, now_ms), since)
+
+
+# --- what is hot -----------------------------------------------------------------------------------------------------------
+
+
+def _heat(policy: Policy, load: PartitionLoad) -> float:
+    """How many times the figure that is passed furthest; above 1 is hot."""
+    by_rate = max(load.messages_per_s / policy.split_messages_per_s, load.bytes_per_s / policy.split_bytes_per_s)
+    return max(by_rate, load.backlog / policy.split_backlog)
+
+
+def _split_hottest(
+    policy: Policy, route: Route, known: dict[int, PartitionLoad], groups: Sequence[str], reasons: list[str]
+) -> Split | None:
+    """The hottest partition that can be split; why others cannot is added to the reasons."""
+    hot = [(_heat(policy, known[part.number]), part) for part in route.partitions if part.number in known]
+    for heat, part in sorted(hot, key=lambda each: (-each[0], each[1].number)):
+        if heat > 1:
+            found = _split(policy, route, part, known[part.number], groups)
+            too_much = _too_much(policy, known[part.number])
+            if isinstance(found, Split):
+                at = " and ".join(map(str, found.at))
+                reasons.insert(0, f"Partition {part.number} {too_much}; it is to be split at logical partition {at}.")
+                return found
+            reasons.append(f"Partition {part.number} {too_much}; {found}.")
+    return None
+
+
+def _split(policy: Policy, route: Route, part: PhysicalPartition, load: PartitionLoad, groups: Sequence[str]) -> Split | str:
+    """How to split a hot partition, or why it cannot be."""
+    if part.range.width == 1:
+        return f"it holds logical partition {part.range.first} only and cannot be split: the load is in keys that hash to the same place"
+    room = policy.partitions_max - len(route.partitions)
+    if room < 1:
+        return f"it is not split, since the subject has {len(route.partitions)} partitions and may have {policy.partitions_max}"
+    loads = load.lp_load or (0.0,) * part.range.width
+    at = cut_by_load(part.range, loads, 2)
+    hottest = max(range(len(loads)), key=loads.__getitem__)
+    if loads[hottest] > sum(loads) / 2:
+        lp = part.range.first + hottest
+        if not any(each for i, each in enumerate(loads) if i != hottest):
+            return f"all of it is in logical partition {lp}, which cannot be split, and nobody else is held up by it"
+        isolated = [cut for cut in (lp, lp + 1) if part.range.first < cut < part.range.end]
+        at = isolated if len(isolated) <= room else at
+    weights = [sum(loads[a - part.range.first : b - part.range.first]) for a, b in ranges_between(part.range, at)]
+    return Split(part.number, tuple(at), _places(weights, part.group, groups))
+
+
+def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple[str, ...]:
+    """Broker groups for the parts: the lightest stays, the others go elsewhere if they can, the heaviest to the least loaded."""
+    if not groups:
+        return ()
+    places = [home] * len(weights)
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    movers = order[:-1] if home in groups else order
+    elsewhere = [group for group in groups if group != home] or [home]
+    for turn, i in enumerate(movers):
+        places[i] = elsewhere[turn % len(elsewhere)]
+    return tuple(places)
+
+
+# --- what is cold ----------------------------------------------------------------------------------------------------------
+
+
+def _merge_coldest(
+    policy: Policy, route: Route, cold: Sequence[_Pair], groups: Sequence[str], seen: Past, now_ms: int, reasons: list[str]
+) -> Merge | None:
+    """The coldest neighbours that have been cold for long enough; otherwise those that will be first are added to the reasons."""
+    if not cold:
+        return None
+    quiet_ms = {pair.key: now_ms - seen.cold_since_ms[pair.key] for pair in cold}
+    ripe = [pair for pair in cold if quiet_ms[pair.key] >= policy.merge_quiet_ms]
+    chosen = min(ripe or cold, key=lambda pair: (0 if ripe else -quiet_ms[pair.key], pair.messages_per_s, pair.key))
+    little = _little(policy, chosen, quiet_ms[chosen.key])
+    if len(route.partitions) <= policy.partitions_min:
+        reasons.append(f"{little}; they stay, since the subject has {len(route.partitions)} and shall have {policy.partitions_min}.")
+    elif not ripe:
+        reasons.append(f"{little}; they are to be merged when that has lasted {_s(policy.merge_quiet_ms)}.")
+    else:
+        reasons.insert(0, f"{little}; they are to be merged.")
+        homes = [group for group in groups if group in (chosen.left.group, chosen.right.group)]
+        return Merge(chosen.key, next(iter(homes or groups), ""))
+    return None
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------------
+
+
+def _too_much(policy: Policy, load: PartitionLoad) -> str:
+    found = []
+    if load.messages_per_s > policy.split_messages_per_s:
+        found.append(f"takes {load.messages_per_s:,.0f} messages/s, above {policy.split_messages_per_s:,.0f}")
+    if load.bytes_per_s > policy.split_bytes_per_s:
+        found.append(f"takes {load.bytes_per_s:,.0f} bytes/s, above {policy.split_bytes_per_s:,.0f}")
+    if load.backlog > policy.split_backlog:
+        found.append(f"has a backlog of {load.backlog:,} messages, above {policy.split_backlog:,}")
+    return " and ".join(found)
+
+
+def _little(policy: Policy, pair: _Pair, quiet_ms: int) -> str:
+    return (
+        f"Partitions {pair.left.number} and {pair.right.number} have been cold for {_s(quiet_ms)}: together "
+        f"{pair.messages_per_s:,.0f} messages/s and {pair.bytes_per_s:,.0f} bytes/s, "
+        f"below {policy.merge_messages_per_s:,.0f} and {policy.merge_bytes_per_s:,.0f}"
+    )
+
+
+def _quiet(route: Route, known: dict[int, PartitionLoad]) -> str:
+    loads = [known[part.number] for part in route.partitions if part.number in known]
+    if not loads:
+        return "Nothing is known of the load of any partition."
+    busiest = max(loads, key=lambda load: load.messages_per_s)
+    return (
+        f"No partition is hot and no neighbours are cold: of {len(route.partitions)}, partition {busiest.number} takes most, "
+        f"{busiest.messages_per_s:,.0f} messages/s and {busiest.bytes_per_s:,.0f} bytes/s."
+    )
+
+
+def _s(duration_ms: int) -> str:
+    return f"{max(duration_ms, 0) / 1000:,.10g} s"
