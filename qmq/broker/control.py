@@ -154,7 +154,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             start_sequence=each.info.start_sequence, next_sequence=each.info.next_sequence, stored_bytes=each.info.stored_bytes,
             last_append_ms=each.info.last_append_ms, sealed_at=queue.sealed.sequence if queue.sealed is not None else None,
             messages_per_s=load.per_s(load.messages), bytes_per_s=load.per_s(load.bytes), bent_messages=load.bent, lag_ms=each.lag_ms,
-            lp_load=[load.per_s(float(each)) for each in load.lps] if request.with_load else (),
+            lp_load=(
+                [load.per_s(float(load.lps[lp])) if lp < len(load.lps) else 0.0 for lp in range(*each.lps)] if request.with_load else ()
+            ),
         )  # fmt: skip
         if share is not None:
             self._add_progress(status, queue, request.group, share)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import qmq
-from qmq.cli import broker, cluster, consume, dev, group, health, logs, message, meta, produce, replica, subject
+from qmq.cli import broker, cluster, consume, dev, dlq, group, health, logs, message, meta, produce, replica, route, subject
 
 app = typer.Typer(
     name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
@@ -19,6 +19,8 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
+app.add_typer(route.app, name="route")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(message.app, name="message")
 app.add_typer(logs.app, name="log")
 app.add_typer(cluster.app, name="cluster")

@@ -1,16 +1,22 @@
-"""`qmq consume`: messages out, as lines or JSON."""
+"""`qmq consume`: messages out, as lines or JSON; of an ordered subject, each key's in order."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import qmq
 from qmq.cli.output import SERVER, Json, Server, run
+from qmq.errors import InvalidArgument, OrderMismatch
+
+if TYPE_CHECKING:
+    from qmq.client.message import StoredMessage
+    from qmq.client.ordered.message import OrderedMessage
 
 
 def consume(
@@ -30,29 +36,65 @@ def consume(
 async def _consume(
     server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], as_json: bool
 ) -> None:
+    """Which kind of subject it is, its broker says at the first pull."""
+    async with qmq.connect(server) as mq:
+        try:
+            await _consume_unordered(mq, subject, group, count, idle_s, start, tags, as_json)
+        except OrderMismatch:
+            if tags:
+                raise InvalidArgument(f"subject {subject!r} is ordered: all of its messages are consumed, --tag cannot choose") from None
+            await _consume_ordered(mq, subject, group, count, idle_s, start, as_json)
+
+
+async def _consume_unordered(
+    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], as_json: bool
+) -> None:
     printed = 0
-    async with qmq.connect(server) as mq, mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
+    async with mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
         while not count or printed < count:
             most = min(count - printed, 1000) if count else 1000
             found = await consumer.pull(most, timedelta(seconds=idle_s or 3600))
             if idle_s and not found.slices:
                 return
             for message in found:
-                _print(message, as_json)
+                _print(message, {"subject": message.subject, "broker_group": message.broker_group}, as_json)
             sys.stdout.buffer.flush()
             await found.ack()
             printed += len(found)
 
 
-def _print(message: qmq.Message, as_json: bool) -> None:
-    line = json.dumps(_fields(message)).encode() if as_json else message.body
+async def _consume_ordered(
+    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, as_json: bool
+) -> None:
+    """What is printed is acknowledged; leaving settles it."""
+    printed = 0
+    async with mq.ordered_consumer(subject, group, start=start, ack="explicit") as consumer:
+        while not count or printed < count:
+            try:
+                async with asyncio.timeout(idle_s or None):
+                    message = await anext(consumer)
+            except TimeoutError:
+                return
+            _print(message, _place(message), as_json)
+            sys.stdout.buffer.flush()
+            message.ack_later()
+            printed += 1
+
+
+def _place(message: OrderedMessage) -> dict[str, Any]:
+    return {
+        "subject": message.subject, "broker_group": message.broker_group, "partition": message.partition,
+        "logical_partition": message.logical_partition, "route_version": message.route_version,
+    }  # fmt: skip
+
+
+def _print(message: StoredMessage, place: dict[str, Any], as_json: bool) -> None:
+    line = json.dumps(place | _fields(message)).encode() if as_json else message.body
     sys.stdout.buffer.write(line + b"\n")
 
 
-def _fields(message: qmq.Message) -> dict[str, Any]:
+def _fields(message: StoredMessage) -> dict[str, Any]:
     return {
-        "subject": message.subject,
-        "broker_group": message.broker_group,
         "sequence": message.sequence,
         "id": str(message.id),
         "key": message.key,

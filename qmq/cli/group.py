@@ -8,32 +8,54 @@ from typing import Annotated, Any
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show
-from qmq.errors import InvalidArgument
+from qmq.cli.output import SERVER, Json, Server, console, run, show
+from qmq.cli.route import described, emit
+from qmq.cli.route_view import group_view
+from qmq.errors import InvalidArgument, UnknownGroup
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, lag, reset.")
+app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset.")
+
+
+_COLUMNS = ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms", "version")
 
 
 @app.command("list")
 def list_groups(
     subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """List groups, with how far they are behind."""
-    rows = [
-        (
-            each.subject, each.partition, each.broker_group, each.group, len(each.consumers),
-            each.waiting + each.unacked + each.requeued, each.lag_ms,
-        )
-        for each in run(_groups(server, subject, ""))
-    ]  # fmt: skip
-    show("groups", ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms"), rows, as_json=as_json)
+    """List groups, with how far they are behind; of an ordered subject, with the version of the route that they read."""
+    show("groups", _COLUMNS, run(_rows(server, subject)), as_json=as_json)
 
 
-async def _groups(server: str, subject: str, group: str) -> list[Any]:
+async def _rows(server: str, subject: str) -> list[tuple[Any, ...]]:
     async with qmq.connect(server) as mq:
-        return await mq.metadata.describe_groups(subject, group)
+        ordered = await _ordered(mq, subject)
+        rows = []
+        if subject not in ordered:
+            rows = [_row(each) for each in await mq.metadata.describe_groups(subject) if each.subject not in ordered]
+        for name in ordered:
+            found = await described(mq, name)
+            rows += [_ordered_row(name, group, each) for group in found["groups"] for each in group["partitions"]]
+        return rows
 
 
+async def _ordered(mq: qmq.Client, subject: str) -> list[str]:
+    """The ordered subjects: of all, or this one if it is one."""
+    found = await mq.metadata.list_subjects(subject)
+    return [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
+
+
+def _row(each: Any) -> tuple[Any, ...]:
+    lag = each.waiting + each.unacked + each.requeued
+    return (each.subject, each.partition, each.broker_group, each.group, len(each.consumers), lag, each.lag_ms, "")
+
+
+def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> tuple[Any, ...]:
+    holders = len({holder["consumer"] for holder in each["holders"]})
+    return (subject, each["partition"], each["broker_group"], group["group"], holders, each["left"], each["lag_ms"], group["version"])
+
+
+@app.command("show")
 @app.command("lag")
 def lag(
     subject: Annotated[str, typer.Argument(help="The subject.")],
@@ -41,8 +63,11 @@ def lag(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show how far a group is behind, and what each of its consumers holds."""
-    found = run(_groups(server, subject, group))
+    """Show how far a group is behind, and what each of its consumers holds; of an ordered subject, where its frontier is."""
+    found = run(_lag(server, subject, group))
+    if isinstance(found, dict):
+        emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
+        return
     columns = ("partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers")
     rows = [
         (
@@ -52,6 +77,18 @@ def lag(
         for each in found
     ]  # fmt: skip
     show(f"group {group} on {subject}", columns, rows, as_json=as_json)
+
+
+async def _lag(server: str, subject: str, group: str) -> list[Any] | dict[str, Any]:
+    """One group on each queue; of an ordered subject, all of the group at once."""
+    async with qmq.connect(server) as mq:
+        if not await _ordered(mq, subject):
+            return await mq.metadata.describe_groups(subject, group)
+        found = await described(mq, subject)
+    for each in found["groups"]:
+        if each["group"] == group:
+            return {**each, "subject": subject, "latest_version": found["latest_version"]}
+    raise UnknownGroup(f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows which have")
 
 
 def _consumers(group: Any, as_json: bool) -> Any:
@@ -78,6 +115,8 @@ def reset(
     async def _reset() -> list[Any]:
         target = parse_target(to)
         async with qmq.connect(server) as mq:
+            if broker_group is not None and await _ordered(mq, subject):
+                raise InvalidArgument(f"{subject!r} is ordered: a group of it moves as a whole, not on one broker group")
             return await mq.metadata.reset_group(subject, group, **target, broker_group=broker_group)
 
     rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]

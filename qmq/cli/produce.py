@@ -7,14 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from rich.progress import Progress
 
 import qmq
 from qmq.cli.output import SERVER, Server, errors, run, show
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, OrderMismatch
+
+if TYPE_CHECKING:
+    from qmq.client.ordered.producer import OrderedProducer
+    from qmq.client.producer import Producer
 
 Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 
@@ -46,21 +50,32 @@ def produce(
 async def _produce(
     server: str, subject: str, contents: Iterator[Content], compression: str | None, total: int | None, *, quiet: bool
 ) -> dict[str, int]:
-    """How many messages each broker group stored."""
-    sent = 0
+    """How many messages each broker group stored. What is wrong with the first one is mostly wrong with all, so it goes alone."""
+    first = next(contents, None)
+    if first is None:
+        return {}
     bar = Progress(console=errors, transient=True, disable=quiet or not errors.is_terminal)
-    async with qmq.connect(server) as mq, mq.producer(subject, compression=compression) as producer:
+    async with qmq.connect(server) as mq, await _begin(mq, subject, first, compression) as producer:
         with bar:
-            task = bar.add_task(f"sending to {subject}", total=total)
-            for body, key, tags, headers in contents:
-                ticket = producer.send(body, key, tags, headers)
-                sent += 1
-                bar.advance(task, len(body) + 1)
-                if sent == 1:
-                    await ticket
-                elif producer.full:
+            task = bar.add_task(f"sending to {subject}", total=total, completed=len(first[0]) + 1)
+            for content in contents:
+                producer.send(*content)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
+                bar.advance(task, len(content[0]) + 1)
+                if producer.full:
                     await producer.drain()
     return producer.stored_by_group
+
+
+async def _begin(mq: qmq.Client, subject: str, first: Content, compression: str | None) -> Producer | OrderedProducer:
+    """The producer that stored the first message. Which kind of subject it is, its broker says."""
+    unordered = mq.producer(subject, compression=compression)
+    try:
+        await unordered.send(*first)
+    except OrderMismatch:
+        ordered = mq.ordered_producer(subject, compression=compression)
+        await ordered.send(*first)  # type: ignore[arg-type]
+        return ordered
+    return unordered
 
 
 def _contents(source: BinaryIO, form: str, key: str | None, tags: list[str] | None) -> Iterator[Content]:

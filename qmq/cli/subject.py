@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, run, show, time_text
 from qmq.cli.roles import names_of
-from qmq.errors import Unavailable, UnknownSubject
+from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
+from qmq.model import Fencing, Order
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, describe, place.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place.")
 
-_COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored")
+_COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored", "order")
 
 
 @app.command("list")
@@ -37,11 +39,11 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
     rows = [
         (
             subject.settings.name, queue.partition, queue.broker_group, queue.start_sequence, queue.next_sequence,
-            queue.next_sequence - queue.start_sequence, queue.stored_bytes, time_text(queue.last_append_ms),
+            queue.next_sequence - queue.start_sequence, queue.stored_bytes, time_text(queue.last_append_ms), subject.settings.order,
         )
         for queue in subject.queues
     ]  # fmt: skip
-    return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, "")]
+    return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, "", subject.settings.order)]
 
 
 @app.command("create")
@@ -50,10 +52,22 @@ def create(
     retention_hours: Annotated[float | None, typer.Option(help="Messages older than this may be deleted.")] = None,
     retention_mib: Annotated[int | None, typer.Option(help="Of a queue, the oldest messages beyond this may be deleted.")] = None,
     body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX,
+    order: Annotated[
+        str, typer.Option(help="'strict': the messages of a key stay in order, always; 'best-effort': while all goes well.")
+    ] = "",
+    logical_partitions: Annotated[
+        int | None, typer.Option(min=1, help=f"Ordered: into how many parts keys are hashed, for ever; {LOGICAL_PARTITIONS:,} by default.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Ordered: how many partitions to begin with; one for each broker group if not given.")
+    ] = None,
+    fencing: Annotated[
+        str | None, typer.Option(help="Ordered: 'lease', a lost broker group can be left; 'majority', writing needs no coordination store.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Create a subject. One that is there with the same settings is fine."""
+    """Create a subject. One that is there with the same settings is fine. Whether it is ordered never changes."""
 
     async def _create() -> None:
         config = qmq.SubjectConfig(
@@ -61,15 +75,37 @@ def create(
             None if retention_hours is None else int(retention_hours * 3_600_000),
             None if retention_mib is None else retention_mib << 20,
             body_bytes_max,
+            **ordering(order, logical_partitions, partitions, fencing),
         )
         async with qmq.connect(server) as mq:
-            await mq.metadata.create_subject(config)
+            await mq.metadata.create_subject(config, partitions=partitions or 0)
 
     run(_create())
-    show("created", ("subject",), [(name,)], as_json=as_json)
+    show("created", ("subject", "order"), [(name, order)], as_json=as_json)
 
 
-@app.command("describe")
+def ordering(order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None) -> dict[str, Any]:
+    """What the options say of order, as SubjectConfig takes it. Raises InvalidArgument."""
+    known = [each.value for each in Order if each.value]
+    if not order:
+        given = {"--logical-partitions": logical_partitions, "--partitions": partitions, "--fencing": fencing}
+        extra = [option for option, value in given.items() if value is not None]
+        if extra:
+            raise InvalidArgument(f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}")
+        return {}
+    if order not in known:
+        raise InvalidArgument(f"--order is {' or '.join(known)}, not {order!r}")
+    fencings = [each.value for each in Fencing]
+    if fencing is not None and fencing not in fencings:
+        raise InvalidArgument(f"--fencing is {' or '.join(fencings)}, not {fencing!r}")
+    return {
+        "order": Order(order), "logical_partitions": logical_partitions or LOGICAL_PARTITIONS,
+        "fencing": Fencing(fencing or Fencing.LEASE.value),
+    }  # fmt: skip
+
+
+@app.command("show")
+@app.command("describe", hidden=True)
 def describe(
     name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER
 ) -> None:
@@ -84,11 +120,11 @@ def describe(
     rows = [
         (
             *row, _or_default(settings, "retention_ms"), _or_default(settings, "retention_bytes"), settings.body_bytes_max,
-            ",".join(settings.broker_groups),
+            ",".join(settings.broker_groups), settings.logical_partitions, settings.fencing if settings.order else "",
         )
         for row in _rows(found)
     ]  # fmt: skip
-    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on")
+    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing")
     show(f"subject {name}", columns, rows, as_json=as_json)
 
 

@@ -9,12 +9,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
+from qmq_ordering.lane import Lane
+from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.route import Route as OrderedRoute
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from qmq.client.locator import Pushed
-from qmq.client.routes import Route
-from qmq.errors import CallerError, InvalidArgument, NotConnected, QmqError, Unavailable
-from qmq.model import SubjectConfig
+from qmq.client.ordered.membership import Assigned, Member
+from qmq.client.routes import Ordering, Placement, Route
+from qmq.errors import (
+    CallerError,
+    CoordinationUnknown,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotConnected,
+    Outcome,
+    QmqError,
+    RouteConflict,
+    Unavailable,
+)
+from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
@@ -24,9 +38,11 @@ CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
 """A metaserver that hangs is left for the next one by then."""
 SLOW_CALL_TIMEOUT_S: Final = 60.0
-"""Handing over a mastership, or letting a replica catch up before it counts."""
+"""Handing over a mastership, letting a replica catch up before it counts, or waiting for a lost broker group's lease to end."""
 RETRY_S: Final = 3.0
 WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
+PARKED_KEYS_MAX: Final = 10_000
+PUBLISH_LOOK_S: Final = 0.2
 
 
 class MetadataClient:
@@ -58,7 +74,8 @@ class MetadataClient:
             return await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as cause:
             failure = typed_error(cause, address)
-            if isinstance(failure, Unavailable):
+            # Of those who find it away at the same time one is enough: two turns may lead back to it.
+            if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
             raise failure from cause
 
@@ -75,7 +92,7 @@ class MetadataClient:
             raise NotConnected(f"no broker has subject {subject!r} just now")
         return found
 
-    async def routes(self, subject: str, *, create: bool = False) -> list[Route]:
+    async def routes(self, subject: str, *, create: bool = False) -> Placement:
         """The same for those who keep pauses and ask again by themselves: one try. Raises UnknownSubject, NotConnected."""
         request = pb.LocateRequest(subject=subject, create_if_missing=create)
         found: pb.LocateResponse
@@ -89,11 +106,12 @@ class MetadataClient:
             raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
         if not found.routes:
             raise NotConnected(f"no broker has subject {subject!r} just now")
-        return [
+        routes = [
             Route(each.broker_group, each.data_address, each.epoch, each.is_writable)
             for each in found.routes
             if each.partition == 0
         ]
+        return Placement(routes, _ordering(subject, found))
 
     async def watch(self) -> AsyncIterator[Pushed]:
         """What metaservers push, for ever; resumed at the next one when a stream ends. Ends if none of them knows how to push."""
@@ -114,11 +132,19 @@ class MetadataClient:
 
     # --- subjects and groups -------------------------------------------------------------------------------------------
 
-    async def create_subject(self, config: SubjectConfig) -> pb.SubjectSettings:
-        """Create a subject. Raises SubjectExists, InvalidName, InvalidArgument."""
+    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> pb.SubjectSettings:
+        """Create a subject; an ordered one with so many partitions, 0: one for each of its broker groups.
+
+        Raises SubjectExists, InvalidName, InvalidArgument.
+        """
+        is_ordered = config.order is not Order.NONE
+        if partitions and not is_ordered:
+            raise InvalidArgument(f"subject {config.name!r} is unordered: only an ordered one has partitions to choose")
         settings = pb.SubjectSettings(
             name=config.name, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes,
-            body_bytes_max=config.body_bytes_max,
+            body_bytes_max=config.body_bytes_max, broker_groups=config.groups, order=config.order.value,
+            logical_partitions=config.logical_partitions,
+            fencing=config.fencing.value if is_ordered else "", partitions=partitions,
         )  # fmt: skip
         created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         return created.settings
@@ -188,6 +214,135 @@ class MetadataClient:
         found: control.FindTimeResponse = await self._call("FindTime", request)
         return list(found.found)
 
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    async def change_route(
+        self, subject: str, *, split: pb.SplitOperation | None = None, merge: pb.MergeOperation | None = None,
+        move: pb.MoveOperation | None = None, from_version: int = 0, reason: str = "", dry_run: bool = False,
+    ) -> pb.ChangeRouteResponse:  # fmt: skip
+        """Split, merge or move partitions; answered when the next route is published, or with `dry_run` when it is planned.
+
+        A lost answer is asked for again only with `from_version`: then the change is made once at most. Without it the failure is raised,
+        and the history says what became of it.
+
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change was begun and
+        is not published yet: it goes on by itself.
+        """
+        if sum(each is not None for each in (split, merge, move)) != 1:
+            raise InvalidArgument("a change of a route is one split, one merge or one move")
+        request = pb.ChangeRouteRequest(
+            subject=subject, from_version=from_version, split=split, merge=merge, move=move, reason=reason, dry_run=dry_run
+        )
+        found: pb.ChangeRouteResponse
+        if dry_run:
+            found = await self._call("ChangeRoute", request)
+            return found
+        try:
+            found = await self._call_once("ChangeRoute", request, SLOW_CALL_TIMEOUT_S)
+        except (Unavailable, CoordinationUnknown) as failure:
+            if not from_version:
+                raise
+            if failure.outcome is not Outcome.STORED:
+                return await self._change_again(request)
+            made = await self._made(request)
+            if made is None:
+                raise
+            return await self._published(subject, made)
+        return found
+
+    async def _change_again(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
+        """After a lost answer. If the change was made, asking again is refused, since the route is another one then."""
+        found: pb.ChangeRouteResponse
+        try:
+            found = await self._call("ChangeRoute", request, timeout_s=SLOW_CALL_TIMEOUT_S)
+        except RouteConflict:
+            made = await self._made(request)
+            if made is None:
+                raise
+            return await self._published(request.subject, made)
+        return found
+
+    async def _made(self, request: pb.ChangeRouteRequest) -> pb.RouteChangeInfo | None:
+        """The change that led, or leads, on from the request's version, if it is the one that was asked for."""
+        changes = await self.route_history(request.subject)
+        under_way = (await self.describe_route(request.subject)).change
+        for change in (*changes, under_way):
+            if change.to_version == request.from_version + 1:
+                return change if is_answer_to(request, change) else None
+        return None
+
+    async def _published(self, subject: str, change: pb.RouteChangeInfo) -> pb.ChangeRouteResponse:
+        deadline = asyncio.get_running_loop().time() + SLOW_CALL_TIMEOUT_S
+        while True:
+            described = await self.describe_route(subject)
+            if described.latest_version >= change.to_version:
+                route = (await self.describe_route(subject, change.to_version)).route
+                made = [each for each in await self.route_history(subject) if each.to_version == change.to_version]
+                return pb.ChangeRouteResponse(change=made[0] if made else change, route=route)
+            if asyncio.get_running_loop().time() > deadline:
+                raise DeadlineExceeded(
+                    f"the change of {subject!r} to version {change.to_version} was begun and goes on: `qmq route history {subject}`",
+                    outcome=Outcome.UNKNOWN,
+                )
+            await asyncio.sleep(PUBLISH_LOOK_S)
+
+    async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
+        """A subject's route (0: the latest), its partitions, and how groups read. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        request = pb.DescribeRouteRequest(subject=subject, version=version)
+        found: pb.DescribeRouteResponse = await self._call("DescribeRoute", request)
+        return found
+
+    async def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
+        """What changes led to the subject's route, the oldest first. Raises UnknownSubject, OrderMismatch."""
+        found: pb.RouteHistoryResponse = await self._call("RouteHistory", pb.RouteHistoryRequest(subject=subject))
+        return list(found.changes)
+
+    async def parked(self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX) -> list[control.ParkedKey]:
+        """Keys whose messages were set aside, for a group of an ordered subject. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
+        request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max)
+        found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
+        return list(found.keys)
+
+    async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
+        """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""
+        request = control.UnparkRequest(subject=subject, group=group, partition=partition, key=key, replay=replay)
+        found: control.UnparkResponse = await self._call("Unpark", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S)
+        return found.messages
+
+    async def set_reshard_policy(self, policy: pb.ReshardPolicy) -> pb.ReshardPolicy:
+        """By what a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        found: pb.ReshardPolicy = await self._call("SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy))
+        return found
+
+    async def explain_reshard(self, subject: str) -> pb.ExplainReshardResponse:
+        """The policy, what it would do now and why, and what was last done. Raises UnknownSubject, OrderMismatch."""
+        found: pb.ExplainReshardResponse = await self._call("ExplainReshard", pb.ExplainReshardRequest(subject=subject))
+        return found
+
+    async def sync_member(
+        self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
+    ) -> Assigned:  # fmt: skip
+        """Make a consumer of an ordered subject known, and hear what it shall read: one try, for those who keep pauses and ask again.
+
+        `generation` is the assignment that it knows, `finished` are lanes of which it has settled everything. Raises UnknownSubject,
+        OrderMismatch, InvalidArgument, NotConnected.
+        """
+        request = pb.SyncMemberRequest(
+            subject=member.subject, group=member.group, consumer=member.name, incarnation=member.incarnation, lease_ms=member.lease_ms,
+            start=member.start, gate=member.gate, generation=generation, wait_ms=wait_ms, leaves=leaves,
+            finished=[_assigned_lane(each) for each in finished],
+        )  # fmt: skip
+        found: pb.SyncMemberResponse
+        try:
+            found = await self._call_once("SyncMember", request, wait_ms / 1000 + min(LOCATE_TIMEOUT_S, member.lease_ms / 8000))
+        except (CallerError, Unavailable):
+            raise
+        except QmqError as cause:
+            self.turn()
+            raise NotConnected(f"the metaserver could not say what {member.name!r} shall read: {cause}") from cause
+        lanes = [Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version) for each in found.lanes]
+        return Assigned(found.generation, tuple(sorted(lanes)))
+
     # --- the cluster ---------------------------------------------------------------------------------------------------
 
     async def cluster(self) -> pb.DescribeClusterResponse:
@@ -234,3 +389,41 @@ class MetadataClient:
         """End the connections."""
         for channel in self._channels.values():
             await channel.close()
+
+
+def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
+    """Whether a change is what a request asks for, by all that the request says. Pure.
+
+    Two who ask for the same at the same time may both take it for theirs: it is what both wanted.
+    """
+    kind = str(request.WhichOneof("operation"))
+    if change.kind != kind or change.reason != request.reason:
+        return False
+    groups = [each.broker_group for each in change.targets]
+    if kind == "split":
+        split = request.split
+        cuts = [each.lps.first for each in change.targets][1:]
+        is_cut_so = cuts == list(split.at) if split.at else len(groups) == (split.parts or 2)
+        return list(change.sources) == [split.partition] and is_cut_so and list(split.broker_groups or groups) == groups
+    if kind == "merge":
+        return sorted(change.sources) == sorted(request.merge.partitions) and (request.merge.broker_group or groups[0]) == groups[0]
+    return list(change.sources) == [request.move.partition] and groups == [request.move.broker_group]
+
+
+def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
+    """What an answer says of the subject's order. Raises NotConnected if an ordered subject has no route yet."""
+    if not found.settings.order:
+        return None
+    if not found.route.partitions:
+        raise NotConnected(f"ordered subject {subject!r} has no route yet")
+    parts = tuple(
+        PhysicalPartition(each.number, LpRange(each.lps.first, each.lps.end), each.broker_group) for each in found.route.partitions
+    )
+    number = max(part.number for part in parts) + 1
+    route = OrderedRoute(found.route.version, found.route.logical_partitions, number, parts)
+    return Ordering(Order(found.settings.order), route, frozenset(found.route.fenced))
+
+
+def _assigned_lane(lane: Lane) -> pb.AssignedLane:
+    lps = control.LpRange(first=lane.range.first, end=lane.range.end)
+    return pb.AssignedLane(partition=lane.partition, lps=lps, broker_group=lane.group, version=lane.version)

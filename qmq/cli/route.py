@@ -1,0 +1,172 @@
+"""`qmq route`: how an ordered subject's keys are spread over partitions, and changing it while messages flow (docs/ORDERING.md)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import RenderableType
+
+import qmq
+from qmq.cli import route_change
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
+from qmq.cli.route_change import Subject
+from qmq.cli.route_facts import change_facts, facts, read_partitions
+from qmq.cli.route_view import history_table, subject_view
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import meta_pb2 as pb
+
+app = typer.Typer(no_args_is_help=True, help="Routes of ordered subjects: show, split, merge, move, history, policy.")
+app.command("split")(route_change.split)
+app.command("merge")(route_change.merge)
+app.command("move")(route_change.move)
+
+POLICY_FIELDS: Final = (
+    "split_messages_per_s", "split_bytes_per_s", "split_backlog", "merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms",
+    "cool_down_ms", "partitions_min", "partitions_max",
+)  # fmt: skip
+
+
+def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
+    """Print facts as JSON, or their view."""
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    for each in view:
+        console.print(each)
+
+
+# --- looking -----------------------------------------------------------------------------------------------------------
+
+
+@app.command("show")
+def show_route(
+    subject: Subject,
+    version: Annotated[int, typer.Option("--version", min=0, help="An older version of the route; 0: the latest.")] = 0,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Draw a subject's route, and show its partitions and how far each consumer group is."""
+
+    async def _show() -> dict[str, Any]:
+        async with qmq.connect(server) as mq:
+            return await described(mq, subject, version)
+
+    found = run(_show())
+    emit(found, subject_view(found, console.width), as_json=as_json)
+
+
+async def described(mq: qmq.Client, subject: str, version: int = 0) -> dict[str, Any]:
+    """A subject's facts. Where partitions of other versions were, the history says, and the first route."""
+    found = await mq.metadata.describe_route(subject, version)
+    places = {each.number: each for each in found.route.partitions}
+    wanted = read_partitions(found) | set(found.route.fenced)
+    if wanted - places.keys():
+        places |= {each.number: each for change in await mq.metadata.route_history(subject) for each in change.targets}
+    if wanted - places.keys():
+        places |= {each.number: each for each in (await mq.metadata.describe_route(subject, 1)).route.partitions}
+    return facts(found, places)
+
+
+@app.command("history")
+def history(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
+    """Show what changes led to the route, the oldest first, and how long writers were refused."""
+
+    async def _history() -> list[Any]:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.route_history(subject)
+
+    found = [change_facts(each) for each in run(_history())]
+    emit(found, [history_table(found)], as_json=as_json)
+
+
+@app.command("explain")
+def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
+    """Say what the policy of automatic resharding would do now, and why; and what it did last."""
+
+    async def _explain() -> Any:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.explain_reshard(subject)
+
+    told = run(_explain())
+    found = {
+        "policy": policy_facts(told.policy, subject), "operation": told.operation, "reasons": list(told.reasons),
+        "last_operation": told.last_operation, "last_reasons": list(told.last_reasons), "last_ms": told.last_ms,
+    }  # fmt: skip
+    emit(found, _explanation(found), as_json=as_json)
+
+
+def _explanation(found: dict[str, Any]) -> list[RenderableType]:
+    policy = found["policy"]
+    state = "on" if policy["is_enabled"] else f"off: `qmq route policy {policy['subject']} --enable` switches it on"
+    would = "would be done" if policy["is_enabled"] else "would be done if it were on"
+    said: list[RenderableType] = [f"automatic resharding of {policy['subject']} is {state}"]
+    said.append(f"{would} now: {found['operation'] or 'nothing'}")
+    said += [f"  {reason}" for reason in found["reasons"]]
+    if found["last_ms"]:
+        said.append(f"last, at {time_text(found['last_ms'])}: {found['last_operation'] or 'nothing'}")
+        said += [f"  {reason}" for reason in found["last_reasons"]]
+    return said
+
+
+# --- the policy --------------------------------------------------------------------------------------------------------
+
+
+@app.command("policy")
+def policy(
+    subject: Subject,
+    enable: Annotated[bool | None, typer.Option("--enable/--disable", help="Reshard automatically, or not.")] = None,
+    split_messages: Annotated[float | None, typer.Option(min=0, help="Hot: a partition takes more messages a second.")] = None,
+    split_bytes: Annotated[float | None, typer.Option(min=0, help="Hot: a partition takes more bytes a second.")] = None,
+    split_backlog: Annotated[int | None, typer.Option(min=0, help="Hot: more messages wait in it for the slowest group.")] = None,
+    merge_messages: Annotated[float | None, typer.Option(min=0, help="Cold: neighbours together take fewer messages a second.")] = None,
+    merge_bytes: Annotated[float | None, typer.Option(min=0, help="Cold: neighbours together take fewer bytes a second.")] = None,
+    merge_quiet_s: Annotated[float | None, typer.Option(min=0, help="Neighbours must have been cold for so many seconds.")] = None,
+    cool_down_s: Annotated[float | None, typer.Option(min=0, help="Nothing is changed for so many seconds after a change.")] = None,
+    partitions_min: Annotated[int | None, typer.Option(min=1, help="Fewer partitions are never made.")] = None,
+    partitions_max: Annotated[int | None, typer.Option(min=1, help="More partitions are never made.")] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Show by what a subject is resharded automatically; with options, change that and leave the rest as it is."""
+    wanted = {
+        "is_enabled": enable, "split_messages_per_s": split_messages, "split_bytes_per_s": split_bytes, "split_backlog": split_backlog,
+        "merge_messages_per_s": merge_messages, "merge_bytes_per_s": merge_bytes, "merge_quiet_ms": _ms(merge_quiet_s),
+        "cool_down_ms": _ms(cool_down_s), "partitions_min": partitions_min, "partitions_max": partitions_max,
+    }  # fmt: skip
+    given = {field: value for field, value in wanted.items() if value is not None}
+
+    async def _policy() -> pb.ReshardPolicy:
+        from qmq.proto.v1 import meta_pb2 as pb
+
+        async with qmq.connect(server) as mq:
+            now = (await mq.metadata.explain_reshard(subject)).policy
+            after = pb.ReshardPolicy()
+            after.CopyFrom(now)
+            after.MergeFrom(pb.ReshardPolicy(subject=subject))
+            for field, value in given.items():
+                setattr(after, field, value)
+            if 0 < after.partitions_max < after.partitions_min:
+                raise InvalidArgument(f"--partitions-min {after.partitions_min} is above --partitions-max {after.partitions_max}")
+            return after if dry_run or not given else await mq.metadata.set_reshard_policy(after)
+
+    found = policy_facts(run(_policy()), subject)
+    title = "would be" if dry_run and given else f"policy of {subject}"
+    show(title, list(found), [list(found.values())], as_json=as_json) if as_json else show(
+        title, ("setting", "value"), [(name.replace("_", " "), str(value)) for name, value in found.items()], as_json=False
+    )
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1000)
+
+
+def policy_facts(found: pb.ReshardPolicy, subject: str) -> dict[str, Any]:
+    """A policy, as JSON has it."""
+    return {"subject": subject, "is_enabled": found.is_enabled} | {field: getattr(found, field) for field in POLICY_FIELDS}

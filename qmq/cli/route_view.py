@@ -1,0 +1,168 @@
+"""What `qmq route` tells, for people: bars, tables and sentences of the facts of `route_facts`. Pure: gives what rich prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qmq.cli.output import time_text
+from qmq.cli.route_drawing import Cell, draw, kinds_of
+
+_STATES = {"open": "green", "sealed": "dim", "fenced": "red", "unknown": "red"}
+_PHASES = ("prepared", "sealed", "published", "done")
+_NAMES = {"range", "broker group", "state", "consumers", "change", "reason", "prepared"}
+_WIDEST = {"range": "[1023, 1024)", "change": "split 2", "prepared": "2026-11-21", "done ms": "+9,999"}
+
+
+def route_cells(partitions: Iterable[dict[str, Any]]) -> list[Cell]:
+    """A route's partitions, for drawing."""
+    return [Cell(each["first"], each["end"], str(each["partition"]), each["broker_group"]) for each in partitions]
+
+
+def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
+    """A subject: its route, its partitions, its groups, the change under way."""
+    cells = route_cells(found["partitions"])
+    latest = found["latest_version"]
+    which = f"version {found['version']}" + ("" if found["version"] == latest else f" (the latest is {latest})")
+    head = f"subject {found['subject']}: {found['order']} order, {found['logical_partitions']:,} logical partitions, route {which}"
+    view: list[RenderableType] = [Text(head, "bold"), draw(cells, columns, kinds_of(cells)), partition_table(found["partitions"])]
+    if found["older_partitions"]:
+        view += [Text("partitions of older versions that are still read, or waited for"), partition_table(found["older_partitions"])]
+    for group in found["groups"]:
+        view += group_view(group, latest, columns)
+    if not found["groups"]:
+        view.append(Text("no consumer group"))
+    return view + notes(found)
+
+
+def partition_table(partitions: Sequence[dict[str, Any]]) -> Table:
+    """A line for each partition."""
+    shown = table("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s")
+    for each in partitions:
+        state = f"sealed at {each['sealed_at']:,}" if each["state"] == "sealed" else each["state"]
+        width = "" if each["width_percent"] is None else f"{each['width_percent']:g} %"
+        shown.add_row(
+            str(each["partition"]), range_text(each), width, each["broker_group"] or "", Text(state, _STATES[each["state"]]),
+            _number(each["messages"]), _number(each["bytes"]), _number(each["messages_per_s"]),
+        )  # fmt: skip
+    return shown
+
+
+def table(*columns: str) -> Table:
+    """An empty table; columns of numbers stand to the right. Cells that are too wide are folded: half a number is a wrong number."""
+    shown = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column in _NAMES else "right"
+        width = max(map(len, (*column.split(), _WIDEST.get(column, ""))))
+        shown.add_column(column.replace(" ", "\n"), justify=justify, overflow="fold", min_width=width)
+    return shown
+
+
+def group_view(group: dict[str, Any], latest: int, columns: int) -> list[RenderableType]:
+    """A consumer group: where it is, the frontier if it is not the same everywhere, and what it reads."""
+    head = f"group {group['group']}: version {group['version']} of {latest}, gate {group['gate']}"
+    if not group["is_ready"]:
+        head += ", being placed"
+    counts = (
+        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, backlog {group['backlog']:,}, lag {group['lag_ms']:,} ms, "
+        f"parked keys {group['parked_keys']:,}"
+    )
+    view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
+    if len(group["frontier"]) > 1:
+        cells = [Cell(each["first"], each["end"], f"v{each['version']}", f"version {each['version']}") for each in group["frontier"]]
+        view.append(draw(cells, columns, kinds_of(cells)))
+    if group["partitions"]:
+        view.append(reading_table(group["partitions"]))
+    return view
+
+
+def reading_table(partitions: Iterable[dict[str, Any]]) -> Table:
+    """What a group has not done, by partition, and who reads there."""
+    shown = table("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers")
+    for each in partitions:
+        holders = ", ".join(f"{holder['consumer']} {range_text(holder)}" for holder in each["holders"])
+        left = "finished" if each["is_finished"] else f"{each['left']:,}"
+        shown.add_row(
+            str(each["partition"]), range_text(each), each["broker_group"], left, f"{each['lag_ms']:,}", f"{each['parked_keys']:,}", holders
+        )
+    return shown
+
+
+def notes(found: dict[str, Any]) -> list[RenderableType]:
+    """What an operator should know beside the figures."""
+    said: list[RenderableType] = []
+    if found["change"] is not None:
+        said.append(Text(f"under way: {change_text(found['change'])}", "yellow"))
+    if found["silent_groups"]:
+        said.append(Text(f"did not answer, and is missing above: {', '.join(found['silent_groups'])}", "red"))
+    bent = sum(each["bent_messages"] or 0 for each in (*found["partitions"], *found["older_partitions"]))
+    if bent:
+        said.append(Text(f"{bent:,} messages were taken out of order, as best-effort order allows", "yellow"))
+    return said
+
+
+# --- changes -----------------------------------------------------------------------------------------------------------
+
+
+def change_text(change: dict[str, Any]) -> str:
+    """A change in a line."""
+    targets = ", ".join(f"{each['partition']} {range_text(each)} on {each['broker_group']}" for each in change["targets"])
+    sources = ", ".join(map(str, change["sources"]))
+    why = f" ({change['reason']})" if change["reason"] else ""
+    return f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: {change['phase']}{why}"
+
+
+def history_table(changes: Iterable[dict[str, Any]]) -> Table:
+    """A line for each change: when it was prepared, and how much later it came into each phase."""
+    shown = table("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason")
+    for change in changes:
+        times = change["times_ms"]
+        later = [f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else "" for phase in _PHASES[1:]]
+        targets = ", ".join(f"{each['partition']} {each['broker_group']}" for each in change["targets"])
+        shown.add_row(
+            str(change["to_version"]), f"{change['kind']} {', '.join(map(str, change['sources']))} -> {targets}",
+            time_text(times.get("prepared", 0))[: len("2026-11-21T09:30:00")].replace("T", " "), *later, _refused(change), change["reason"],
+        )  # fmt: skip
+    return shown
+
+
+def _refused(change: dict[str, Any]) -> str:
+    least, most = change["refused_ms"], change["refused_ms_max"]
+    if least is None or most is None:
+        return ""
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
+    """A change that was only planned: the route before and after, who waits for what, and the way back."""
+    before, after = route_cells(plan["before"]), route_cells(plan["after"])
+    kinds = kinds_of(before, after)
+    view: list[RenderableType] = [
+        Text(f"would be: {change_text(plan['change'])}", "bold"), Text(f"now, version {plan['from_version']}"),
+        draw(before, columns, kinds), Text(f"then, version {plan['change']['to_version']}"), draw(after, columns, kinds),
+    ]  # fmt: skip
+    last = plan["last_refused_ms_max"]
+    so_long = "no change of this subject has been made yet" if last is None else f"in the subject's last change {last:,} ms at most"
+    sources = ", ".join(map(str, plan["change"]["sources"]))
+    word = "partition" if len(plan["change"]["sources"]) == 1 else "partitions"
+    view.append(
+        Text(f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are refused until it is published: {so_long}.")
+    )
+    for group in plan["groups"]:
+        said = f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} messages in {sources} before it goes on."
+        view.append(Text(said))
+    return [*view, Text(f"To undo it: {plan['undo']}")]
+
+
+def range_text(found: dict[str, Any]) -> str:
+    """A range of logical partitions; empty if it is not known."""
+    return "" if found["first"] is None else f"[{found['first']}, {found['end']})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}"

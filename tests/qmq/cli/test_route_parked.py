@@ -1,0 +1,91 @@
+"""`qmq dlq`: keys that a group set aside."""
+
+from __future__ import annotations
+
+import pytest
+from cli_support import Command, FakeMeta
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.cli.dlq import key_text, parse_key
+from qmq.errors import InvalidArgument, UnknownGroup
+from qmq.proto.v1 import control_pb2 as control
+
+KEYS = [
+    control.ParkedKey(partition=5, logical_partition=300, key=b"N14228", messages=2, first_sequence=7),
+    control.ParkedKey(partition=2, logical_partition=300, key=b"N14228", messages=3, first_sequence=40),
+    control.ParkedKey(partition=1, logical_partition=9, key=b"\x00\xff", messages=1, first_sequence=1),
+]
+
+
+@pytest.fixture(autouse=True)
+def parked(meta: FakeMeta) -> None:
+    meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=KEYS)
+    meta.answers["Unpark"] = lambda request: control.UnparkResponse(messages=10 + request.partition)
+
+
+def test_parked_keys_are_listed_as_they_can_be_given_back(qmq: Command) -> None:
+    assert qmq.json("dlq", "list", "orders", "billing") == [
+        {"key": "hex:00ff", "partition": 1, "logical_partition": 9, "messages": 1, "first_sequence": 1},
+        {"key": "N14228", "partition": 2, "logical_partition": 300, "messages": 3, "first_sequence": 40},
+        {"key": "N14228", "partition": 5, "logical_partition": 300, "messages": 2, "first_sequence": 7},
+    ]
+
+
+def test_one_key_is_shown_in_all_ways_of_writing_it(qmq: Command) -> None:
+    for written in ("hex:00ff", "hex:00FF", "base64:AP8="):
+        (found,) = qmq.json("dlq", "show", "orders", "billing", written)
+        assert (found["key"], found["hex"], found["base64"], found["messages"]) == ("hex:00ff", "hex:00ff", "base64:AP8=", 1)
+
+
+@pytest.mark.parametrize(("verb", "is_replay"), [("replay", True), ("skip", False)])
+def test_a_key_is_given_back_or_dropped_from_the_oldest_partition_on(meta: FakeMeta, qmq: Command, verb: str, is_replay: bool) -> None:
+    planned = qmq.json("dlq", verb, "orders", "billing", "N14228", "--dry-run")
+    assert planned == [{"key": "N14228", "partition": 2, "messages": 3}, {"key": "N14228", "partition": 5, "messages": 2}]
+    assert meta.requests("Unpark") == []
+    done = qmq.json("dlq", verb, "orders", "billing", "N14228")
+    assert done == [{"key": "N14228", "partition": 2, "messages": 12}, {"key": "N14228", "partition": 5, "messages": 15}]
+    assert meta.requests("Unpark") == [
+        control.UnparkRequest(subject="orders", group="billing", partition=number, key=b"N14228", replay=is_replay) for number in (2, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("replay", "orders", "billing", "N99999"), "has not set the key 'N99999' aside"),
+        (("skip", "orders", "billing", "hex:0"), "'hex:0' is no key"),
+        (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is no key"),
+    ],
+)
+def test_a_key_that_is_none_is_an_error(meta: FakeMeta, qmq: Command, words: tuple[str, ...], says: str) -> None:
+    status, said = qmq.error("dlq", *words)
+    assert (status, says in said) == (2, True)
+    assert meta.requests("Unpark") == []
+
+
+def test_a_group_that_nobody_knows_is_an_error(meta: FakeMeta, qmq: Command) -> None:
+    meta.answers["DescribeParked"] = UnknownGroup("group 'audit' has never consumed 'orders'")
+    assert qmq.error("dlq", "list", "orders", "audit") == (2, "error: [E106] group 'audit' has never consumed 'orders' ")
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_every_key_comes_back_as_it_was_printed(key: bytes) -> None:
+    assert parse_key(key_text(key)) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"abc", "abc"), ("Łódź".encode(), "Łódź"), (b"", "hex:"), (b" a", "hex:2061"), (b"hex:00", "hex:6865783a3030"),
+        (b"a\nb", "hex:610a62"),
+    ],
+)  # fmt: skip
+def test_a_key_is_printed_as_text_where_nothing_is_lost(key: bytes, text: str) -> None:
+    assert key_text(key) == text
+
+
+@pytest.mark.parametrize("text", ["hex:zz", "hex:123", "base64:!", "base64:AP8"])
+def test_a_key_that_cannot_be_read_says_what_a_key_is(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="a key is text, hex:00ff or base64:AP8="):
+        parse_key(text)
