@@ -9,6 +9,7 @@
     /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
     /qmq/assignments/S/G            Assignment, JSON
     /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept for ever
+    /qmq/meta/leader                which metaserver looks after what stands still, under its lease
 
 Numbers in keys have ten digits, so that keys sort as numbers do. Here are keys, values and what a listing of them means; the transactions
 are where the decisions are (qmq/meta/ordered/).
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_ordering.frontier import GroupRecord
-from qmq_ordering.route import Change, Phase, Route
+from qmq_ordering.route import FENCED, Change, Phase, PhysicalPartition, Route
 
 from qmq_coordination.store import KeyValue
 
@@ -30,6 +31,7 @@ ROUTES: Final = "/qmq/routes/"
 MEMBERS: Final = "/qmq/members/"
 ASSIGNMENTS: Final = "/qmq/assignments/"
 FENCES: Final = "/qmq/fences/"
+LEADER: Final = "/qmq/meta/leader"
 
 
 def route_key(subject: str, version: int) -> str:
@@ -50,6 +52,11 @@ def change_key(subject: str, to_version: int) -> str:
 def group_record_key(subject: str, group: str) -> str:
     """Where a consumer group's frontier is."""
     return f"{ROUTES}{subject}/g/{group}"
+
+
+def groups_prefix(subject: str) -> str:
+    """Before the keys of all consumer groups' frontiers."""
+    return f"{ROUTES}{subject}/g/"
 
 
 def policy_key(subject: str) -> str:
@@ -131,6 +138,22 @@ class OrderedState:
     def route(self) -> Route | None:
         """The latest route."""
         return self.routes.get(self.latest)
+
+    @property
+    def broker_groups(self) -> list[str]:
+        """All broker groups that have a partition of any version, in order."""
+        return sorted({part.group for route in self.routes.values() for part in route.partitions})
+
+    @property
+    def fenced(self) -> list[int]:
+        """Partitions of older versions that were closed by a fence, and whose broker groups have not said yet where they sealed them."""
+        published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
+        return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
+
+    def partition(self, number: int) -> PhysicalPartition | None:
+        """The partition of that number, whichever version has it: it never changes."""
+        found = (route.partition(number) for _, route in sorted(self.routes.items(), reverse=True))
+        return next((part for part in found if part is not None), None)
 
     @property
     def pending(self) -> Change | None:

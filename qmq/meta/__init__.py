@@ -2,6 +2,7 @@
 
     placement   on which broker groups a subject lives                       (pure)
     cluster     subjects, routes, modes: answered from memory, changed by compare-and-swap
+    ordered     ordered subjects: changes of routes, consumer groups, who reads what (a package of its own)
     brokers     asking masters and replicas, with deadlines
     describe    the whole cluster for an operator's eyes
     watchers    telling clients at once what to locate anew

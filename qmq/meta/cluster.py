@@ -16,13 +16,24 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.groups import GroupState, Mode, group_key
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.ordered import OrderedState, latest_key, route_key
+from qmq_coordination.store import CoordinationStore, Put
 from qmq_coordination.subjects import SubjectCatalog, subject_key
 from qmq_coordination.view import ClusterView
+from qmq_ordering.algebra import first_route
 
-from qmq.errors import CoordinationError, CoordinationUnavailable, CoordinationUnknown, InvalidArgument, NotConnected, UnknownSubject
+from qmq.errors import (
+    CoordinationError,
+    CoordinationUnavailable,
+    CoordinationUnknown,
+    InvalidArgument,
+    NotConnected,
+    OrderMismatch,
+    SubjectExists,
+    UnknownSubject,
+)
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, count_subjects, hosts_of, move
-from qmq.model import SubjectConfig, check_name
+from qmq.model import Order, SubjectConfig, check_name
 from qmq.proto.v1 import meta_pb2 as pb
 
 LOOK_S: Final = 1.5
@@ -72,6 +83,8 @@ class Cluster:
             if not (create and self._auto_create):
                 raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
             config = await self.create(SubjectConfig(name))
+        if config.order is not Order.NONE:
+            await self.ordered(config)
         routes = self._routes(config)
         if not routes:
             raise NotConnected(
@@ -94,22 +107,67 @@ class Cluster:
         return routes
 
     def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
-        """All groups that may hold messages of the subject."""
+        """All groups that may hold messages of the subject: of an ordered one, those that have a partition of any version."""
+        if config.order is not Order.NONE:
+            state = self._view.ordered(config.name)
+            return tuple(state.broker_groups) if state is not None and state.routes else config.groups
         return hosts_of(config, self.group_names())
 
-    async def create(self, config: SubjectConfig) -> SubjectConfig:
+    async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
         """Create a subject, on the groups that it names or on chosen ones; what is there then, whoever created it.
 
-        Raises SubjectExists, NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
+        `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, NotConnected and
+        ReadOnly (no group can be chosen), CoordinationUnavailable.
         """
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)
         else:
             config = replace(config, groups=await self._choose())
+        if config.order is not Order.NONE:
+            return await self._create_ordered(config, partitions, is_placed=is_placed)
+        if partitions:
+            raise InvalidArgument(f"subject {config.name!r} is not ordered, so it has no partitions: leave them out, or give it an order")
         made = await self._catalog.create(config, is_placed=is_placed)
         await self._read_back(subject_key(config.name))
         return made
+
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    async def _create_ordered(self, config: SubjectConfig, partitions: int, *, is_placed: bool) -> SubjectConfig:
+        """Settings and first route in one transaction: there is never the one without the other."""
+        route = first_route(config.logical_partitions, partitions or len(config.groups), config.groups)
+        first = [Put(route_key(config.name, 1), route.encode()), Put(latest_key(config.name), b"1")]
+        made = await self._catalog.create(config, is_placed=is_placed, also=first)
+        await self._read_back(subject_key(config.name))
+        if not partitions:
+            return made
+        there = (await self.learn_route(config.name)).routes[1]
+        if len(there.partitions) != partitions:
+            raise SubjectExists(
+                f"subject {config.name!r} is there, and its first route has {len(there.partitions)} partitions, not {partitions}: "
+                "split or merge them, or choose another name"
+            )
+        return made
+
+    async def ordered(self, config: SubjectConfig) -> OrderedState:
+        """An ordered subject's routes, as they are known here. Raises OrderMismatch, CoordinationError."""
+        if config.order is Order.NONE:
+            raise OrderMismatch(f"subject {config.name!r} is not ordered: it has no route")
+        state = self._view.ordered(config.name)
+        return state if state is not None and state.route is not None and 1 in state.routes else await self.learn_route(config.name)
+
+    async def learn_route(self, name: str) -> OrderedState:
+        """Read an ordered subject's first and latest route from the store, into the view. Raises CoordinationError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                latest = await self._view.fetch(latest_key(name))
+                for version in {1, int(latest.value) if latest is not None else 1}:
+                    await self._view.fetch(route_key(name, version))
+        state = self._view.ordered(name)
+        if state is None or state.route is None or 1 not in state.routes:
+            raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read: try again soon")
+        return state
 
     async def _read_back(self, key: str) -> None:
         """Into the view. If the store is gone just now the change is made all the same, and the watch will bring it."""
@@ -128,6 +186,8 @@ class Cluster:
 
     async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
         """Let other groups take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        if (await self.subject(name)).order is not Order.NONE:
+            raise InvalidArgument(f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`")
         await self._require_groups(groups)
         known = self.group_names()
         placed = await self._catalog.update(name, lambda config: move(config, groups, known))
@@ -144,6 +204,13 @@ class Cluster:
         """A broker group that exists. Raises InvalidName, InvalidArgument; CoordinationUnavailable if nobody can tell."""
         await self._require_groups((check_name("broker group", name),))
         return self._view.group(name)
+
+    async def require_writable(self, names: tuple[str, ...]) -> None:
+        """New partitions go to broker groups that exist and are not drained. Raises InvalidArgument, CoordinationError."""
+        await self._require_groups(names)
+        drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]
+        if drained:
+            raise InvalidArgument(f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it")
 
     async def _require_groups(self, names: tuple[str, ...]) -> None:
         if all(self._view.group(name).items for name in names):

@@ -1,15 +1,19 @@
-"""Subjects as protobuf messages and back."""
+"""Subjects, routes and changes as protobuf messages, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
+from qmq_ordering.lane import Lane
+from qmq_ordering.route import Change, LpRange, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectConfig
+from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 _E = TypeVar("_E", bound=Enum)
@@ -46,3 +50,39 @@ def _one_of(kind: type[_E], text: str, name: str) -> _E:
     except ValueError:
         known = ", ".join(repr(each.value) for each in kind)
         raise InvalidArgument(f"a subject's {name} is one of {known}, not {text!r}") from None
+
+
+# --- ordered subjects ---------------------------------------------------------------------------------------------------
+
+
+def range_of(lps: LpRange) -> control.LpRange:
+    """A range of logical partitions."""
+    return control.LpRange(first=lps.first, end=lps.end)
+
+
+def partition_of(part: PhysicalPartition) -> pb.OrderedPartition:
+    """A partition."""
+    return pb.OrderedPartition(number=part.number, lps=range_of(part.range), broker_group=part.group)
+
+
+def route_of(route: Route, fenced: Iterable[int] = ()) -> pb.OrderedRoute:
+    """A route."""
+    return pb.OrderedRoute(
+        version=route.version, logical_partitions=route.logical_partitions, fenced=fenced,
+        partitions=[partition_of(part) for part in route.partitions],
+    )  # fmt: skip
+
+
+def change_of(change: Change) -> pb.RouteChangeInfo:
+    """A change."""
+    return pb.RouteChangeInfo(
+        id=change.id, kind=change.kind.value, to_version=change.to_version, sources=change.sources, phase=change.phase.value,
+        targets=[partition_of(part) for part in change.targets], reason=change.reason, times_ms=change.times_ms, sealed=change.sealed,
+    )  # fmt: skip
+
+
+def lane_of(lane: Lane, consumer: str = "") -> pb.AssignedLane:
+    """A lane, and whose it is."""
+    return pb.AssignedLane(
+        partition=lane.partition, lps=range_of(lane.range), broker_group=lane.group, version=lane.version, consumer=consumer
+    )

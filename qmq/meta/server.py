@@ -10,8 +10,13 @@ from qmq_coordination.store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
 from qmq.broker.control import bind
+from qmq.clock import SystemClock
 from qmq.meta.brokers import Brokers
 from qmq.meta.cluster import Cluster
+from qmq.meta.ordered.asking import Masters
+from qmq.meta.ordered.controller import Controller
+from qmq.meta.ordered.reshard import Resharding
+from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.service import MetaService
 from qmq.meta.watchers import Watchers
@@ -29,6 +34,8 @@ class MetaConfig:
     port: int = 20880
     auto_create: bool = True
     groups_per_subject: int = GROUPS_PER_SUBJECT
+    change_wait_s: float = CHANGE_WAIT_S
+    """How long the answer to a change of a route waits for the next route."""
 
 
 class MetaServer:
@@ -39,7 +46,13 @@ class MetaServer:
         self._brokers = Brokers(view)
         self._watchers = Watchers(view)
         cluster = Cluster(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
-        self._service = MetaService(cluster, view, self._brokers, self._watchers)
+        masters, clock = Masters(self._brokers), SystemClock()
+        self._controller = Controller(store, view, masters, clock)
+        self._resharding = Resharding(store, view, masters, self._controller, clock)
+        ordered = OrderedService(
+            cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
+        )
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered)
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 
@@ -54,10 +67,13 @@ class MetaServer:
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
         self.port = bind(self._server, self._config.host, self._config.port)
         await self._server.start()
+        self._controller.start()
+        self._controller.spawn(self._resharding.run())
 
     async def stop(self) -> None:
         """Answer what is under way for a moment, then end; watches end at once."""
         self._watchers.close()
+        await self._controller.stop()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         await self._brokers.close()

@@ -14,10 +14,11 @@ from qmq_coordination.view import ClusterView
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSubject
 from qmq.meta.brokers import CHANGE_S, Brokers
 from qmq.meta.cluster import Cluster
-from qmq.meta.convert import config_of, settings_of
+from qmq.meta.convert import config_of, route_of, settings_of
 from qmq.meta.describe import describe_cluster
+from qmq.meta.ordered.service import OrderedService
 from qmq.meta.watchers import Watchers
-from qmq.model import check_name
+from qmq.model import Order, check_name
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
@@ -27,7 +28,10 @@ from qmq.rpc import answering, streaming
 class MetaService(meta_pb2_grpc.MetaServicer):
     """See meta.proto."""
 
-    def __init__(self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers) -> None:
+    def __init__(
+        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService
+    ) -> None:
+        self._ordered = ordered
         self._cluster = cluster
         self._view = view
         self._brokers = brokers
@@ -39,7 +43,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
         """See meta.proto."""
         config, routes = await self._cluster.locate(check_name("subject", request.subject), create=request.create_if_missing)
-        return pb.LocateResponse(settings=settings_of(config), routes=routes)
+        if config.order is Order.NONE:
+            return pb.LocateResponse(settings=settings_of(config), routes=routes)
+        state = await self._cluster.ordered(config)
+        assert state.route is not None
+        return pb.LocateResponse(settings=settings_of(config), routes=routes, route=route_of(state.route, state.fenced))
 
     @streaming
     async def Watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:
@@ -50,7 +58,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def CreateSubject(self, request: pb.CreateSubjectRequest) -> pb.CreateSubjectResponse:
         """See meta.proto."""
-        config = await self._cluster.create(config_of(request.settings))
+        config = await self._cluster.create(config_of(request.settings), partitions=request.settings.partitions)
         return pb.CreateSubjectResponse(settings=settings_of(config))
 
     @answering
@@ -92,6 +100,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
         """See meta.proto. Nothing is moved unless every group that may hold messages answers first."""
+        if (await self._cluster.subject(check_name("subject", request.subject))).order is not Order.NONE:
+            return await self._ordered.reset_group(request)
         hosts = await self._hosts(check_name("subject", request.subject))
         asked = control.DescribeGroupsRequest(subject=request.subject, group=request.group)
         known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
@@ -152,3 +162,45 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             state.name, "ChangeReplicas", request.change, timeout_s=CHANGE_S, is_change=True
         )
         return done
+
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    @answering
+    async def ChangeRoute(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
+        """See meta.proto."""
+        return await self._ordered.change_route(request)
+
+    @answering
+    async def DescribeRoute(self, request: pb.DescribeRouteRequest) -> pb.DescribeRouteResponse:
+        """See meta.proto."""
+        return await self._ordered.describe_route(request)
+
+    @answering
+    async def RouteHistory(self, request: pb.RouteHistoryRequest) -> pb.RouteHistoryResponse:
+        """See meta.proto."""
+        return await self._ordered.route_history(request)
+
+    @answering
+    async def SyncMember(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
+        """See meta.proto."""
+        return await self._ordered.sync_member(request)
+
+    @answering
+    async def DescribeParked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
+        """See meta.proto."""
+        return await self._ordered.describe_parked(request)
+
+    @answering
+    async def Unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
+        """See meta.proto."""
+        return await self._ordered.unpark(request)
+
+    @answering
+    async def SetReshardPolicy(self, request: pb.SetReshardPolicyRequest) -> pb.ReshardPolicy:
+        """See meta.proto."""
+        return await self._ordered.set_reshard_policy(request)
+
+    @answering
+    async def ExplainReshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
+        """See meta.proto."""
+        return await self._ordered.explain_reshard(request)

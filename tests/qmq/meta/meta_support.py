@@ -112,7 +112,7 @@ class Caller:
     """A client of one metaserver: calls by name, typed errors."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.stub = meta_pb2_grpc.MetaStub(self.channel)
 
@@ -121,7 +121,7 @@ class Caller:
         try:
             return await call(request, timeout=30)
         except grpc.aio.AioRpcError as cause:
-            raise typed_error(cause, self._address) from cause
+            raise typed_error(cause, self.address) from cause
 
 
 @asynccontextmanager

@@ -1,0 +1,245 @@
+"""A change of a subject's route, from `prepared` to `done` (docs/ORDERING.md, "A change").
+
+    prepared ──seal every source──▶ sealed ──publish──▶ published ──every group advanced──▶ done
+
+Anybody may carry a change on, at the same time as anybody else, and die anywhere: nothing is kept here. It holds because
+
+* the change is written first, guarded by `absent(its key)`: for a version there is one change, for ever;
+* each later step is one transaction that compares the change as it was read, and replaces it. So each happens once, whoever tries how
+  often; and a try whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails now, and what is there
+  says so. A request that is executed late fails for the same reason;
+* a broker that is asked again to seal answers the same; so what was asked and forgotten costs a question, no more.
+
+`arrow` is called before and behind every step, with its name: tests kill metaservers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from qmq_coordination.ordered import change_key, groups_prefix, latest_key, route_key
+from qmq_coordination.store import CoordinationStore, KeyValue, Operation, Put, absent, unchanged
+from qmq_coordination.subjects import decode_subject, subject_key
+from qmq_ordering.algebra import next_route
+from qmq_ordering.frontier import GroupRecord
+from qmq_ordering.phases import Event, step
+from qmq_ordering.route import FENCED, Change, Phase, PhysicalPartition, Route
+
+from qmq.errors import (
+    CoordinationError,
+    CoordinationUnavailable,
+    CoordinationUnknown,
+    OrderMismatch,
+    QmqError,
+    RouteConflict,
+    UnknownSubject,
+)
+from qmq.meta.ordered.sealing import Arrow, Sealer, Sealing, Sleep, nowhere
+from qmq.model import Fencing, Order, SubjectConfig
+
+RETRY_S: Final = 0.1
+
+
+class Changes:
+    """Prepares changes, and carries them on. Keeps nothing; see the module."""
+
+    def __init__(
+        self, store: CoordinationStore, sealer: Sealer, *, sleep: Sleep, now_ms: Callable[[], int], new_id: Callable[[], str],
+        arrow: Arrow = nowhere,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._sealing = Sealing(store, sealer, sleep=sleep, now_ms=now_ms, arrow=arrow)
+        self._sleep = sleep
+        self._now_ms = now_ms
+        self._arrow = arrow
+        self.new_id = new_id
+        """Gives each change an id that no other ever has."""
+
+    # --- prepare -------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0) -> Change:
+        """Write down what `make` makes of the latest route. From here on it will be done, whoever does it.
+
+        Raises:
+            RouteConflict: a change is under way, or `from_version` (0: any) is not the latest.
+            UnknownSubject, OrderMismatch: there is no such ordered subject.
+            NotConnected and the like: with fencing=majority, a source's master does not answer; nothing was changed.
+            CoordinationUnknown: it may be prepared; if it is, it goes on by itself.
+            InvalidArgument and the like: from `make`.
+        """
+        config = await self._subject(subject)
+        latest = await self._latest(subject)
+        version = int(latest.value)
+        if from_version not in (0, version):
+            raise RouteConflict(f"the route of subject {subject!r} is at version {version}, not {from_version}: look at it, and plan anew")
+        if (found := await self._store.get(change_key(subject, version + 1))) is not None:
+            raise _under_way(subject, Change.decode(found.value))
+        route = await self._route(subject, version)
+        change = make(route)
+        change = replace(change, times_ms={**change.times_ms, Phase.PREPARED.value: self._now_ms()})
+        if config.fencing is not Fencing.LEASE:
+            # It could not be fenced: a merge would close one source, and its writers would wait for the other one's group to come back.
+            for number in change.sources:
+                part = _source(route, number)
+                await self._sealing.sealer.probe(part.group, subject, number)
+        await self._arrow("before prepare")
+        await self._put_prepared(subject, latest, change)
+        await self._arrow("behind prepare")
+        return change
+
+    async def _put_prepared(self, subject: str, latest: KeyValue, change: Change) -> None:
+        """The id in it is this attempt's own: what is read back is ours, or it is not. To repeat it is harmless: `absent` holds once."""
+        key = change_key(subject, change.to_version)
+        lost: CoordinationUnknown | None = None
+        while True:
+            try:
+                if (await self._store.txn([unchanged(latest), absent(key)], [Put(key, change.encode())])).succeeded:
+                    return
+                found = await self._store.get(key)
+                if found is None:  # `latest` is another one: then this change's key exists, or will never be ours
+                    raise RouteConflict(f"the route of subject {subject!r} changed meanwhile: look at it, and plan anew")
+                other = Change.decode(found.value)
+                if other.id == change.id:
+                    return
+                raise _under_way(subject, other)
+            except CoordinationUnknown as failure:
+                lost = failure
+                await self._sleep(RETRY_S)
+            except CoordinationError as failure:
+                if lost is None:
+                    raise
+                raise CoordinationUnknown(
+                    f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it goes on by itself"
+                ) from failure
+
+    # --- carry on ------------------------------------------------------------------------------------------------------
+
+    async def carry_on(self, subject: str, version: int) -> Change:
+        """Drive the change that leads to `version` until it is published, however long that takes; it is what is returned.
+
+        While the coordination store is away, or (fencing=majority) a source's broker group, it goes on trying.
+        Raises RouteConflict if there is no such change.
+        """
+        while True:
+            try:
+                change = await self._step(subject, version)
+            except (CoordinationUnavailable, CoordinationUnknown):
+                # Whatever became of the step, it is seen when the change is read again.
+                await self._sleep(RETRY_S)
+                continue
+            if change.phase in (Phase.PUBLISHED, Phase.DONE):
+                return change
+
+    async def _step(self, subject: str, version: int) -> Change:
+        """Take the step that is next; the change as it was before it."""
+        item, change = await self._change(subject, version)
+        if change.phase is Phase.PREPARED:
+            await self._seal(subject, item, change)
+        elif change.phase is Phase.SEALED:
+            await self._publish(subject, item, change)
+        return change
+
+    async def _seal(self, subject: str, item: KeyValue, change: Change) -> None:
+        config = await self._subject(subject)
+        route = await self._route(subject, change.to_version - 1)
+        sources = [_source(route, number) for number in change.sources]
+        after = change
+        for part in await self._sealing.silent_first(subject, sources):
+            sequence = await self._sealing.close(subject, part, change, config.fencing)
+            after = step(after, Event.SOURCE_SEALED, number=part.number, sequence=sequence)
+        after = step(after, Event.ALL_SEALED, now_ms=self._now_ms())
+        await self._arrow("before sealed")
+        await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
+        await self._arrow("behind sealed")
+
+    # --- publish -------------------------------------------------------------------------------------------------------
+
+    async def _publish(self, subject: str, item: KeyValue, change: Change) -> None:
+        latest = await self._latest(subject)
+        if int(latest.value) != change.to_version - 1:
+            return  # somebody published it since the change was read
+        route = next_route(await self._route(subject, change.to_version - 1), change)
+        after = step(change, Event.PUBLISHED, now_ms=self._now_ms())
+        key = route_key(subject, route.version)
+        compares = [unchanged(item), unchanged(latest), absent(key)]
+        puts: list[Operation] = [
+            Put(key, route.encode()), Put(latest.key, b"%d" % route.version), Put(item.key, after.encode()),
+        ]  # fmt: skip
+        await self._arrow("before publish")
+        await self._store.txn(compares, puts)
+        await self._arrow("behind publish")
+
+    # --- what nobody waits for -----------------------------------------------------------------------------------------
+
+    async def finish(self, subject: str, version: int) -> bool:
+        """Call a published change done if every group's version is there. Whether it is done. Raises CoordinationError."""
+        item, change = await self._change(subject, version)
+        if change.phase is not Phase.PUBLISHED:
+            return change.phase is Phase.DONE
+        groups = (await self._store.list(groups_prefix(subject))).items
+        if any(GroupRecord.decode(each.value).frontier.version < version for each in groups):
+            return False
+        await self._arrow("before done")
+        after = step(change, Event.EVERY_GROUP_ADVANCED, now_ms=self._now_ms())
+        done = await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
+        await self._arrow("behind done")
+        return done.succeeded
+
+    async def learn_sealed(self, subject: str, version: int) -> bool:
+        """Ask broker groups that were fenced again, and write down where they sealed. Whether all is known. Raises CoordinationError."""
+        item, change = await self._change(subject, version)
+        after = change
+        for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:
+            part = _source(await self._route(subject, version - 1), number)
+            with suppress(QmqError):
+                sequence = await self._sealing.sealer.seal(part.group, subject, number, change.id, version)
+                after = step(after, Event.SOURCE_SEALED, number=number, sequence=sequence)
+        if after != change:
+            await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
+        return FENCED not in after.sealed.values()
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    async def _subject(self, subject: str) -> SubjectConfig:
+        found = await self._store.get(subject_key(subject))
+        if found is None:
+            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows which there are")
+        config = decode_subject(found)
+        if config.order is Order.NONE:
+            raise OrderMismatch(f"subject {subject!r} is not ordered: it has no route that could be changed")
+        return config
+
+    async def _latest(self, subject: str) -> KeyValue:
+        found = await self._store.get(latest_key(subject))
+        if found is None:
+            raise OrderMismatch(f"subject {subject!r} has no route")
+        return found
+
+    async def _route(self, subject: str, version: int) -> Route:
+        found = await self._store.get(route_key(subject, version))
+        if found is None:
+            raise RouteConflict(f"subject {subject!r} has no route version {version}")
+        return Route.decode(found.value)
+
+    async def _change(self, subject: str, version: int) -> tuple[KeyValue, Change]:
+        found = await self._store.get(change_key(subject, version))
+        if found is None:
+            raise RouteConflict(f"no change leads to version {version} of subject {subject!r}")
+        return found, Change.decode(found.value)
+
+
+def _source(route: Route, number: int) -> PhysicalPartition:
+    part = route.partition(number)
+    if part is None:
+        raise RouteConflict(f"route version {route.version} has no partition {number}")
+    return part
+
+
+def _under_way(subject: str, other: Change) -> RouteConflict:
+    return RouteConflict(
+        f"another change of subject {subject!r} is under way ({other.kind.value} to version {other.to_version}, {other.phase.value}): "
+        "wait for it, then plan anew"
+    )

@@ -1,0 +1,301 @@
+"""When rounds are run and changes carried on.
+
+    a member comes or goes, a lane is finished, the view changed   ──▶ poke ──10 ms──▶ a round of that group, one at a time
+    a round lost a swap, or a broker group was silent              ──▶ poke, after a random pause
+    every two seconds, if this metaserver is the leader            ──▶ what stands still: groups behind, changes, fenced partitions
+
+A metaserver runs rounds for the groups whose members ask it; so several may run the same one, and compare-and-swap sorts them out. Nothing
+that a consumer or a producer waits for is found by looking around: the sweep is for what a crash left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from qmq_coordination.ordered import OrderedState, assignment_key, change_key, group_record_key, latest_key, route_key
+from qmq_coordination.store import CoordinationStore
+from qmq_coordination.view import Change as ViewChange
+from qmq_coordination.view import ClusterView
+from qmq_ordering.frontier import GroupRecord
+from qmq_ordering.route import Change, Phase, Route
+
+from qmq.clock import Clock
+from qmq.errors import CoordinationError, QmqError
+from qmq.meta.ordered.asking import Masters, at_once
+from qmq.meta.ordered.changes import Changes
+from qmq.meta.ordered.groups import Groups, Outcome
+from qmq.meta.ordered.leader import Leader
+from qmq.meta.ordered.members import Members
+from qmq.meta.ordered.placing import Placing
+from qmq.meta.ordered.records import Records
+from qmq.meta.ordered.starts import Start
+from qmq.model import Order
+
+log = logging.getLogger("qmq.meta")
+
+DEBOUNCE_S: Final = 0.01
+"""What comes together is looked at together."""
+LOST_S: Final = 0.03
+"""At most so long after a swap was lost it is looked again."""
+SILENT_S: Final = 0.5
+"""About so long after a broker group was silent it is asked again."""
+SWEEP_S: Final = 2.0
+STILL_MS: Final = 1_000
+"""A change that has been in one phase for so long is carried on by the leader: whoever began it may be gone."""
+MOVED_MS: Final = 10_000
+"""A group that is being moved is left to whoever moves it for so long; longer than all calls of that last."""
+
+Pair = tuple[str, str]
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+class Controller:
+    """All that a metaserver does for ordered subjects without being asked. `start`, then `stop`."""
+
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, masters: Masters, clock: Clock, *, new_id: Callable[[], str] = _new_id
+    ) -> None:
+        self._view = view
+        self._clock = clock
+        self.records = Records(store, self._known)
+        self.groups = Groups(self.records, masters, gather=at_once)
+        self.placing = Placing(self.records, masters)
+        self.changes = Changes(store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id)
+        self.members = Members(store, clock.time_ms, clock.monotonic_ms)
+        self.leader = Leader(store, new_id())
+        self._wanted: set[Pair] = set()
+        self._rounds: dict[Pair, asyncio.Task[None]] = {}
+        self._timers: dict[Pair, asyncio.TimerHandle] = {}
+        self._carried: dict[tuple[str, int], asyncio.Task[Change]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        self._waiters: dict[Pair, dict[asyncio.Event, None]] = {}
+        self._still: dict[object, int] = {}
+        self._learning: asyncio.Task[None] | None = None
+        self._leave: Callable[[], None] = lambda: None
+        self.is_stopping = False
+
+    def _known(self, subject: str, version: int) -> Route | None:
+        state = self._view.ordered(subject)
+        return None if state is None else state.routes.get(version)
+
+    def start(self) -> None:
+        """Begin."""
+        self._leave = self._view.on_change(self._changed)
+        self.leader.start()
+        self.spawn(self._sweep_for_ever())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something until it is done, or until `stop`."""
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+        return task
+
+    async def stop(self) -> None:
+        """End; whoever waits is answered at once. What is under way is gone on with by another metaserver."""
+        self.is_stopping = True
+        self._leave()
+        for timer in self._timers.values():
+            timer.cancel()
+        tasks = [*self._others, *self._rounds.values(), *self._carried.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for events in self._waiters.values():
+            for event in events:
+                event.set()
+        await self.leader.stop()
+
+    # --- rounds --------------------------------------------------------------------------------------------------------
+
+    def _changed(self, change: ViewChange) -> None:
+        for pair in self.members.pairs:
+            if pair[0] in change.subjects or pair in change.consumption:
+                self.poke(pair)
+        for pair in sorted(change.consumption):
+            for event in self._waiters.get(pair, ()):
+                event.set()
+
+    def poke(self, pair: Pair) -> None:
+        """There may be something to do for a group: look soon."""
+        if self.is_stopping:
+            return
+        self._wanted.add(pair)
+        if pair not in self._rounds:
+            self._rounds[pair] = asyncio.create_task(self._run(pair))
+
+    def _poke_later(self, pair: Pair, within_s: float) -> None:
+        """Unless it is looked at before anyway."""
+        if pair in self._timers or self.is_stopping:
+            return
+        self._timers[pair] = asyncio.get_running_loop().call_later(
+            within_s * random.uniform(0.2, 1.0), self._poke_now, pair  # noqa: S311 - jitter
+        )  # fmt: skip
+
+    def _poke_now(self, pair: Pair) -> None:
+        self._timers.pop(pair, None)
+        self.poke(pair)
+
+    async def _run(self, pair: Pair) -> None:
+        try:
+            while pair in self._wanted:
+                await asyncio.sleep(DEBOUNCE_S)
+                self._wanted.discard(pair)
+                await self._round(pair)
+        finally:
+            del self._rounds[pair]
+
+    async def _round(self, pair: Pair) -> None:
+        try:
+            outcome = await self.groups.round(*pair)
+            if not outcome.is_ready:
+                await self._make_ready(pair)
+            await self._heed(pair, outcome)
+        except QmqError as failure:
+            log.warning("group %s of subject %s: %s", pair[1], pair[0], failure)
+            self._poke_later(pair, SILENT_S if failure.retry_after_ms is None else failure.retry_after_ms / 1000)
+        except Exception:
+            log.exception("a round of group %s of subject %s failed", pair[1], pair[0])
+
+    async def _heed(self, pair: Pair, outcome: Outcome) -> None:
+        if outcome.steps or outcome.is_assigned:
+            await self.read_back(group_record_key(*pair), assignment_key(*pair))
+        if outcome.is_lost:
+            self._poke_later(pair, LOST_S)
+        elif outcome.silent and pair in self.members.pairs:
+            self._poke_later(pair, SILENT_S)
+        if outcome.steps:
+            await self._finish(pair[0])
+
+    async def read_back(self, *keys: str) -> None:
+        """Into the view, so that whoever waits here need not wait for the watch. Raises CoordinationError."""
+        for key in keys:
+            await self._view.fetch(key)
+
+    async def _make_ready(self, pair: Pair) -> None:
+        """A group that begins: go on with it. One that is moved is left to whoever moves it, unless that one is gone."""
+        item, record = await self.records.record(*pair)
+        is_delicate = Start.parse(record.start).is_delicate
+        if not record.is_ready and (not is_delicate or self._stands_still((item.key, item.mod_revision), MOVED_MS)):
+            await self.make_ready(pair)
+
+    async def make_ready(self, pair: Pair) -> GroupRecord:
+        """Go on with a group that is not ready, and look at it anew. Raises what Placing.make_ready raises."""
+        record = await self.placing.make_ready(*pair)
+        await self.read_back(group_record_key(*pair))
+        self.poke(pair)
+        return record
+
+    # --- waiting -------------------------------------------------------------------------------------------------------
+
+    async def wait(self, pair: Pair, is_news: asyncio.Event, within_s: float) -> None:
+        """Until something about the group changed, or the time is over."""
+        events = self._waiters.setdefault(pair, {})
+        events[is_news] = None
+        try:
+            async with asyncio.timeout(within_s):
+                await is_news.wait()
+        except TimeoutError:
+            return
+        finally:
+            events.pop(is_news, None)
+            if not events:
+                self._waiters.pop(pair, None)
+            is_news.clear()
+
+    # --- changes -------------------------------------------------------------------------------------------------------
+
+    def carry_on(self, subject: str, version: int) -> asyncio.Task[Change]:
+        """Carry a change on in the background, once. The task is shared: shield it."""
+        key = (subject, version)
+        task = self._carried.get(key)
+        if task is None:
+            task = self._carried[key] = asyncio.create_task(self._carry(subject, version))
+            task.add_done_callback(lambda _: self._carried.pop(key, None))
+            task.add_done_callback(_say_failure)
+        return task
+
+    async def _carry(self, subject: str, version: int) -> Change:
+        change = await self.changes.carry_on(subject, version)
+        try:
+            # The route before the number of the latest, so that nobody sees a number without its route.
+            await self.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
+        except CoordinationError as failure:
+            log.info("subject %s: version %d is published, and the watch will bring it: %s", subject, version, failure)
+        return change
+
+    async def _finish(self, subject: str) -> None:
+        """Published changes that every group is past are done; nothing waits for it."""
+        state = self._view.ordered(subject)
+        if state is None:
+            return
+        behind = min((record.frontier.version for record in state.groups.values()), default=state.latest)
+        for version, change in sorted(state.changes.items()):
+            if change.phase is Phase.PUBLISHED and version <= behind:
+                await self.changes.finish(subject, version)
+
+    # --- what stands still ---------------------------------------------------------------------------------------------
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            self.members.forget_silent()
+            oldest = self._clock.monotonic_ms() - 10 * MOVED_MS
+            self._still = {what: since for what, since in self._still.items() if since > oldest}
+            if not self.leader.is_leader:
+                continue
+            try:
+                await self.sweep()
+            except QmqError as failure:
+                log.warning("looking after ordered subjects: %s", failure)
+            except Exception:
+                log.exception("looking after ordered subjects failed")
+
+    async def sweep(self) -> None:
+        """Look at all ordered subjects once. Raises CoordinationError."""
+        for config in self._view.subjects():
+            state = self._view.ordered(config.name)
+            if config.order is not Order.NONE and state is not None:
+                self._sweep_groups(state)
+                await self._sweep_changes(state)
+
+    def _sweep_groups(self, state: OrderedState) -> None:
+        for group, record in state.groups.items():
+            pair = (state.subject, group)
+            owners = {owner for _, owner in self._view.assignment(*pair).lanes}
+            if record.frontier.version < state.latest or not record.is_ready or not owners <= self._view.members(*pair).keys():
+                self.poke(pair)
+
+    async def _sweep_changes(self, state: OrderedState) -> None:
+        pending = state.pending
+        if pending is not None and self._stands_still(("change", state.subject, pending.to_version, pending.phase), STILL_MS):
+            self.carry_on(state.subject, pending.to_version)
+        await self._finish(state.subject)
+        if state.fenced and (self._learning is None or self._learning.done()):
+            self._learning = self.spawn(self._learn_sealed(state))
+
+    async def _learn_sealed(self, state: OrderedState) -> None:
+        """Apart from the sweep: whoever is out of reach costs a deadline each time."""
+        fenced = set(state.fenced)
+        for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
+            with suppress(QmqError):
+                await self.changes.learn_sealed(state.subject, version)
+
+    def _stands_still(self, what: object, for_ms: int) -> bool:
+        """Whether this was seen here so long ago already. By our own clock: the times in a record are other clocks'."""
+        now = self._clock.monotonic_ms()
+        return now - self._still.setdefault(what, now) >= for_ms
+
+
+def _say_failure(task: asyncio.Task[Change]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a change of a route cannot be carried on: %s", task.exception())

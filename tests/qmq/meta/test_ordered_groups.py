@@ -1,0 +1,539 @@
+"""Rounds of a group: it advances one version at a time and only over what brokers call finished; it begins, is moved, and is dealt out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, Losing, World
+from qmq_coordination.ordered import MemberRecord, assignment_key, group_record_key, member_key
+from qmq_ordering.advance import first_frontier
+from qmq_ordering.algebra import merge, move, split
+from qmq_ordering.frontier import Frontier, Gate, GroupRecord
+from qmq_ordering.lane import Assignment
+from qmq_ordering.route import LpRange, Route
+
+from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
+from qmq.meta.ordered.groups import Outcome
+from qmq.meta.ordered.starts import CLOCKS_APART_MS, Start
+from qmq.proto.v1 import control_pb2 as control
+
+EARLIEST, LATEST = Start.of_new("earliest"), Start.of_new("latest")
+Lanes_ = list[tuple[int, int, int, str]]
+
+
+class Grouped(World):
+    """A world with one partition on broker group a, and a group g with members."""
+
+    async def begun(self, *members: str, start: Start = EARLIEST, gate: Gate = Gate.LANES) -> None:
+        await self.create(partitions=1, groups=("a",))
+        self.brokers.part(1)
+        for name in members:
+            await self.join(name)
+        await self.placing().begin(SUBJECT, "g", start, gate)
+        await self.placing().make_ready(SUBJECT, "g")
+
+    async def join(self, name: str) -> None:
+        await self.embedded.put(member_key(SUBJECT, "g", name), MemberRecord(name, "1").encode())
+
+    async def change(self, kind: str, *numbers: int, at: Iterable[int] = (), groups: Iterable[str] = ()) -> None:
+        def make(route: Route) -> object:
+            if kind == "split":
+                return split(route, numbers[0], list(at), change_id=self.new_id(), groups=list(groups))
+            if kind == "merge":
+                return merge(route, numbers, change_id=self.new_id())
+            return move(route, numbers[0], next(iter(groups), "b"), change_id=self.new_id())
+
+        changes = self.changes()
+        change = await changes.prepare(SUBJECT, make)  # type: ignore[arg-type]
+        await changes.carry_on(SUBJECT, change.to_version)
+        for part in change.targets:
+            self.brokers.parts[part.number] = Lanes(part.range)
+
+    async def round(self) -> Outcome:
+        return await self.groups().round(SUBJECT, "g")
+
+    async def record(self) -> GroupRecord:
+        found = await self.embedded.get(group_record_key(SUBJECT, "g"))
+        assert found is not None
+        return GroupRecord.decode(found.value)
+
+    async def pieces(self) -> list[tuple[int, int, int]]:
+        return [(piece.range.first, piece.range.end, piece.version) for piece in (await self.record()).frontier.pieces]
+
+    async def assignment(self) -> Assignment:
+        found = await self.embedded.get(assignment_key(SUBJECT, "g"))
+        return Assignment() if found is None else Assignment.decode(found.value)
+
+    async def lanes(self) -> Lanes_:
+        return [(lane.partition, lane.range.first, lane.range.end, owner) for lane, owner in (await self.assignment()).lanes]
+
+    def frontiers(self) -> list[Frontier]:
+        """Every frontier that was ever stored."""
+        key = group_record_key(SUBJECT, "g")
+        return [GroupRecord.decode(value).frontier for each, value in self.store.history if each == key]
+
+
+@pytest.fixture
+def world() -> Grouped:
+    return Grouped()
+
+
+# --- advancing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_hazard_1_a_child_is_nobodys_before_its_parent_is_finished(world: Grouped) -> None:
+    await world.begun("x")
+    world.brokers.append(1, 10)
+    await world.change("split", 1, at=[50])
+    assert (await world.round()).steps == 0
+    assert await world.lanes() == [(1, 0, 100, "x")]
+    assert await world.pieces() == [(0, 100, 1)]
+    world.brokers.finish("g", 1)
+    assert (await world.round()).steps == 1
+    assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
+
+
+async def test_a_range_of_a_child_opens_when_that_range_of_its_parent_is_finished(world: Grouped) -> None:
+    await world.begun("x", "y")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1, 0, 50)
+    await world.round()
+    assert await world.pieces() == [(0, 50, 2), (50, 100, 1)]
+    assert {lane[:3] for lane in await world.lanes()} == {(2, 0, 50), (1, 50, 100)}
+
+
+async def test_with_a_strict_gate_nothing_opens_before_all_sources_are_finished(world: Grouped) -> None:
+    await world.begun("x", gate=Gate.STRICT)
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    await world.round()
+    await world.change("merge", 2, 3)
+    world.brokers.finish("g", 2, 0, 50)
+    assert (await world.round()).steps == 0
+    assert await world.lanes() == [(3, 50, 100, "x")]  # what is finished is nobody's any more
+    world.brokers.finish("g", 3, 50, 100)
+    assert (await world.round()).steps == 1
+    assert await world.lanes() == [(4, 0, 100, "x")]
+
+
+async def test_a_merge_opens_range_by_range_and_as_one_lane_when_both_sources_are_finished(world: Grouped) -> None:
+    await world.begun("x")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    await world.round()
+    await world.change("merge", 2, 3)
+    world.brokers.finish("g", 2, 0, 50)
+    await world.round()
+    assert await world.pieces() == [(0, 50, 3), (50, 100, 2)]
+    world.brokers.finish("g", 3, 50, 100)
+    await world.round()
+    assert await world.lanes() == [(4, 0, 100, "x")]
+
+
+async def test_hazard_2_a_group_from_the_earliest_reads_the_parents_that_were_closed_before_it_came(world: Grouped) -> None:
+    await world.create(partitions=1, groups=("a",))
+    world.brokers.append(1, 5)
+    await world.change("split", 1, at=[50])
+    await world.change("move", 2)
+    await world.join("x")
+    await world.placing().begin(SUBJECT, "g", EARLIEST, Gate.LANES)
+    await world.round()
+    assert await world.lanes() == [(1, 0, 100, "x")]
+
+
+async def test_hazard_3_a_group_from_the_latest_reads_partitions_made_while_it_began_from_their_beginning(world: Grouped) -> None:
+    await world.create(partitions=1, groups=("a",))
+    world.brokers.append(1, 5)
+    with pytest.raises(KilledError):
+        await world.placing(arrow=Killer("behind begin")).begin(SUBJECT, "g", LATEST, Gate.LANES)
+    await world.change("split", 1, at=[50])
+    world.brokers.append(2, 3)
+    await world.join("x")
+    assert not (await world.round()).is_ready
+    assert await world.lanes() == []
+    await world.placing().make_ready(SUBJECT, "g")
+    assert [(request.moves, [(place.partition, place.latest) for place in request.places]) for request in world.brokers.placed] == [
+        (False, [(1, True)])
+    ]
+    await world.round()
+    assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
+    assert "g" not in world.brokers.parts[2].done
+
+
+async def test_hazard_4_progress_that_is_missing_never_counts_as_done(world: Grouped) -> None:
+    await world.begun("x")
+    await world.change("split", 1, at=[50])
+    assert world.brokers.parts[1].done == {}
+    assert (await world.round()).steps == 0
+    world.brokers.finish("g", 1, 0, 30)
+    world.brokers.finish("g", 1, 40, 100)
+    await world.round()
+    assert await world.pieces() == [(0, 30, 2), (30, 40, 1), (40, 100, 2)]
+
+
+async def test_hazard_4_a_broker_group_that_is_silent_finished_nothing_and_keeps_its_lanes(world: Grouped) -> None:
+    await world.begun("x", "y")
+    await world.round()
+    before = await world.assignment()
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    world.brokers.down.add("a")
+    outcome = await world.round()
+    assert (outcome.steps, outcome.silent, outcome.is_assigned) == (0, {"a"}, False)
+    assert await world.assignment() == before
+    world.brokers.down.clear()
+    assert (await world.round()).steps == 1
+
+
+async def test_a_silent_group_holds_up_nobody_elses_ranges(world: Grouped) -> None:
+    await world.create(partitions=2, groups=("a", "b"))
+    world.brokers.parts.update({1: Lanes(LpRange(0, 50)), 2: Lanes(LpRange(50, 100))})
+    await world.join("x")
+    await world.placing().begin(SUBJECT, "g", EARLIEST, Gate.LANES)
+    await world.round()
+    await world.change("move", 1, groups=["c"])
+    await world.change("move", 2, groups=["c"])
+    world.brokers.finish("g", 1, 0, 50)
+    world.brokers.finish("g", 2, 50, 100)
+    world.brokers.down.add("b")
+    await world.round()
+    assert await world.pieces() == [(0, 50, 3), (50, 100, 2)]
+    assert await world.lanes() == [(2, 50, 100, "x"), (3, 0, 50, "x")]
+
+
+async def test_hazard_5_progress_that_vanished_closes_nothing_that_was_open_and_opens_nothing(world: Grouped) -> None:
+    await world.begun("x")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1, 0, 50)
+    await world.round()
+    world.brokers.parts[1].done.clear()
+    assert (await world.round()).steps == 0
+    assert await world.pieces() == [(0, 50, 2), (50, 100, 1)]
+
+
+async def test_hazard_6_a_parent_of_which_retention_took_all_is_passed_because_its_broker_says_so(world: Grouped) -> None:
+    await world.begun("x")
+    world.brokers.append(1, 9)
+    await world.change("split", 1, at=[50])
+    world.brokers.parts[1].is_forgotten = True
+    assert (await world.round()).steps == 1
+    assert await world.pieces() == [(0, 100, 2)]
+
+
+async def test_hazard_9_a_crash_behind_the_publication_is_no_matter_for_consumers(world: Grouped) -> None:
+    await world.begun("x")
+    changes = world.changes(arrow=Killer("behind publish"))
+    await changes.prepare(SUBJECT, lambda route: split(route, 1, [50], change_id="c"))
+    with pytest.raises(KilledError):
+        await changes.carry_on(SUBJECT, 2)
+    world.brokers.parts.update({2: Lanes(LpRange(0, 50)), 3: Lanes(LpRange(50, 100))})
+    world.brokers.finish("g", 1)
+    await world.round()
+    assert await world.pieces() == [(0, 100, 2)]
+    assert await world.changes().finish(SUBJECT, 2)
+
+
+async def test_hazard_10_however_fast_command_messages_come_a_group_goes_through_versions_one_at_a_time(world: Grouped) -> None:
+    await world.begun("x")
+    for number in range(1, 7):
+        await world.change("move", number, groups=["b" if number % 2 else "a"])
+        world.brokers.finish("g", number)
+    outcome = await world.round()
+    assert (outcome.steps, outcome.version) == (6, 7)
+    assert [frontier.version for frontier in world.frontiers()] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go_back(seed: int) -> None:
+    world = Grouped(Random(seed))
+    await world.begun("x", "y")
+    for number in range(1, 5):
+        await world.change("move", number, groups=["b" if number % 2 else "a"])
+        world.brokers.finish("g", number, 0, 40)
+        world.brokers.finish("g", number, 40, LPS)
+    for _ in range(6):
+        await asyncio.gather(*[world.round() for _ in range(3)])
+    versions = [frontier.version for frontier in world.frontiers()]
+    assert versions == [1, 2, 3, 4, 5]
+    assert {lane[0] for lane in await world.lanes()} == {5}
+    assert (await world.round()) == Outcome(version=5)
+
+
+@pytest.mark.parametrize("arrow", ["before advance", "behind advance", "before assign", "behind assign"])
+async def test_a_metaserver_killed_in_a_round_leaves_a_group_that_another_one_goes_on_with(world: Grouped, arrow: str) -> None:
+    await world.begun("x")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    with pytest.raises(KilledError):
+        await world.groups(arrow=Killer(arrow)).round(SUBJECT, "g")
+    await world.round()
+    assert await world.pieces() == [(0, 100, 2)]
+    assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
+
+
+@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(world: Grouped, number: int, fate: str) -> None:
+    await world.begun("x")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    losing = Losing(world.store, {number: fate})
+    assert (await world.groups(losing).round(SUBJECT, "g")).is_lost
+    await world.round()
+    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert await world.pieces() == [(0, 100, 2)]
+    assert [frontier.version for frontier in world.frontiers()] == [1, 2]
+    assert (await world.assignment()).generation == 1
+
+
+async def test_an_answer_of_a_broker_does_not_count_for_a_frontier_that_a_reset_put_since(world: Grouped) -> None:
+    await world.begun("x")
+    await world.change("move", 1)
+    world.brokers.finish("g", 1)
+
+    async def arrow(name: str) -> None:
+        if name == "before advance":
+            await world.placing().reset(SUBJECT, "g", Start.parse("reset:earliest"), 1)
+
+    assert (await world.groups(arrow=arrow).round(SUBJECT, "g")).is_lost
+    assert await world.pieces() == [(0, 100, 1)]
+    assert (await world.round()).steps == 0
+
+
+# --- the assignment -----------------------------------------------------------------------------------------------------
+
+
+async def test_who_comes_gets_its_share_and_who_goes_leaves_it_to_the_others(world: Grouped) -> None:
+    await world.begun("x")
+    await world.round()
+    assert await world.lanes() == [(1, 0, 100, "x")]
+    await world.join("y")
+    assert (await world.round()).is_assigned
+    assert sorted(lane[3] for lane in await world.lanes()) == ["x", "y"]
+    assert not (await world.round()).is_assigned
+    await world.embedded.delete(member_key(SUBJECT, "g", "x"))
+    await world.round()
+    assert await world.lanes() == [(1, 0, 100, "y")]
+    await world.embedded.delete(member_key(SUBJECT, "g", "y"))
+    await world.round()
+    assert (await world.assignment()).lanes == ()
+
+
+async def test_who_finished_a_sealed_partition_keeps_its_lane_until_there_is_a_successor(world: Grouped) -> None:
+    await world.begun("x", "y")
+    await world.round()
+    before = await world.assignment()
+    changes = world.changes(arrow=Killer("behind sealed"))
+    await changes.prepare(SUBJECT, lambda route: split(route, 1, [50], change_id="c"))
+    with pytest.raises(KilledError):
+        await changes.carry_on(SUBJECT, 2)
+    world.brokers.finish("g", 1, 0, 50)
+    await world.round()
+    assert await world.assignment() == before
+    await world.changes().carry_on(SUBJECT, 2)
+    await world.round()
+    assert await world.lanes() == [(1, 50, 100, "y"), (2, 0, 50, "x")]
+
+
+async def test_a_partition_that_nobody_ever_wrote_to_is_open_and_not_finished(world: Grouped) -> None:
+    await world.begun("x")
+    world.brokers.parts.clear()
+    assert not (await world.round()).silent
+    assert await world.lanes() == [(1, 0, 100, "x")]
+    await world.join("y")
+    await world.round()
+    await world.embedded.delete(member_key(SUBJECT, "g", "y"))
+    await world.round()
+    assert await world.lanes() == [(1, 0, 100, "x")]
+
+
+async def test_a_backlog_draws_more_consumers(world: Grouped) -> None:
+    await world.begun(*"wxyz")
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    world.brokers.append(2, 300)
+    world.brokers.append(3, 100)
+    await world.round()
+    assert [lane[0] for lane in await world.lanes()] == [2, 2, 2, 3]
+
+
+async def test_a_group_that_does_not_exist_has_no_rounds(world: Grouped) -> None:
+    await world.create()
+    assert await world.round() == Outcome()
+    with pytest.raises(UnknownGroup):
+        await world.placing().make_ready(SUBJECT, "g")
+
+
+# --- beginning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrow", ["before begin", "behind begin", "before place", "behind place", "before ready", "behind ready"])
+async def test_a_beginning_at_the_latest_is_finished_by_whoever_finds_it(world: Grouped, arrow: str) -> None:
+    await world.create(partitions=2, groups=("a", "b"))
+    world.brokers.append(1, 4)
+    world.brokers.append(2, 6)
+    placing = world.placing(arrow=Killer(arrow))
+    with pytest.raises(KilledError):
+        await placing.begin(SUBJECT, "g", LATEST, Gate.LANES)
+        await placing.make_ready(SUBJECT, "g")
+    world.brokers.append(1)
+    await world.placing().begin(SUBJECT, "g", LATEST, Gate.LANES)
+    assert (await world.placing().make_ready(SUBJECT, "g")).is_ready
+    done = [world.brokers.parts[number].done["g"][0][2] for number in (1, 2)]
+    assert done == [4 if arrow in ("behind place", "before ready", "behind ready") else 5, 6]
+
+
+@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(world: Grouped, number: int, fate: str) -> None:
+    await world.create(partitions=1, groups=("a",))
+    losing = Losing(world.store, {number: fate})
+    placing = world.placing(losing)
+    await placing.begin(SUBJECT, "g", LATEST, Gate.STRICT)
+    await placing.make_ready(SUBJECT, "g")
+    await placing.make_ready(SUBJECT, "g")
+    assert not any(each.succeeded for each in await losing.deliver_late())
+    record = await world.record()
+    assert (record.is_ready, record.gate, record.start) == (True, Gate.STRICT, "latest")
+
+
+async def test_a_group_waits_for_a_silent_broker_before_it_is_there_for_anybody(world: Grouped) -> None:
+    await world.create(partitions=2, groups=("a", "b"))
+    world.brokers.down.add("b")
+    assert not (await world.placing().begin(SUBJECT, "g", LATEST, Gate.LANES)).is_ready
+    with pytest.raises(NotConnected):
+        await world.placing().make_ready(SUBJECT, "g")
+    assert not (await world.record()).is_ready
+    world.brokers.down.clear()
+    assert (await world.placing().make_ready(SUBJECT, "g")).is_ready
+
+
+async def test_a_group_that_is_there_stays_as_it_is_whatever_a_newcomer_asks_for(world: Grouped) -> None:
+    await world.begun()
+    before = await world.record()
+    assert await world.placing().begin(SUBJECT, "g", LATEST, Gate.STRICT) == before
+    await world.placing().set_gate(SUBJECT, "g", Gate.STRICT)
+    assert (await world.record()).gate is Gate.STRICT
+
+
+# --- being moved --------------------------------------------------------------------------------------------------------
+
+
+async def three_versions(world: Grouped) -> None:
+    """Version 1: 1 [0, 100). Version 2: 2 [0, 50), 3 [50, 100). Version 3: 2, and 4 [50, 100) on c. All consumed."""
+    await world.begun("x")
+    for number, messages, change in ((1, 10, ("split", 1, [50], ["a", "b"])), (3, 20, ("move", 3, [], ["c"]))):
+        world.brokers.append(number, messages)
+        world.now_ms += 60_000
+        await world.change(change[0], change[1], at=change[2], groups=change[3])
+        world.brokers.finish("g", number, world.brokers.parts[number].range.first, world.brokers.parts[number].range.end)
+        await world.round()
+    world.brokers.append(4, 30)
+    world.brokers.finish("g", 4, 50, 100)
+    assert await world.pieces() == [(0, 100, 3)]
+
+
+def placed(world: Grouped) -> dict[int, str]:
+    return {place.partition: place.WhichOneof("target") or "" for request in world.brokers.placed for place in request.places}
+
+
+@pytest.mark.parametrize(
+    ("start", "version", "places"),
+    [
+        ("reset:earliest", 1, {1: "earliest", 2: "earliest", 3: "earliest", 4: "earliest"}),
+        ("reset:latest", 3, {2: "latest", 4: "latest"}),
+        ("reset:1", 1, {1: "time_ms", 2: "earliest", 3: "earliest", 4: "earliest"}),
+        (f"reset:{1_060_000 + CLOCKS_APART_MS}", 2, {2: "time_ms", 3: "time_ms", 4: "earliest"}),
+        (f"reset:{1_060_000 + CLOCKS_APART_MS - 1}", 1, {1: "time_ms", 2: "earliest", 3: "earliest", 4: "earliest"}),
+        ("reset:9999999", 3, {2: "time_ms", 4: "time_ms"}),
+    ],
+)
+async def test_hazard_18_a_reset_names_a_version_and_places_in_its_partitions_and_begins_later_ones_anew(
+    world: Grouped, start: str, version: int, places: dict[int, str]
+) -> None:
+    await three_versions(world)
+    state = await world.state()
+    found = Start.parse(start)
+    assert found.version(state.latest, state.changes) == version
+    assert (await world.placing().reset(SUBJECT, "g", found, version)).is_ready
+    assert placed(world) == places
+    assert all(request.moves for request in world.brokers.placed)
+    assert await world.pieces() == [(0, 100, version)]
+    await world.round()
+    assert {lane[0] for lane in await world.lanes()} <= set(places)
+
+
+@pytest.mark.parametrize("arrow", ["before reset", "behind reset", "before place", "behind place", "before ready", "behind ready"])
+async def test_a_reset_that_a_crash_cut_short_is_finished_and_nobody_reads_meanwhile(world: Grouped, arrow: str) -> None:
+    await three_versions(world)
+    start = Start.parse("reset:earliest")
+    with pytest.raises(KilledError):
+        await world.placing(arrow=Killer(arrow)).reset(SUBJECT, "g", start, 1)
+    record = await world.record()
+    assert record.is_ready == (arrow in ("before reset", "behind ready"))
+    assert record.frontier == first_frontier(LPS, 3 if arrow == "before reset" else 1)
+    assert (await world.round()).is_ready == record.is_ready
+    await world.placing().make_ready(SUBJECT, "g")
+    assert (await world.record()).is_ready
+    assert placed(world).keys() == (set() if arrow == "before reset" else {1, 2, 3, 4})
+
+
+@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+async def test_a_reset_whose_answer_is_lost_is_done_once(world: Grouped, fate: str) -> None:
+    await three_versions(world)
+    losing = Losing(world.store, {1: fate})
+    await world.placing(losing).reset(SUBJECT, "g", Start.parse("reset:latest"), 3)
+    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert (await world.record()).is_ready
+    assert len(world.brokers.placed) == 2
+
+
+async def test_what_is_put_back_into_a_partition_that_the_group_left_is_read_before_anything_newer(world: Grouped) -> None:
+    await three_versions(world)
+    part = (await world.state()).partition(1)
+    assert part is not None
+    await world.placing().set_back(SUBJECT, "g", part, 60, "first")
+    await world.placing().set_back(SUBJECT, "g", part, 60, "first")  # the same attempt again, behind a lost answer
+    assert not (await world.record()).is_ready
+    with pytest.raises(LaneNotOpen, match="moved just now"):
+        await world.placing().set_back(SUBJECT, "g", part, 61, "second")
+    world.brokers.parts[1].done["g"] = [[0, 60, 11], [60, 61, 3], [61, 100, 11]]  # what a replay does
+    await world.placing().make_ready(SUBJECT, "g")
+    await world.round()
+    assert await world.pieces() == [(0, 60, 3), (60, 61, 1), (61, 100, 3)]
+    assert (1, 60, 61, "x") in await world.lanes()
+    assert not any(lane[0] == 4 and lane[1] <= 60 < lane[2] for lane in await world.lanes())
+    world.brokers.finish("g", 1)
+    assert (await world.round()).steps == 2
+    assert await world.pieces() == [(0, 100, 3)]
+
+
+async def test_a_group_that_has_not_left_a_partition_stays_where_it_is_when_something_is_put_back(world: Grouped) -> None:
+    await world.begun("x")
+    part = (await world.state()).partition(1)
+    assert part is not None
+    await world.placing().set_back(SUBJECT, "g", part, 7, "first")
+    await world.placing().make_ready(SUBJECT, "g")
+    assert await world.pieces() == [(0, 100, 1)]
+
+
+# --- words --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "middle", "reset:", "reset:x", "5"])
+def test_a_start_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Start.parse(text)
+
+
+def test_sequences_say_nothing_about_an_ordered_subject() -> None:
+    for request in (control.ResetGroupRequest(sequence=5), control.ResetGroupRequest()):
+        with pytest.raises(InvalidArgument, match="the earliest, the latest, or a time"):
+            Start.of_reset(request)
+    with pytest.raises(InvalidArgument):
+        Start.of_new("reset:latest")
+
+
