@@ -181,7 +181,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
         """See control.proto."""
         places = [(each.partition, _place(each)) for each in request.places]
-        await self._lanes.place(request.subject, request.group, places, moves=request.moves)
+        await self._lanes.place(
+            request.subject, request.group, places, moves=request.moves, record_revision=request.record_revision
+        )
         return pb.PlaceLanesResponse()
 
     @answering
@@ -200,7 +202,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def Unpark(self, request: pb.UnparkRequest) -> pb.UnparkResponse:
         """See control.proto."""
-        count = await self._lanes.unpark(request.subject, request.group, request.partition, request.key, replays=request.replay)
+        count = await self._lanes.unpark(
+            request.subject, request.group, request.partition, request.key, replays=request.replay, record_revision=request.record_revision
+        )
         return pb.UnparkResponse(messages=count)
 
 

@@ -6,13 +6,14 @@ Whatever is answered is committed: a metaserver opens the next version to a grou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from qmq_ordering.route import LpRange
 
 from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
 from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
-from qmq.errors import UnknownGroup, UnknownPartition
+from qmq.errors import RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneShare, ParkedKey
 from qmq.log.queue import Queue
@@ -32,6 +33,8 @@ class PartitionInfo:
 
 
 Place = Earliest | Latest | AtTime
+FRESH_MS: Final = 5_000
+"""A look into the store that took longer does not count: whoever asked may have been given up, and the group let go on."""
 
 
 class LaneAdmin:
@@ -69,9 +72,16 @@ class LaneAdmin:
         """How long ago a lane's holder gave a sign of life."""
         return self._broker.lanes.seen_ms_ago(queue, group, token)
 
-    async def place(self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool) -> None:
-        """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done. Raises as `_queue`, NotMaster."""
+    async def place(
+        self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool, record_revision: int = 0
+    ) -> None:
+        """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done.
+
+        Raises as `_queue`, NotMaster; and if it moves RouteConflict, CoordinationError.
+        """
         check_name("group", group)
+        if moves:
+            await self._require_held(subject, group, record_revision)
         found = [(self._queue(subject, number), number, place) for number, place in places]
         for queue, number, place in found:
             whole = self._range(subject, number)
@@ -87,6 +97,16 @@ class LaneAdmin:
                     self._broker.lanes.forget(queue, group, token)
         self._broker.schedule()
         await self._broker.committed()
+
+    async def _require_held(self, subject: str, group: str, record_revision: int) -> None:
+        """The group is held still by that very record: nobody attaches by an older view, and a request that comes too late does nothing.
+
+        Raises RouteConflict, CoordinationError.
+        """
+        began_ms = self._broker.clock.monotonic_ms()
+        revision = await self._broker.routing.group_revision(subject, group)
+        if revision != record_revision or self._broker.clock.monotonic_ms() - began_ms > FRESH_MS:
+            raise RouteConflict(f"group {group!r} of {subject!r} is not held still for this (at {record_revision}, now {revision}): ask again")
 
     def _range(self, subject: str, number: int) -> LpRange:
         found = self._broker.routing.partition(subject, number)
@@ -107,8 +127,10 @@ class LaneAdmin:
         ]
         return sorted(found, key=lambda each: (each[0].id, each[2].sequences[0]))[: keys_max or len(found)]
 
-    async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool) -> int:
-        """Give a key's messages back, in order, or drop them; how many. Raises UnknownGroup if the key is not parked there."""
+    async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool, record_revision: int = 0) -> int:
+        """Give a key's messages back, in order, or drop them; how many. Raises UnknownGroup if the key is not parked there, as `place`."""
+        if replays:
+            await self._require_held(subject, group, record_revision)
         queue = self._queue(subject, number)
         share = queue.lanes.get(group)
         if share is None or key not in share.parked:

@@ -35,6 +35,11 @@ class Routing(Protocol):
         ...
 
 
+    async def group_revision(self, subject: str, group: str) -> int:
+        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older."""
+        ...
+
+
 class NoRouting:
     """A broker that hosts no ordered subject."""
 
@@ -45,6 +50,10 @@ class NoRouting:
     def is_open(self, _subject: str, _group: str, _number: int, _lps: LpRange, _version: int) -> bool:
         """Nothing is."""
         return False
+
+    async def group_revision(self, _subject: str, _group: str) -> int:
+        """There is none."""
+        return 0
 
 
 class Admission:

@@ -202,8 +202,9 @@ class LaneShare:
         if holder is None or not holder.lps.first <= action.lp < holder.lps.end:
             return 0
         parked = self.parked.setdefault(action.key, ParkedKey(action.lp, []))
-        if action.sequence not in parked.sequences[-1:]:
-            parked.sequences.append(action.sequence)
+        at = bisect_left(parked.sequences, action.sequence)
+        if action.sequence not in parked.sequences[at : at + 1]:
+            parked.sequences.insert(at, action.sequence)
         for each in self._cut(holder.lps):
             each.add(action.sequence, action.sequence + 1)
         self.failures.pop(action.sequence, None)
@@ -219,7 +220,7 @@ class LaneShare:
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
         if action.replays:
             (mine,) = self._cut(lps)
-            mine.remove(sorted(parked.sequences))
+            mine.remove(parked.sequences)
             self._join()
         return len(parked.sequences)
 

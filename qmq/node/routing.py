@@ -1,11 +1,13 @@
 """What a broker knows of ordered subjects: its view of the coordination store, asked as the broker asks (qmq/broker/ordering.py).
 
 The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and whoever asked tries again. It never says
-more than the store once did, and routes and frontiers only move forward.
+more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and then
+the broker looks into the store first (`group_revision`).
 """
 
 from __future__ import annotations
 
+from qmq_coordination.ordered import group_record_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.route import LpRange, PhysicalPartition
 
@@ -37,3 +39,11 @@ class ViewRouting:
         route = state.routes.get(version)
         part = route.partition(number) if route is not None else None
         return part is not None and part.range.contains(lps)
+
+    async def group_revision(self, subject: str, group: str) -> int:
+        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older.
+
+        Raises CoordinationError.
+        """
+        item = await self._view.fetch(group_record_key(subject, group))
+        return 0 if item is None else item.mod_revision

@@ -73,6 +73,7 @@ class Placing:
         start = Start.parse(record.start)
         routes = await self._records.routes(subject, first, await self._records.latest(subject))
         for name, request in sorted(_requests(subject, group, routes, start, first).items()):
+            request.record_revision = item.mod_revision
             await self._arrow("before place")
             await self._lanes.place_lanes(name, request)
             await self._arrow("behind place")
@@ -93,10 +94,11 @@ class Placing:
         await self._change(subject, group, "reset", lambda record: replace(record, frontier=frontier, start=start.text, is_ready=False))
         return await self.make_ready(subject, group)
 
-    async def set_back(self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str) -> None:
+    async def set_back(self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str) -> int:
         """Hold a group still while a key's messages are put back into a partition; `make_ready` lets it go on. `attempt` is used once.
 
-        If it is past the partition in that logical partition, it reads it there again: so what is put back comes before everything newer.
+        The revision of the record that holds it: the broker puts nothing back under another one. If the group is past the partition in that
+        logical partition, it reads it there again: so what is put back comes before everything newer.
         Raises UnknownGroup, LaneNotOpen (it is being moved just now), CoordinationError.
         """
         latest = await self._records.latest(subject)
@@ -112,22 +114,23 @@ class Placing:
             frontier = _with(record.frontier, Piece(LpRange(lp, lp + 1), min(version, last)))
             return replace(record, frontier=frontier, start=UNPARK + attempt, is_ready=False)
 
-        await self._change(subject, group, "unpark", back)
+        return await self._change(subject, group, "unpark", back)
 
     async def set_gate(self, subject: str, group: str, gate: Gate) -> None:
         """Change when targets open. Raises UnknownGroup, CoordinationError."""
         await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
 
-    async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> None:
+    async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> int:
+        """The revision of the record as it is then."""
         while True:
             item, record = await self._records.record(subject, group)
             if (after := change(record)) == record:
-                return
+                return item.mod_revision
             await self._arrow(f"before {what}")
             swapped = await self._records.swap(item, after)
             await self._arrow(f"behind {what}")
             if swapped is not None:
-                return
+                return swapped.mod_revision
 
 
 def _with(frontier: Frontier, there: Piece) -> Frontier:

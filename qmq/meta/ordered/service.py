@@ -217,10 +217,12 @@ class OrderedService:
             return await self._unpark(part, request)
         await self._masters.probe(part.group, config.name, part.number)
         lp = logical_partition(request.key, config.logical_partitions)
-        await self._controller.placing.set_back(*pair, part, lp, self._controller.changes.new_id())
+        held = control.UnparkRequest()
+        held.CopyFrom(request)
+        held.record_revision = await self._controller.placing.set_back(*pair, part, lp, self._controller.changes.new_id())
         # If it is not certain what the broker did, it may do it late: the group is left still, and the leader lets it go on in a while.
         try:
-            answer = await self._unpark(part, request)
+            answer = await self._unpark(part, held)
         except CallerError:
             await self._controller.make_ready(pair)
             raise

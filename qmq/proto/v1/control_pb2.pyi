@@ -329,10 +329,13 @@ class PlaceLanesRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    RECORD_REVISION_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     moves: _builtins.bool
     """False: a partition on which the group began already stays as it is."""
+    record_revision: _builtins.int
+    """If it moves: the revision of the group's record, which holds the group still. Under any other one nothing is moved (error 114)."""
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___LanePlace]: ...
     def __init__(
@@ -342,10 +345,11 @@ class PlaceLanesRequest(_message.Message):
         group: _builtins.str = ...,
         places: _abc.Iterable[Global___LanePlace] | None = ...,
         moves: _builtins.bool = ...,
+        record_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "moves", b"moves", "places", b"places", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "moves", b"moves", "places", b"places", "record_revision", b"record_revision", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,12 +455,15 @@ class UnparkRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
+    RECORD_REVISION_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     partition: _builtins.int
     key: _builtins.bytes
     replay: _builtins.bool
     """False: its messages count as done, and the key flows again from the next one on."""
+    record_revision: _builtins.int
+    """If it replays: as in PlaceLanesRequest."""
     def __init__(
         self,
         *,
@@ -465,10 +472,11 @@ class UnparkRequest(_message.Message):
         partition: _builtins.int = ...,
         key: _builtins.bytes = ...,
         replay: _builtins.bool = ...,
+        record_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "key", b"key", "partition", b"partition", "replay", b"replay", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "key", b"key", "partition", b"partition", "record_revision", b"record_revision", "replay", b"replay", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

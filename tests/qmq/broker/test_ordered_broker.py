@@ -249,7 +249,10 @@ async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Pa
         assert [(key, each.sequences) for _, key, each in admin(it).parked(SUBJECT, "g", 0)] == [(b"a", [0, 2, 4])]
         again = await it.attach(token=lane.token)
         assert again.parked == [b"a".hex()]
-        assert await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True) == 3
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        with pytest.raises(RouteConflict):
+            await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True, record_revision=held - 1)
+        assert await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True, record_revision=held) == 3
         with pytest.raises((LaneLost, UnknownConsumer)):
             await it.pull(again)
         after = await it.attach()
@@ -301,7 +304,8 @@ async def test_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_pa
         queue.start_sequence = 10
         with pytest.raises(MessagesExpired, match="0 to 9"):
             await it.pull(lane)
-        await admin(it).place(SUBJECT, "g", [(1, Earliest())], moves=True)
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        await admin(it).place(SUBJECT, "g", [(1, Earliest())], moves=True, record_revision=held)
         after = await it.attach()
         assert after.position == 10
         assert len((await it.pull(after))[1]) == 30
@@ -315,3 +319,15 @@ async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it
         await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False)
         lane = await it.attach()
         assert lane.position == 40
+
+
+async def test_a_move_of_a_group_that_comes_too_late_moves_nothing(tmp_path: Path) -> None:
+    """The record that held the group still was replaced: it reads again, and must not be put elsewhere."""
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        await it.put_group()
+        lane = await it.attach()
+        with pytest.raises(RouteConflict):
+            await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=True, record_revision=held)
+        assert len((await it.pull(lane))[1]) == 40

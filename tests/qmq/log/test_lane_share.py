@@ -133,3 +133,13 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
     assert share.progress == [Progress(LpRange(0, 4), 10), Progress(LpRange(4, 8), 4, [(6, 8)])]
     share.apply(LaneDone(*NAMES, right, ((4, 5), (8, 9))))
     assert share.progress == [Progress(LpRange(0, 8), 10)]
+
+
+def test_parking_what_is_parked_already_counts_once() -> None:
+    """A consumer says it again when the answer was lost."""
+    share = LaneShare()
+    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    token = share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000))
+    for at in (5, 9, 5, 9):
+        share.apply(LanePark(*NAMES, token, at, 3, b"k"))
+    assert share.parked[b"k"].sequences == [5, 9]
