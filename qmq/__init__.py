@@ -16,10 +16,13 @@ from qmq import errors
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
 from qmq.client.message import Message, Messages
+from qmq.client.ordered.consumer import OrderedConsumer
+from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
 from qmq.errors import Outcome, QmqError
-from qmq.model import MessageId, SubjectConfig
+from qmq.model import Fencing, MessageId, Order, SubjectConfig
 
 __version__ = "0.1.0"
 
@@ -27,9 +30,14 @@ __all__ = [
     "BatchReceipt",
     "Client",
     "Consumer",
+    "Fencing",
     "Message",
     "MessageId",
     "Messages",
+    "Order",
+    "OrderedConsumer",
+    "OrderedMessage",
+    "OrderedProducer",
     "Outcome",
     "Producer",
     "QmqError",

@@ -20,13 +20,8 @@ Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 +
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
-from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from enum import IntEnum
+from itertools import pairwise
 from struct import Struct, error, unpack_from
 from typing import Final, NamedTuple
 
@@ -35,17 +30,29 @@ from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-
 from qmq import limits
 from qmq.compression import Compression, compress, decompress
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from qmq.region import (
+    ALIGN,
+    REGION,
+    REGION_BYTES,
+    Columns,
+    Layout,
+    bytes_column,
+    check_region,
+    int_column,
+    last_offset,
+    offsets,
+    optional_buffers,
+    padded,
+    parse_header,
+)
 
 MAGIC: Final = int.from_bytes(b"QMB1", "little")
 VERSION: Final = 1
-ALIGN: Final = 8
 
 _BODY_OF_ENVELOPE: Final = Struct("<IHHIIqqqqqI")
 _ENVELOPE: Final = Struct("<IHHIIqqqqqII")
 _SENT: Final = Struct("<IHHII")
-_REGION: Final = Struct("<QQIIqIIIHBB")
 ENVELOPE_BYTES: Final = _ENVELOPE.size
-REGION_BYTES: Final = _REGION.size
 BATCH_BYTES_MIN: Final = ENVELOPE_BYTES + REGION_BYTES + ALIGN
 _UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
 
@@ -64,29 +71,6 @@ class Kind(IntEnum):
     """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application sees it."""
 
 
-class Column(IntFlag):
-    """Which columns a batch has, in the order in which they lie; the body is always there and comes last."""
-
-    CREATE_DELTA = 1
-    MESSAGE_ID = 2
-    KEY = 4
-    LOGICAL_PARTITION = 8
-    TAGS = 16
-    HEADERS = 32
-
-
-_KNOWN_COLUMNS: Final = sum(Column)
-_CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS = map(int, Column)
-"""As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""
-
-
-class BatchFlag(IntFlag):
-    """What a producer says of a whole batch."""
-
-    BENT = 1
-    """Best-effort order: its messages belong to another partition, whose broker group was in trouble."""
-
-
 class Envelope(NamedTuple):
     """The master's part. `base_sequence` is -1 in a batch that no master has placed."""
 
@@ -100,106 +84,7 @@ class Envelope(NamedTuple):
     flushed_position: int
 
 
-class RegionHeader(NamedTuple):
-    """The fixed part of what the producer wrote."""
-
-    producer_id: int
-    batch_sequence: int
-    flags: int
-    count: int  # type: ignore[assignment]
-    create_time_ms: int
-    columns: int
-    partition: int
-    body_bytes: int
-    subject_bytes: int
-    compression: int
-
-
-def pad(size: int) -> int:
-    """Round up to the alignment of 8 bytes."""
-    return (size + 7) & ~7
-
-
-@lru_cache(maxsize=65_536)
-def tag_hash(tag: str) -> int:
-    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little endian."""
-    return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "little")
-
-
-def tag_bloom(hashes: Iterable[int]) -> int:
-    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its hash."""
-    bits = 0
-    for each in hashes:
-        bits |= 1 << (each & 63) | 1 << (each >> 6 & 63)
-    return bits
-
-
-@dataclass(slots=True)
-class Columns:
-    """What a producer collected for one batch; a column that is None is absent. All lists have one item a message."""
-
-    bodies: list[bytes]
-    keys: list[bytes] | None = None
-    tags: list[tuple[str, ...]] | None = None
-    headers: list[Mapping[str, bytes]] | None = None
-    create_deltas: list[int] | None = None
-    message_ids: list[bytes] | None = None
-    logical_partitions: Sequence[int] | None = None
-
-
 # --- writing -----------------------------------------------------------------------------------------------------------
-
-
-def _padded(data: bytes) -> bytes:
-    short = -len(data) & 7
-    return data + bytes(short) if short else data
-
-
-def _offsets(items: Sequence[bytes]) -> bytes:
-    return _padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
-
-
-def _strings(items: Sequence[bytes]) -> list[bytes]:
-    return [_offsets(items), _padded(b"".join(items))]
-
-
-def _list_offsets(items: Sequence[Sequence[object] | Mapping[str, bytes]]) -> bytes:
-    return _padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
-
-
-def _tag_buffers(tags: list[tuple[str, ...]]) -> list[bytes]:
-    flat = list(chain.from_iterable(tags))
-    hashes = array("Q", map(tag_hash, flat)).tobytes()
-    return [_list_offsets(tags), hashes, *_strings([each.encode() for each in flat])]
-
-
-def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
-    names = [name.encode() for each in headers for name in each]
-    values = [value for each in headers for value in each.values()]
-    return [_list_offsets(headers), *_strings(names), *_strings(values)]
-
-
-def _optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
-    flags, buffers = 0, list[bytes]()
-    if columns.create_deltas is not None:
-        flags |= Column.CREATE_DELTA
-        buffers.append(_padded(array("I", columns.create_deltas).tobytes()))
-    if columns.message_ids is not None:
-        flags |= Column.MESSAGE_ID
-        buffers.append(b"".join(columns.message_ids))
-    if columns.keys is not None:
-        flags |= Column.KEY
-        buffers += _strings(columns.keys)
-    if columns.logical_partitions is not None:
-        flags |= Column.LOGICAL_PARTITION
-        buffers.append(_padded(array("H", columns.logical_partitions).tobytes()))
-    if columns.tags is not None:
-        flags |= Column.TAGS
-        buffers += _tag_buffers(columns.tags)
-    if columns.headers is not None:
-        flags |= Column.HEADERS
-        buffers += _header_buffers(columns.headers)
-    return flags, buffers
 
 
 def encode(
@@ -223,16 +108,16 @@ def encode(
     count = len(bodies)
     if not 0 < count <= limits.BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {limits.BATCH_MESSAGES_MAX} messages, not {count}")
-    present, buffers = _optional_buffers(columns)
+    present, buffers = optional_buffers(columns)
     data = b"".join(bodies)
     if compression:
         data = compress(compression, data)
     body_bytes = len(data)
-    header = _REGION.pack(
+    header = REGION.pack(
         producer_id, batch_sequence, flags, count, create_time_ms, present, partition,
         body_bytes, len(subject), compression, 0,
     )  # fmt: skip
-    region = b"".join((header, _padded(subject), *buffers, _offsets(bodies), data, bytes(-body_bytes & 7)))
+    region = b"".join((header, padded(subject), *buffers, offsets(bodies), data, bytes(-body_bytes & 7)))
     return _sent_envelope(region), region
 
 
@@ -284,117 +169,6 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
         raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
     return Envelope._make(fields[2:10])
-
-
-def parse_header(region: bytes) -> RegionHeader:
-    """Read the fixed part of a region. Raises CorruptBatch."""
-    try:
-        fields = _REGION.unpack_from(region)
-    except error:
-        raise CorruptBatch("the region is cut short") from None
-    header = RegionHeader._make(fields[:10])
-    if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
-        raise CorruptBatch(f"a region with {header.count} messages and columns {header.columns:#x} cannot be")
-    return header
-
-
-def check_region(region: bytes, region_crc: int) -> None:
-    """Raises CorruptBatch if the producer's checksum does not hold."""
-    if crc32c(region) != region_crc:
-        raise CorruptBatch("the producer's checksum does not hold: the batch was damaged after it was made")
-
-
-def _last_offset(region: bytes, at: int, count: int) -> int:
-    last: int = unpack_from("<i", region, at + 4 * count)[0]
-    if not 0 <= last <= len(region):
-        raise CorruptBatch(f"an offset of {last} points outside the batch")
-    return last
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where each buffer of a region begins; -1 for a column that is absent."""
-
-    create_delta: int = -1
-    message_id: int = -1
-    key: int = -1
-    key_data: int = -1
-    logical_partition: int = -1
-    tag_list: int = -1
-    tag_hash: int = -1
-    tag: int = -1
-    tag_data: int = -1
-    header_list: int = -1
-    header_name: int = -1
-    header_name_data: int = -1
-    header_value: int = -1
-    header_value_data: int = -1
-    body: int = -1
-    body_data: int = -1
-
-    @classmethod
-    def walk(cls, region: bytes, header: RegionHeader) -> Layout:
-        """Find every buffer. Raises CorruptBatch if they do not fill the region exactly."""
-        layout = cls()
-        try:
-            at = layout._walk(region, header)
-        except error:
-            raise CorruptBatch("a column reaches outside the batch") from None
-        if at != len(region):
-            raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)}")
-        return layout
-
-    def _walk(self, region: bytes, header: RegionHeader) -> int:
-        count, columns = header.count, header.columns
-        at = REGION_BYTES + pad(header.subject_bytes)
-        if columns:
-            if columns & _CREATE_DELTA:
-                self.create_delta, at = at, at + pad(4 * count)
-            if columns & _MESSAGE_ID:
-                self.message_id, at = at, at + 16 * count
-            if columns & _KEY:
-                self.key, self.key_data, at = _walk_strings(region, at, count)
-            if columns & _LOGICAL_PARTITION:
-                self.logical_partition, at = at, at + pad(2 * count)
-            if columns & _TAGS:
-                at = self._walk_tags(region, at, count)
-            if columns & _HEADERS:
-                at = self._walk_headers(region, at, count)
-        self.body = at
-        self.body_data = at + pad(4 * (count + 1))
-        return self.body_data + pad(header.body_bytes)
-
-    def _walk_tags(self, region: bytes, at: int, count: int) -> int:
-        self.tag_list = at
-        total = _last_offset(region, at, count)
-        self.tag_hash = at + pad(4 * (count + 1))
-        self.tag, self.tag_data, end = _walk_strings(region, self.tag_hash + 8 * total, total)
-        return end
-
-    def _walk_headers(self, region: bytes, at: int, count: int) -> int:
-        self.header_list = at
-        total = _last_offset(region, at, count)
-        at += pad(4 * (count + 1))
-        self.header_name, self.header_name_data, at = _walk_strings(region, at, total)
-        self.header_value, self.header_value_data, at = _walk_strings(region, at, total)
-        return at
-
-
-def _walk_strings(region: bytes, at: int, count: int) -> tuple[int, int, int]:
-    data = at + pad(4 * (count + 1))
-    return at, data, data + pad(_last_offset(region, at, count))
-
-
-def int_column(region: bytes, at: int, code: str, count: int) -> tuple[int, ...]:
-    """`count` numbers of struct code `code` from byte `at`."""
-    return unpack_from(f"<{count}{code}", region, at)
-
-
-def bytes_column(region: bytes, offsets_at: int, data_at: int, count: int) -> list[bytes]:
-    """The items of an offsets-and-bytes column."""
-    marks = unpack_from(f"<{count + 1}i", region, offsets_at)
-    data = region[data_at : data_at + marks[-1]]
-    return [data[a:b] for a, b in pairwise(marks)]
 
 
 class BatchView:
@@ -474,7 +248,7 @@ class BatchView:
         layout, count = self.layout, self.header.count
         if layout.tag_list < 0:
             return ()
-        return int_column(self.region, layout.tag_hash, "Q", _last_offset(self.region, layout.tag_list, count))
+        return int_column(self.region, layout.tag_hash, "Q", last_offset(self.region, layout.tag_list, count))
 
     def headers(self) -> list[dict[str, bytes]] | None:
         """The headers of every message."""

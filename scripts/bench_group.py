@@ -1,4 +1,4 @@
-"""A broker group of its own for benchmarks: etcd, a metaserver and some replicas, as processes on free loopback ports, without pauses."""
+"""Broker groups of their own for benchmarks: etcd, a metaserver and some replicas, as processes on free loopback ports, without pauses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from qmq_coordination.etcd.server import EtcdProcess, free_ports
 
 
 class ReplicaSet:
-    """`count` replicas of one group, ready when made."""
+    """`count` replicas of each of `groups` broker groups (g, h, ...), ready when made."""
 
-    def __init__(self, count: int, *options: str) -> None:
+    def __init__(self, count: int, *options: str, groups: int = 1) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         self._options = options
-        self.names = [f"r{number}" for number in range(count)]
+        self.groups = {group: [f"{group}{number}" for number in range(count)] for group in "ghijkl"[:groups]}
+        self.names = [name for names in self.groups.values() for name in names]
+        count = len(self.names)
         ports = free_ports(2 * count + 1)
         self.address = f"127.0.0.1:{ports[-1]}"
         self.control = {name: f"127.0.0.1:{ports[2 * at + 1]}" for at, name in enumerate(self.names)}
@@ -35,7 +37,7 @@ class ReplicaSet:
         """Start a replica, and wait until it is ready."""
         data, control = self._ports[name]
         self.processes[name] = self._run(
-            "broker", "--group", "g", "--replica", name, "--replicas", ",".join(self.names), "--data", str(self.folder / name),
+            "broker", "--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]), "--data", str(self.folder / name),
             "--data-port", str(data), "--control-port", str(control), *self._options,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
-from qmq.batch import Columns, encode, parse_header, sent_sizes
+from qmq.batch import encode, sent_sizes
 from qmq.broker.config import BrokerConfig
 from qmq.errors import DiskFull
 from qmq.log.config import LogConfig
@@ -20,6 +20,7 @@ from qmq.log.disk import Disk
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 from qmq.node.dev import Node, NodeConfig
+from qmq.region import Columns, parse_header
 
 
 class ManualClock:

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.batch import Layout, parse_header, tag_bloom, tag_hash
 from qmq.errors import MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import EXPIRED, Requeued, Share
 from qmq.log.queue import Queue
 from qmq.log.store import Store
+from qmq.region import Layout, parse_header, tag_bloom, tag_hash
 from qmq.wire.messages import Range
 
 _ENTRIES_AHEAD: Final = 256

@@ -16,21 +16,11 @@ import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
 from qmq import limits
-from qmq.batch import (
-    BATCH_BYTES_MIN,
-    ENVELOPE_BYTES,
-    REGION_BYTES,
-    Layout,
-    RegionHeader,
-    check_region,
-    int_column,
-    parse_header,
-    sent_sizes,
-    tag_bloom,
-)
+from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
+from qmq.region import REGION_BYTES, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""

@@ -106,7 +106,7 @@ class LaneAdmin:
         began_ms = self._broker.clock.monotonic_ms()
         revision = await self._broker.routing.group_revision(subject, group)
         if revision != record_revision or self._broker.clock.monotonic_ms() - began_ms > FRESH_MS:
-            raise RouteConflict(f"group {group!r} of {subject!r} is not held still for this (at {record_revision}, now {revision}): ask again")
+            raise RouteConflict(f"group {group!r} of {subject!r} is not held still for this ({record_revision}, now {revision}): ask again")
 
     def _range(self, subject: str, number: int) -> LpRange:
         found = self._broker.routing.partition(subject, number)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
-from qmq.batch import Layout, parse_header
 from qmq.broker.delivery import Delivery, Piece, Reader
 from qmq.broker.intake import logical_partitions
 from qmq.errors import MessagesExpired
@@ -25,6 +24,7 @@ from qmq.log.consume_log import IndexEntry
 from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
 from qmq.log.store import Store
+from qmq.region import Layout, parse_header
 
 _READ_BYTES_MAX: Final = 8 * MIB
 """What one pull may read to find little; then the turn goes to somebody else, and the next pull goes on from there."""

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.batch import BatchFlag, Layout
 from qmq.broker.intake import logical_partitions
 from qmq.clock import Clock
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
+from qmq.region import BatchFlag, Layout
 
 HALF_LIFE_MS: Final = 20_000
 STEP_MS: Final = 1_000

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from qmq.batch import REGION_BYTES, Columns, Layout, bytes_column, encode, parse_header
+from qmq.batch import encode
 from qmq.log.queue import Sealed
+from qmq.region import REGION_BYTES, Columns, Layout, bytes_column, parse_header
 
 if TYPE_CHECKING:
     from qmq.model import QueueId

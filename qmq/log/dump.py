@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qmq.batch import ALIGN, ENVELOPE_BYTES, MAGIC, BatchView, Column, Envelope, Kind, check_region, parse_envelope
+from qmq.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope
 from qmq.errors import CorruptBatch
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap
 from qmq.model import MessageId
+from qmq.region import ALIGN, Column, check_region
 
 _BODY_CHARS = 60
 

@@ -21,9 +21,10 @@ from typing import Final
 from google_crc32c import value as crc32c
 
 from qmq import limits
-from qmq.batch import ALIGN, ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
+from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.segments import Segments, segment_name
+from qmq.region import ALIGN
 
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")

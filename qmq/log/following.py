@@ -20,11 +20,12 @@ from typing import Final
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, Kind, check_region, parse_envelope
+from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.errors import CorruptBatch
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import PendingEntry, Store
 from qmq.log.tail import ACTIONS, Place, Run, Write
+from qmq.region import check_region
 
 _RUN: Final = Struct("<IIQQ")
 _CRC: Final = Struct("<I")

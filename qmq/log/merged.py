@@ -12,11 +12,12 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.batch import ENVELOPE_BYTES, Envelope, check_region, parse_envelope
+from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.envelopes import Window
 from qmq.log.segments import Segments
 from qmq.log.tail import Place, Run, Stretch, behind
+from qmq.region import check_region
 
 _WINDOW_BYTES: Final = 512 * limits.KIB
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from qmq.batch import ENVELOPE_BYTES, check_region, parse_envelope
+from qmq.batch import ENVELOPE_BYTES, parse_envelope
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import MIB
 from qmq.log.envelopes import Window, damaged
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import Store
+from qmq.region import check_region
 
 _READ_BYTES: Final = MIB
 

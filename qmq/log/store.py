@@ -25,17 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 from google_crc32c import value as crc32c
 
-from qmq.batch import (
-    ENVELOPE_BYTES,
-    BatchView,
-    Envelope,
-    Kind,
-    RegionHeader,
-    check_region,
-    parse_envelope,
-    place,
-    tag_bloom,
-)
+from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.limits import MIB
@@ -53,6 +43,7 @@ from qmq.log.queue import Queue, Sealed
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
 from qmq.model import Partition, QueueId
+from qmq.region import RegionHeader, check_region, tag_bloom
 from qmq.wire.messages import Produced
 
 _SNAPSHOT_STATES: Final = 200

@@ -8,12 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qmq.batch import Columns, encode, parse_header, sent_sizes
+from qmq.batch import encode, sent_sizes
 from qmq.compression import Compression
 from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, SettleAction
 from qmq.log.config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake
+from qmq.region import Columns, parse_header
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind, frame
 

@@ -12,9 +12,10 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.batch import Columns, encode
+from qmq.batch import encode
 from qmq.broker.config import BrokerConfig
 from qmq.node.dev import Node
+from qmq.region import Columns
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind, FrameReader, frame
 

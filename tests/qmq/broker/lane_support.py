@@ -15,10 +15,11 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 from support import node_config, running
 
-from qmq.batch import BatchView, Columns, encode
+from qmq.batch import BatchView, encode
 from qmq.client.connection import Connection, connect
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.node.dev import Node
+from qmq.region import Columns
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.messages import LaneAttached, LaneDelivery, LanePull, LaneSettlement, LaneVerdict, Produced

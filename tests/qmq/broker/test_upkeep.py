@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import eventually, intake
 
-from qmq.batch import BatchView, Columns, encode
+from qmq.batch import BatchView, encode
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.server import DataServer
@@ -25,6 +25,7 @@ from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention
 from qmq.model import SubjectConfig
+from qmq.region import Columns
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
 

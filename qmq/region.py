@@ -1,0 +1,272 @@
+"""A batch's region: what the producer wrote, and nobody alters. Its header, and the columns: building them, and finding them again. Pure.
+
+    producer_id | batch_sequence | flags | count | create_time_ms | columns | partition | body_bytes | subject_bytes | compression |
+    subject, then the columns in the order of `Column`
+
+Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a handful of
+steps, whatever the count. docs/FORMAT.md is the specification, byte by byte; `qmq.batch` puts the envelope before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from struct import Struct, error, unpack_from
+from typing import Final, NamedTuple
+
+from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
+
+from qmq import limits
+from qmq.errors import CorruptBatch
+
+ALIGN: Final = 8
+REGION: Final = Struct("<QQIIqIIIHBB")
+REGION_BYTES: Final = REGION.size
+
+
+class Column(IntFlag):
+    """Which columns a batch has, in the order in which they lie; the body is always there and comes last."""
+
+    CREATE_DELTA = 1
+    MESSAGE_ID = 2
+    KEY = 4
+    LOGICAL_PARTITION = 8
+    TAGS = 16
+    HEADERS = 32
+
+
+_KNOWN_COLUMNS: Final = sum(Column)
+_CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS = map(int, Column)
+"""As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""
+
+
+class BatchFlag(IntFlag):
+    """What a producer says of a whole batch."""
+
+    BENT = 1
+    """Best-effort order: its messages belong to another partition, whose broker group was in trouble."""
+
+
+class RegionHeader(NamedTuple):
+    """The fixed part of what the producer wrote."""
+
+    producer_id: int
+    batch_sequence: int
+    flags: int
+    count: int  # type: ignore[assignment]
+    create_time_ms: int
+    columns: int
+    partition: int
+    body_bytes: int
+    subject_bytes: int
+    compression: int
+
+
+def pad(size: int) -> int:
+    """Round up to the alignment of 8 bytes."""
+    return (size + 7) & ~7
+
+
+@lru_cache(maxsize=65_536)
+def tag_hash(tag: str) -> int:
+    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little endian."""
+    return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "little")
+
+
+def tag_bloom(hashes: Iterable[int]) -> int:
+    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its hash."""
+    bits = 0
+    for each in hashes:
+        bits |= 1 << (each & 63) | 1 << (each >> 6 & 63)
+    return bits
+
+
+@dataclass(slots=True)
+class Columns:
+    """What a producer collected for one batch; a column that is None is absent. All lists have one item a message."""
+
+    bodies: list[bytes]
+    keys: list[bytes] | None = None
+    tags: list[tuple[str, ...]] | None = None
+    headers: list[Mapping[str, bytes]] | None = None
+    create_deltas: list[int] | None = None
+    message_ids: list[bytes] | None = None
+    logical_partitions: Sequence[int] | None = None
+
+
+# --- writing -----------------------------------------------------------------------------------------------------------
+
+
+def padded(data: bytes) -> bytes:
+    """With zeros up to the alignment."""
+    short = -len(data) & 7
+    return data + bytes(short) if short else data
+
+
+def offsets(items: Sequence[bytes]) -> bytes:
+    """The buffer that says where each item begins."""
+    return padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
+
+
+def _strings(items: Sequence[bytes]) -> list[bytes]:
+    return [offsets(items), padded(b"".join(items))]
+
+
+def _list_offsets(items: Sequence[Sequence[object] | Mapping[str, bytes]]) -> bytes:
+    return padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
+
+
+def _tag_buffers(tags: list[tuple[str, ...]]) -> list[bytes]:
+    flat = list(chain.from_iterable(tags))
+    hashes = array("Q", map(tag_hash, flat)).tobytes()
+    return [_list_offsets(tags), hashes, *_strings([each.encode() for each in flat])]
+
+
+def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
+    names = [name.encode() for each in headers for name in each]
+    values = [value for each in headers for value in each.values()]
+    return [_list_offsets(headers), *_strings(names), *_strings(values)]
+
+
+def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
+    """(which columns there are, their buffers in order), all but the bodies."""
+    flags, buffers = 0, list[bytes]()
+    if columns.create_deltas is not None:
+        flags |= Column.CREATE_DELTA
+        buffers.append(padded(array("I", columns.create_deltas).tobytes()))
+    if columns.message_ids is not None:
+        flags |= Column.MESSAGE_ID
+        buffers.append(b"".join(columns.message_ids))
+    if columns.keys is not None:
+        flags |= Column.KEY
+        buffers += _strings(columns.keys)
+    if columns.logical_partitions is not None:
+        flags |= Column.LOGICAL_PARTITION
+        buffers.append(padded(array("H", columns.logical_partitions).tobytes()))
+    if columns.tags is not None:
+        flags |= Column.TAGS
+        buffers += _tag_buffers(columns.tags)
+    if columns.headers is not None:
+        flags |= Column.HEADERS
+        buffers += _header_buffers(columns.headers)
+    return flags, buffers
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def parse_header(region: bytes) -> RegionHeader:
+    """Read the fixed part of a region. Raises CorruptBatch."""
+    try:
+        fields = REGION.unpack_from(region)
+    except error:
+        raise CorruptBatch("the region is cut short") from None
+    header = RegionHeader._make(fields[:10])
+    if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
+        raise CorruptBatch(f"a region with {header.count} messages and columns {header.columns:#x} cannot be")
+    return header
+
+
+def check_region(region: bytes, region_crc: int) -> None:
+    """Raises CorruptBatch if the producer's checksum does not hold."""
+    if crc32c(region) != region_crc:
+        raise CorruptBatch("the producer's checksum does not hold: the batch was damaged after it was made")
+
+
+def last_offset(region: bytes, at: int, count: int) -> int:
+    """Where the last of `count` items ends. Raises CorruptBatch if that is outside the region."""
+    last: int = unpack_from("<i", region, at + 4 * count)[0]
+    if not 0 <= last <= len(region):
+        raise CorruptBatch(f"an offset of {last} points outside the batch")
+    return last
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where each buffer of a region begins; -1 for a column that is absent."""
+
+    create_delta: int = -1
+    message_id: int = -1
+    key: int = -1
+    key_data: int = -1
+    logical_partition: int = -1
+    tag_list: int = -1
+    tag_hash: int = -1
+    tag: int = -1
+    tag_data: int = -1
+    header_list: int = -1
+    header_name: int = -1
+    header_name_data: int = -1
+    header_value: int = -1
+    header_value_data: int = -1
+    body: int = -1
+    body_data: int = -1
+
+    @classmethod
+    def walk(cls, region: bytes, header: RegionHeader) -> Layout:
+        """Find every buffer. Raises CorruptBatch if they do not fill the region exactly."""
+        layout = cls()
+        try:
+            at = layout._walk(region, header)
+        except error:
+            raise CorruptBatch("a column reaches outside the batch") from None
+        if at != len(region):
+            raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)}")
+        return layout
+
+    def _walk(self, region: bytes, header: RegionHeader) -> int:
+        count, columns = header.count, header.columns
+        at = REGION_BYTES + pad(header.subject_bytes)
+        if columns:
+            if columns & _CREATE_DELTA:
+                self.create_delta, at = at, at + pad(4 * count)
+            if columns & _MESSAGE_ID:
+                self.message_id, at = at, at + 16 * count
+            if columns & _KEY:
+                self.key, self.key_data, at = _walk_strings(region, at, count)
+            if columns & _LOGICAL_PARTITION:
+                self.logical_partition, at = at, at + pad(2 * count)
+            if columns & _TAGS:
+                at = self._walk_tags(region, at, count)
+            if columns & _HEADERS:
+                at = self._walk_headers(region, at, count)
+        self.body = at
+        self.body_data = at + pad(4 * (count + 1))
+        return self.body_data + pad(header.body_bytes)
+
+    def _walk_tags(self, region: bytes, at: int, count: int) -> int:
+        self.tag_list = at
+        total = last_offset(region, at, count)
+        self.tag_hash = at + pad(4 * (count + 1))
+        self.tag, self.tag_data, end = _walk_strings(region, self.tag_hash + 8 * total, total)
+        return end
+
+    def _walk_headers(self, region: bytes, at: int, count: int) -> int:
+        self.header_list = at
+        total = last_offset(region, at, count)
+        at += pad(4 * (count + 1))
+        self.header_name, self.header_name_data, at = _walk_strings(region, at, total)
+        self.header_value, self.header_value_data, at = _walk_strings(region, at, total)
+        return at
+
+
+def _walk_strings(region: bytes, at: int, count: int) -> tuple[int, int, int]:
+    data = at + pad(4 * (count + 1))
+    return at, data, data + pad(last_offset(region, at, count))
+
+
+def int_column(region: bytes, at: int, code: str, count: int) -> tuple[int, ...]:
+    """`count` numbers of struct code `code` from byte `at`."""
+    return unpack_from(f"<{count}{code}", region, at)
+
+
+def bytes_column(region: bytes, offsets_at: int, data_at: int, count: int) -> list[bytes]:
+    """The items of an offsets-and-bytes column."""
+    marks = unpack_from(f"<{count + 1}i", region, offsets_at)
+    data = region[data_at : data_at + marks[-1]]
+    return [data[a:b] for a, b in pairwise(marks)]
