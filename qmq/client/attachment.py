@@ -32,6 +32,7 @@ from qmq.errors import (
     MessagesExpired,
     NotConnected,
     NotMaster,
+    OrderMismatch,
     PeerError,
     ProtocolViolation,
     QmqError,
@@ -175,6 +176,10 @@ class Attachment:
             except Unavailable as failure:
                 log.debug("%s: %s", self._terms.name, failure)
                 continue
+            except OrderMismatch as failure:
+                subject = self._terms.subject
+                self._fail(OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})"))
+                return
             except CallerError as failure:
                 if isinstance(failure, ClientClosed) or (attempt > 2 and not isinstance(failure, UnknownConsumer)):
                     self._fail(failure)

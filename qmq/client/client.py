@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from qmq.client.consumer import Consumer
 from qmq.client.link import Links
 from qmq.client.locator import Locator, Pushed
-from qmq.client.producer import Identity, Producer
+from qmq.client.ordered.consumer import OrderedConsumer
+from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.producer import Identity, Producer, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
-from qmq.client.routes import Route
+from qmq.client.routes import Ordering, Placement
 from qmq.compression import Compression
-from qmq.errors import ClientClosed, InvalidArgument
+from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, Unavailable
 from qmq.model import check_name
 
 if TYPE_CHECKING:
+    from qmq_ordering.lane import Lane
+
     from qmq.client.metadata import MetadataClient
+    from qmq.client.ordered.membership import Assigned, Member
 
 DEFAULT_PORT: Final = 20880
+DELIVERY_TIMEOUT_S: Final = 120.0
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
@@ -39,6 +46,12 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     return parsed
 
 
+def _compression(name: str | None) -> Compression:
+    if name not in (None, "zstd", "lz4"):
+        raise InvalidArgument(f"compression is 'zstd' or 'lz4', not {name!r}")
+    return Compression[name.upper()] if name else Compression.NONE
+
+
 class Client:
     """Sends and consumes. Make it with `qmq.connect`; use it with `async with`."""
 
@@ -48,9 +61,10 @@ class Client:
         self._metadata: MetadataClient | None = None
         self._links = Links(Locator(self._locate, self._watch, self._turn), f"qmq-python/{os.getpid()}")
         self._identity = Identity()
-        self._producers: dict[str, Producer] = {}
-        self._owned: list[Producer] = []
-        self._consumers: list[Consumer] = []
+        self._producer_ids = ProducerIds()
+        self._producers: dict[str, Producer | OrderedProducer] = {}
+        self._owned: list[Producer | OrderedProducer] = []
+        self._consumers: list[Consumer | OrderedConsumer] = []
 
     @property
     def metadata(self) -> MetadataClient:
@@ -63,7 +77,7 @@ class Client:
             self._metadata = MetadataClient(self._addresses)
         return self._metadata
 
-    async def _locate(self, subject: str) -> list[Route]:
+    async def _locate(self, subject: str) -> Placement:
         return await self.metadata.routes(subject, create=self._create_subjects)
 
     def _watch(self) -> AsyncIterator[Pushed]:
@@ -78,14 +92,14 @@ class Client:
         self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> Receipt:  # fmt: skip
-        """Send a message and wait until it is stored.
+        """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
 
         Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DeadlineExceeded (see its `outcome`), ClientClosed.
         """
-        producer = self._shared_producer(subject)
+        producer = self._producers.get(subject) or await self._shared_producer(subject)
         if producer.full:
             await producer.drain()
-        ticket = producer.send(body, key, tags, headers)
+        ticket = producer.send(body, key, tags, headers)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
         index = producer.place_of_last(ticket)
         return (await ticket).receipt(index)
 
@@ -94,37 +108,72 @@ class Client:
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Receipts:  # fmt: skip
         """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message."""
-        producer = self._shared_producer(subject)
+        producer = self._producers.get(subject) or await self._shared_producer(subject)
         if producer.full:
             await producer.drain()
-        return await producer.send_many(bodies, keys, tags, headers)
+        return await producer.send_many(bodies, keys, tags, headers)  # type: ignore[arg-type]
 
-    def _shared_producer(self, subject: str) -> Producer:
-        producer = self._producers.get(subject)
-        if producer is None:
-            producer = self._producers[subject] = self._new_producer(subject)
-        return producer
+    async def _shared_producer(self, subject: str) -> Producer | OrderedProducer:
+        """Which kind of producer a subject needs, its first use finds out."""
+        self._check_open()
+        check_name("subject", subject)
+        ordering = await self._ordering(subject)
+        if subject not in self._producers:
+            self._producers[subject] = (
+                OrderedProducer(self._links, self._producer_ids, subject)
+                if ordering is not None
+                else Producer(self._links, self._identity, subject)
+            )
+        return self._producers[subject]
 
-    def _new_producer(self, subject: str, **options: Any) -> Producer:
+    async def _ordering(self, subject: str) -> Ordering | None:
+        cause: Unavailable | None = None
+        try:
+            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+                while True:
+                    try:
+                        return await self._links.locator.ordering(subject)
+                    except Unavailable as failure:
+                        cause = failure
+        except TimeoutError:
+            raise DeadlineExceeded(f"where subject {subject!r} is could not be found out in time; the last: {cause}") from cause
+
+    def _check_open(self) -> None:
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
-        return Producer(self._links, self._identity, check_name("subject", subject), **options)
 
     def producer(
         self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = 120.0, compression: str | None = None, acks: str = "quorum",
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None, acks: str = "quorum",
     ) -> Producer:  # fmt: skip
-        """A batching producer for one subject. `compression` is "zstd" or "lz4".
+        """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
         `acks="master"` has messages acknowledged when the master alone has them: faster, and the last ones may be lost with it.
-        Raises InvalidName, InvalidArgument.
+        Raises InvalidName, InvalidArgument. If the subject is ordered, tickets fail with OrderMismatch: see `ordered_producer`.
         """
-        if compression not in (None, "zstd", "lz4"):
-            raise InvalidArgument(f"compression is 'zstd' or 'lz4', not {compression!r}")
-        kind = Compression[compression.upper()] if compression else Compression.NONE
-        producer = self._new_producer(
-            subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
-            compression=kind, acks=acks,
+        self._check_open()
+        producer = Producer(
+            self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks,
+        )  # fmt: skip
+        self._owned.append(producer)
+        return producer
+
+    def ordered_producer(
+        self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None, acks: str = "quorum", unknown: str = "resend",
+    ) -> OrderedProducer:  # fmt: skip
+        """A batching producer for one ordered subject: messages of one key are stored in the order in which it is given them.
+
+        `unknown` is about messages that a broker group may have that was fenced before it answered: "resend" sends them again, with the
+        same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message is out of time,
+        what waits behind it in its partition fails with it. `acks="master"` is for best-effort order.
+        Raises InvalidName, InvalidArgument. If the subject is unordered, tickets fail with OrderMismatch, and so does the next `send`.
+        """
+        self._check_open()
+        producer = OrderedProducer(
+            self._links, self._producer_ids, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks, unknown=unknown,
         )  # fmt: skip
         self._owned.append(producer)
         return producer
@@ -152,6 +201,33 @@ class Client:
         )  # fmt: skip
         self._consumers.append(consumer)
         return consumer
+
+    def ordered_consumer(
+        self, subject: str, group: str, *, name: str | None = None, start: str = "earliest", gate: str = "", ack: str = "auto",
+        on_failure: str = "block", prefetch: int = 2_000, pull_bytes: int = 1024 * 1024, lease_ms: int = 10_000,
+        attempts_max: int = 5, retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
+    ) -> OrderedConsumer:  # fmt: skip
+        """A consumer of a group of an ordered subject: `run` a handler, or iterate over it. Messages of one key come in order.
+
+        A group that is new begins at `start`, and its `gate` is "lanes" (a range of keys goes on to the next version of the route as soon
+        as the range is finished) or "strict" (when the whole change is); "" leaves it as it is. A message that fails is tried again after
+        `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is set aside after
+        `attempts_max` failures. `lease_ms` is how long the consumer may be silent before its lanes go to others.
+        Raises InvalidName, InvalidArgument, ClientClosed; MessagesExpired comes where it reads.
+        """
+        if self._links.is_closed:
+            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        consumer = OrderedConsumer(
+            self._links, self._sync_member, subject, group, name=name, start=start, gate=gate, ack=ack, on_failure=on_failure,
+            prefetch=prefetch, pull_bytes=pull_bytes, lease_ms=lease_ms, attempts_max=attempts_max, retry_delays_s=retry_delays_s,
+        )  # fmt: skip
+        self._consumers.append(consumer)
+        return consumer
+
+    async def _sync_member(
+        self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
+    ) -> Assigned:  # fmt: skip
+        return await self.metadata.sync_member(member, generation, wait_ms, finished, leaves=leaves)
 
     async def _reset_to_earliest(self, subject: str, group: str, broker_group: str | None) -> None:
         await self.metadata.reset_group(subject, group, to="earliest", broker_group=broker_group)

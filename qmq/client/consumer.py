@@ -63,7 +63,7 @@ class Consumer:
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
-        self.name = check_name("consumer", name) if name else f"{_host()}-{os.getpid()}-{self.incarnation[:6]}"
+        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
         self.stale = 0
         self.prefetch = prefetch
         self._terms = Terms(
@@ -312,9 +312,10 @@ class Consumer:
         await self.close(error)
 
 
-def _host() -> str:
-    name = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
-    return name[:60].lstrip("-.") or "host"
+def default_name(incarnation: str) -> str:
+    """A name for a consumer that was given none: the host, the process, this life."""
+    host = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
+    return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}-{incarnation[:6]}"
 
 
 def _set_result(future: asyncio.Future[bool], result: bool) -> None:

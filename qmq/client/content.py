@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 from qmq import limits
 from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.region import Columns
 
 
 def body_bytes(body: object, body_bytes_max: int) -> bytes:
@@ -67,3 +68,26 @@ def header_map(headers: object) -> dict[str, bytes]:
     if size > limits.HEADER_BYTES_MAX:
         raise MessageTooLarge(f"headers of {size} bytes; the most is {limits.HEADER_BYTES_MAX}")
     return found
+
+
+def check_length(name: str, column: Sized | None, count: int) -> None:
+    """Raises InvalidArgument if a column has not one item for each of `count` messages."""
+    if column is not None and len(column) != count:
+        raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
+
+
+def columns_of(
+    bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int
+) -> Columns:
+    """Many messages without their keys. Raises InvalidArgument, MessageTooLarge."""
+    found = list(bodies)
+    check_length("tags", tags, len(found))
+    check_length("headers", headers, len(found))
+    if found and (set(map(type, found)) != {bytes} or max(map(len, found)) > body_bytes_max):  # type: ignore[arg-type]
+        found = [body_bytes(body, body_bytes_max) for body in found]
+    return Columns(
+        found,  # type: ignore[arg-type]
+        None,
+        [tag_tuple(each) for each in tags] if tags else None,
+        [header_map(each) for each in headers] if headers else None,
+    )

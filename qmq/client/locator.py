@@ -17,7 +17,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from qmq.client.routes import Master, Route, RouteBook
+from qmq.client.routes import Master, Ordering, Placement, RouteBook
 from qmq.errors import NotConnected, QmqError, Unavailable
 
 log = logging.getLogger("qmq.client")
@@ -42,8 +42,8 @@ class Pushed(NamedTuple):
     is_gap: bool = False
 
 
-Locate = Callable[[str], Awaitable[list[Route]]]
-"""Subject -> its routes. Raises Unavailable, UnknownSubject."""
+Locate = Callable[[str], Awaitable[Placement]]
+"""Subject -> where it is. Raises Unavailable, UnknownSubject."""
 Watch = Callable[[], AsyncIterator[Pushed]]
 """What metaservers push; ends if they do not know how to."""
 
@@ -74,6 +74,11 @@ class Locator:
             await self._ask(("subject", subject), subject)
         return self.book.groups(subject) or {}
 
+    async def ordering(self, subject: str, *, anew: bool = False) -> Ordering | None:
+        """What is promised about the subject's order, and its latest route; None if it is unordered. Raises UnknownSubject, Unavailable."""
+        await self.groups(subject, anew=anew)
+        return self.book.ordering(subject)
+
     async def master(self, subject: str, group: str) -> Master:
         """The group's master. Asks once if it is not known; raises NotConnected if it is not known then. The subject lives on the group."""
         found = self.book.master(group)
@@ -87,8 +92,9 @@ class Locator:
     async def _ask(self, what: tuple[str, str], subject: str) -> None:
         """Share the question that is under way, or ask it."""
         task = self._asking.get(what)
-        is_mine = task is None
-        if task is None:
+        # One that is done gives what it found without letting anybody else run: who asks on and on would hold the event loop up for ever.
+        is_mine = task is None or task.done()
+        if task is None or task.done():
             task = self._asking[what] = asyncio.create_task(self._ask_paced(what, subject))
             task.add_done_callback(lambda done: self._asked(what, done))
         try:
@@ -99,7 +105,8 @@ class Locator:
                 raise
 
     def _asked(self, what: tuple[str, str], done: asyncio.Task[None]) -> None:
-        self._asking.pop(what, None)
+        if self._asking.get(what) is done:
+            del self._asking[what]
         if not done.cancelled():
             done.exception()
 
@@ -119,9 +126,9 @@ class Locator:
 
     async def _locate_now(self, subject: str) -> None:
         ask = self.book.ask()
-        learned = self.book.learn(ask, subject, await self._locate(subject))
+        learned = self.book.learn(ask, subject, *await self._locate(subject))
         self._placed_s[subject] = asyncio.get_running_loop().time()
-        if learned.outdated:
+        if learned.outdated or learned.is_route_outdated:
             self._outdated()
         for group in learned.moved:
             self._tries.pop(("group", group), None)

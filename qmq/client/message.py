@@ -85,29 +85,17 @@ class Slice:
         return found if self.count == len(found) else found[self.offset : self.offset + self.count]
 
 
-class Message:
-    """One message. `attempt` is 1 the first time it is handed out."""
+class StoredMessage:
+    """What a stored message says, whoever handed it out. `attempt` is 1 the first time it is handed out."""
 
-    __slots__ = ("_batch", "_index", "_settler", "attempt", "body", "is_settled", "pull_sequence")
+    __slots__ = ("_batch", "_index", "attempt", "body", "is_settled")
 
-    def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
+    def __init__(self, batch: Decoded, index: int, attempt: int) -> None:
         self.body = batch.bodies[index]
         self.attempt = attempt
         self.is_settled = False
         self._batch = batch
         self._index = index
-        self._settler = settler
-        self.pull_sequence = pull
-
-    @property
-    def subject(self) -> str:
-        """What it was sent to."""
-        return self._settler.subject
-
-    @property
-    def broker_group(self) -> str:
-        """The broker group that has it."""
-        return self._settler.broker_group
 
     @property
     def sequence(self) -> int:
@@ -165,6 +153,32 @@ class Message:
     def json(self) -> Any:
         """The body read as JSON. Raises ValueError."""
         return json.loads(self.body)
+
+
+class Message(StoredMessage):
+    """One message. `attempt` is 1 the first time it is handed out."""
+
+    __slots__ = ("_settler", "pull_sequence")
+
+    def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
+        # Not by super(): this is made for every message.
+        self.body = batch.bodies[index]
+        self.attempt = attempt
+        self.is_settled = False
+        self._batch = batch
+        self._index = index
+        self._settler = settler
+        self.pull_sequence = pull
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self._settler.subject
+
+    @property
+    def broker_group(self) -> str:
+        """The broker group that has it."""
+        return self._settler.broker_group
 
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
         """Have its verdicts go another way."""

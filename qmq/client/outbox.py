@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from qmq.batch import Columns
 from qmq.client import content
 from qmq.client.receipts import Ticket
 from qmq.errors import QmqError
+from qmq.region import Columns
 
 
 @dataclass(slots=True, eq=False)
@@ -92,13 +92,18 @@ class OpenBatch:
 
     def close(self, sequence: int) -> Batch:
         """Make it a batch to be sent."""
+        columns, first_ms = self.collect()
+        return Batch(columns, first_ms, self.bytes, self.ticket, sequence)
+
+    def collect(self) -> tuple[Columns, int]:
+        """Its messages, and when the first was made, in milliseconds since 1970."""
         if not self._runs:
             self.stamp()
         columns = Columns(self.bodies, self.keys, self.tags, self.headers)
         first_ms = min(ms for _, ms in self._runs)
         if len(self._runs) > 1:
             columns.create_deltas = list(self._deltas(first_ms))
-        return Batch(columns, first_ms, self.bytes, self.ticket, sequence)
+        return columns, first_ms
 
     def _deltas(self, first_ms: int) -> Iterable[int]:
         ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
@@ -113,6 +118,7 @@ def cut(columns: Columns, begin: int, end: int) -> Columns:
         columns.keys and columns.keys[begin:end],
         columns.tags and columns.tags[begin:end],
         columns.headers and columns.headers[begin:end],
+        logical_partitions=columns.logical_partitions and columns.logical_partitions[begin:end],
     )
 
 

@@ -11,34 +11,41 @@ is known not to be stored or whether nobody knows. This file is the public face 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Final
 
 from qmq import limits
-from qmq.batch import Columns, encode
+from qmq.batch import encode
 from qmq.client import content
+from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
 from qmq.client.link import Links
 from qmq.client.outbox import Batch, OpenBatch, cut, size_of
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
-from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
+from qmq.errors import ClientClosed, InvalidArgument, Outcome, QmqError
+from qmq.region import Columns
 from qmq.wire.frame import FrameKind
 from qmq.wire.messages import Produced
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
-DRAIN_BYTES: Final = 4 * limits.MIB
-BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 
 
 def new_producer_id() -> int:
     """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. No message of it is older than it."""
     return (time.time_ns() // 1_000_000) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
+
+
+def frame_kind(acks: str, batch_messages: int) -> int:
+    """Check a producer's options; what its batches travel in. Raises InvalidArgument."""
+    if acks not in ("quorum", "master"):
+        raise InvalidArgument(f"acks is 'quorum' or 'master', not {acks!r}")
+    if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
+        raise InvalidArgument(f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}")
+    return FrameKind.PRODUCE if acks == "quorum" else FrameKind.PRODUCE_FAST
 
 
 class Identity:
@@ -54,7 +61,19 @@ class Identity:
         return self._next - 1
 
 
-class Producer:
+class ProducerIds:
+    """Producer ids for many, none twice."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __call__(self) -> int:
+        """One that is new."""
+        self._last = max(new_producer_id(), self._last + 1)
+        return self._last
+
+
+class Producer(Backlog):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
@@ -62,16 +81,11 @@ class Producer:
         batch_bytes: int = BATCH_BYTES, delivery_timeout_s: float = 120.0,
         compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
     ) -> None:  # fmt: skip
-        if acks not in ("quorum", "master"):
-            raise InvalidArgument(f"acks is 'quorum' or 'master', not {acks!r}")
-        if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
-            raise InvalidArgument(f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}")
+        super().__init__(links)
         self.subject = subject
-        self.kind: int = FrameKind.PRODUCE if acks == "quorum" else FrameKind.PRODUCE_FAST
+        self.kind = frame_kind(acks, batch_messages)
         self._subject = subject.encode()
-        self._links = links
         self._identity = identity
-        self._loop = asyncio.get_running_loop()
         self._batch_messages = batch_messages
         self._batch_bytes = batch_bytes
         self._timeout_s = delivery_timeout_s
@@ -79,15 +93,10 @@ class Producer:
         self._body_bytes_max = body_bytes_max
         self._open = OpenBatch()
         self._is_awake = False
-        self._closed_bytes = 0
-        self._undecided = 0
         self._last_count = 0
         self._pipes = Pipes(links, self)
         self.stored_by_group: dict[str, int] = {}
         """How many of its messages each broker group stored."""
-        self._drained: list[asyncio.Future[None]] = []
-        self._failed: list[tuple[Ticket, QmqError]] = []
-        self._is_closed = False
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -121,10 +130,7 @@ class Producer:
 
     def _wake(self) -> None:
         """First message of this round of the event loop: stamp the time, and flush at its end."""
-        if self._is_closed or self._links.is_closed:
-            raise ClientClosed("the producer is closed: make a new one")
-        if self._closed_bytes > BUFFER_BYTES_MAX:
-            raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
+        self._check_open()
         self._is_awake = True
         self._open.stamp()
         self._loop.call_soon(self._end_of_round)
@@ -142,19 +148,11 @@ class Producer:
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:  # fmt: skip
         """Send many messages with less work for each; the columns, where given, have one item a message. Raises as `send`."""
-        bodies = list(bodies)
-        for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
-            if column is not None and len(column) != len(bodies):
-                raise InvalidArgument(f"{len(bodies)} bodies, but {len(column)} {name}: give one for each message")
+        columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
+        content.check_length("keys", keys, len(columns.bodies))
+        columns.keys = [content.key_bytes(key) for key in keys] if keys else None
+        bodies = columns.bodies
         self._close_open()
-        if bodies and (set(map(type, bodies)) != {bytes} or max(map(len, bodies)) > self._body_bytes_max):
-            bodies = [content.body_bytes(body, self._body_bytes_max) for body in bodies]
-        columns = Columns(
-            bodies,
-            [content.key_bytes(key) for key in keys] if keys else None,
-            [content.tag_tuple(each) for each in tags] if tags else None,
-            [content.header_map(each) for each in headers] if headers else None,
-        )
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         tickets: list[Ticket] = []
@@ -177,9 +175,8 @@ class Producer:
             return
         batch = self._open.close(self._identity.next_sequence())
         batch.until = self._loop.time() + self._timeout_s
-        self._closed_bytes += batch.size
+        self._taken(batch.size)
         self._last_count = batch.count
-        self._undecided += 1
         self._open = OpenBatch()
         if self._is_awake:
             self._open.stamp()
@@ -200,8 +197,7 @@ class Producer:
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
         """For the pipes: the batch is stored."""
-        self._closed_bytes -= batch.size
-        self._undecided -= 1
+        self._decided(batch.ticket, batch.size, None)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
         batch.ticket.resolve(
             BatchReceipt(
@@ -212,11 +208,8 @@ class Producer:
 
     def failed(self, batch: Batch, failure: QmqError) -> None:
         """For the pipes: the batch is given up; the failure says whether it may be stored."""
-        self._closed_bytes -= batch.size
-        self._undecided -= 1
+        self._decided(batch.ticket, batch.size, failure)
         batch.ticket.fail(failure)
-        if not batch.ticket.seen:
-            self._failed.append((batch.ticket, failure))
         self._wake_drained()
 
     def answered(self) -> None:
@@ -233,64 +226,16 @@ class Producer:
         if self._open.bodies and not self._is_awake and self._pipes.is_idle:
             self._close_open()
 
-    # --- back-pressure and the end -------------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------------------------------
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to `await drain()`."""
-        return self._closed_bytes > DRAIN_BYTES
-
-    async def drain(self) -> None:
-        """Wait until there is room again."""
-        while self._closed_bytes > DRAIN_BYTES // 2:
-            await self._wait_for_answer()
-
-    async def flush(self) -> None:
-        """Wait until everything sent so far is decided. Raises the first failure that no ticket's owner saw."""
+    def _close_all(self) -> None:
         self._close_open()
-        while self._undecided:
-            await self._wait_for_answer()
-        failed, self._failed = self._failed, []
-        for ticket, failure in failed:
-            if not ticket.seen:
-                raise failure
 
-    async def _wait_for_answer(self) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._drained.append(future)
-        await future
-
-    def _wake_drained(self) -> None:
-        drained, self._drained = self._drained, []
-        for future in drained:
-            if not future.done():
-                future.set_result(None)
-
-    async def close(self) -> None:
-        """Flush, then end. What cannot be stored in time fails its ticket."""
-        if self._is_closed:
-            return
-        try:
-            await self.flush()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """End now; tickets that are open fail with ClientClosed."""
-        self._is_closed = True
+    def _abandon_all(self) -> None:
         self._pipes.abort(self._abandon)
-        self._closed_bytes = self._undecided = 0
-        self._wake_drained()
+        self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
+        self._open = OpenBatch()
 
     def _abandon(self, batch: Batch, is_inflight: bool) -> None:
         outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED
         batch.ticket.fail(ClientClosed("the producer was closed before the answer came", outcome=outcome))
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-

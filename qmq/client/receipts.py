@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 
 from qmq.errors import QmqError
 from qmq.model import MessageId
@@ -35,9 +36,13 @@ class BatchReceipt:
     batch_sequence: int
     append_time_ms: int
     broker_group: str
+    ids: Sequence[bytes] | None = None
+    """The messages' ids, where they do not follow from the producer's: they were sent again after their partition was fenced."""
 
     def id(self, index: int) -> MessageId:
         """The id of the batch's message number `index`."""
+        if self.ids is not None:
+            return MessageId.parse(self.ids[index].hex())
         return MessageId(self.producer_id, self.batch_sequence, index)
 
     def receipt(self, index: int) -> Receipt:
@@ -50,6 +55,47 @@ class BatchReceipt:
 
     def __iter__(self) -> Iterator[Receipt]:
         return map(self.receipt, range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class CutReceipt(BatchReceipt):
+    """Messages that were sent together and stored apart, since a route changed meanwhile.
+
+    What `receipt(index)` says is exact; the fields are those of the first message's part.
+    """
+
+    parts: tuple[tuple[Sequence[int], BatchReceipt], ...] = ()
+    """Places of messages, and where those are."""
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple[Sequence[int], BatchReceipt]], count: int) -> CutReceipt:
+        """Of parts that together have every place once."""
+        ordered = sorted(parts, key=itemgetter(0))
+        first = ordered[0][1]
+        return cls(
+            first.subject, first.partition, first.base_sequence, count, first.producer_id, first.batch_sequence,
+            first.append_time_ms, first.broker_group, None, tuple(ordered),
+        )  # fmt: skip
+
+    def _find(self, index: int) -> tuple[BatchReceipt, int]:
+        for places, part in self.parts:
+            if index in places:
+                return part, places.index(index)
+        raise IndexError(f"{index} of {self.count} receipts")
+
+    def id(self, index: int) -> MessageId:
+        """The id of message number `index`."""
+        part, place = self._find(index)
+        return part.id(place)
+
+    def receipt(self, index: int) -> Receipt:
+        """The receipt of message number `index`."""
+        part, place = self._find(index)
+        return part.receipt(place)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        found = {index: part.receipt(place) for places, part in self.parts for place, index in enumerate(places)}
+        return map(found.__getitem__, range(self.count))
 
 
 class Ticket:

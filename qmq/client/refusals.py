@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import Final
+from typing import Final, Protocol
 
-from qmq.client.outbox import Batch
 from qmq.errors import CorruptBatch, DeadlineExceeded, Outcome, QmqError, Unavailable, UnknownSubject
 
 _RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Tried(Protocol):
+    """A batch that was tried, of either kind of producer."""
+
+    attempts: int
+    is_uncertain: bool
 
 
 def is_worth_another_try(failure: QmqError) -> bool:
@@ -16,7 +22,7 @@ def is_worth_another_try(failure: QmqError) -> bool:
     return isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
 
 
-def final(failure: QmqError | None, batch: Batch) -> QmqError:
+def final(failure: QmqError | None, batch: Tried) -> QmqError:
     """What the ticket says: after an unanswered try nobody knows, whatever the last refusal was."""
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):

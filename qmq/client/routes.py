@@ -1,8 +1,9 @@
 """What a client knows of the cluster: which broker groups a subject lives on, and who is each group's master. Pure.
 
-Two tables, because they change for different reasons:
+Three tables, because they change for different reasons:
 
     places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
+    orders    ordered subject -> its latest route                        changes when it is split, merged or moved
     masters   broker group -> address and epoch of its master            changes at every failover, for all subjects at once
 
 Rules:
@@ -10,6 +11,7 @@ Rules:
   for later names it again, or any answer names another one.
 * An answer with an older epoch than one already known for the group is not believed for that group: a metaserver may lag behind.
   The group's doubt stays, so whoever needs it asks again.
+* An answer with an older route of an ordered subject than one already known is not believed for the subject, only for masters.
 
 Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): not believed.
 Locate answers (b:1, 5): believed, for every subject on g1, though only one of them was asked about.
@@ -20,6 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from qmq_ordering.route import Route as OrderedRoute
+
+from qmq.model import Order
 
 
 class Master(NamedTuple):
@@ -38,16 +44,33 @@ class Route(NamedTuple):
     is_writable: bool
 
 
+class Ordering(NamedTuple):
+    """Of an ordered subject: what it promises, its latest route, and the partitions of older versions that a fence closed."""
+
+    order: Order
+    route: OrderedRoute
+    fenced: frozenset[int]
+
+
+class Placement(NamedTuple):
+    """A metaserver's whole answer about a subject; `ordering` is None if it is unordered."""
+
+    routes: list[Route]
+    ordering: Ordering | None = None
+
+
 @dataclass(slots=True)
 class Learned:
     """What an answer changed: what to tell those who listen."""
 
     is_placed_anew: bool = False
-    """The subject's groups, or whether they may be written to."""
+    """The subject's groups, whether they may be written to, or its order."""
     moved: set[str] = field(default_factory=set)
     """Groups with another master than before."""
     outdated: set[str] = field(default_factory=set)
     """Groups for which the answer was older than what is known."""
+    is_route_outdated: bool = False
+    """Whether the subject's route is."""
 
 
 class RouteBook:
@@ -55,6 +78,7 @@ class RouteBook:
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, bool]] = {}
+        self._orders: dict[str, Ordering] = {}
         self._masters: dict[str, Master] = {}
         self._epochs: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
@@ -65,7 +89,7 @@ class RouteBook:
         self._asks += 1
         return self._asks
 
-    def learn(self, ask: int, subject: str, routes: Iterable[Route]) -> Learned:
+    def learn(self, ask: int, subject: str, routes: Iterable[Route], ordering: Ordering | None = None) -> Learned:
         """Take the answer to the question number `ask`."""
         learned = Learned()
         before = self._places.get(subject)
@@ -75,8 +99,14 @@ class RouteBook:
                 places[route.group] = route.is_writable
             else:
                 places[route.group] = (before or {}).get(route.group, route.is_writable)
-        learned.is_placed_anew = places != before
+        known = self._orders.get(subject)
+        if ordering is not None and known is not None and ordering.route.version < known.route.version:
+            learned.is_route_outdated = True
+            return learned
+        learned.is_placed_anew = places != before or ordering != known
         self._places[subject] = places
+        if ordering is not None:
+            self._orders[subject] = ordering
         return learned
 
     def _learn_master(self, ask: int, route: Route, learned: Learned) -> bool:
@@ -112,6 +142,10 @@ class RouteBook:
     def groups(self, subject: str) -> Mapping[str, bool] | None:
         """The subject's broker groups, and whether each may be written to; None if nobody asked yet."""
         return self._places.get(subject)
+
+    def ordering(self, subject: str) -> Ordering | None:
+        """Of an ordered subject that was asked about."""
+        return self._orders.get(subject)
 
     def cover(self) -> list[str]:
         """A few subjects that together live on every known group: locating them refreshes all masters."""

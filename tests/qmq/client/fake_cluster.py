@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import grpc
+from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 import qmq
-from qmq.batch import ENVELOPE_BYTES, BatchView, Columns, Envelope, Kind, encode, parse_header, place, sent_sizes
-from qmq.errors import NotMaster, Outcome, QmqError, UnknownSubject
+from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
+from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, QmqError, RouteChanged, UnknownSubject
+from qmq.proto.v1 import control_pb2, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.proto.v1 import meta_pb2_grpc
+from qmq.region import Columns, parse_header
 from qmq.rpc import answering
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
@@ -32,6 +34,12 @@ class Sent(NamedTuple):
     producer_id: int
     number: int
     bodies: list[bytes]
+    partition: int = 0
+    keys: tuple[bytes, ...] = ()
+    lps: tuple[int, ...] = ()
+    flags: int = 0
+    ids: tuple[bytes, ...] = ()
+    """Message ids, if the producer gave some."""
 
 
 class Peer:
@@ -119,12 +127,101 @@ def parse(payload: memoryview) -> Sent:
     region = bytes(payload[ENVELOPE_BYTES:total])
     header = parse_header(region)
     view = BatchView(placed(region, 0), region)
-    return Sent(header.producer_id, header.batch_sequence, view.bodies())
+    return Sent(
+        header.producer_id, header.batch_sequence, view.bodies(), header.partition, tuple(view.keys() or ()),
+        view.logical_partitions() or (), header.flags, tuple(view.message_ids() or ()),
+    )  # fmt: skip
 
 
 def placed(region: bytes, base: int) -> Envelope:
     """The envelope that a master would write."""
     return Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, base, 1, 1, 1, 0)
+
+
+class FakePartition:
+    """A physical partition's log, and the rule by which it takes batches: each producer's numbers have no gaps."""
+
+    def __init__(self, part: PhysicalPartition) -> None:
+        self.part = part
+        self.log: list[Sent] = []
+        self.is_sealed = False
+        self._bases: dict[tuple[int, int], int] = {}
+
+    def take(self, sent: Sent) -> int:
+        """The batch's first sequence. Raises RouteChanged, OutOfSequence."""
+        key = (sent.producer_id, sent.number)
+        if key in self._bases:
+            return self._bases[key]
+        if self.is_sealed:
+            raise RouteChanged(f"partition {self.part.number} is sealed")
+        if sent.number and (sent.producer_id, sent.number - 1) not in self._bases:
+            raise OutOfSequence("an earlier batch is missing here")
+        assert sent.lps
+        assert all(self.part.range.first <= lp < self.part.range.end for lp in sent.lps)
+        self._bases[key] = sum(len(each.bodies) for each in self.log)
+        self.log.append(sent)
+        return self._bases[key]
+
+
+class FakeOrder:
+    """The ordered subject of a cluster: its route, and what is stored in all its partitions."""
+
+    def __init__(self, groups: Sequence[FakeGroup], order: str = "strict", logical_partitions: int = 8) -> None:
+        self.order = order
+        self.groups = {group.name: group for group in groups}
+        self.partitions: dict[int, FakePartition] = {}
+        self.fenced: set[int] = set()
+        width = logical_partitions // len(groups)
+        parts = [PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), group.name) for at, group in enumerate(groups)]
+        self.route = Route(1, logical_partitions, len(parts) + 1, tuple(parts))
+        for group in groups:
+            group.is_ordered = True
+        self._open(parts)
+
+    def _open(self, parts: Sequence[PhysicalPartition]) -> None:
+        for part in parts:
+            if part.number not in self.partitions:
+                self.partitions[part.number] = self.groups[part.group].partitions[part.number] = FakePartition(part)
+
+    def seal(self, *numbers: int) -> None:
+        for number in numbers:
+            self.partitions[number].is_sealed = True
+
+    def publish(self, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
+        """The next route: sealed sources are replaced. Nobody is told."""
+        self.seal(*sources)
+        route = self.route
+        made = [
+            PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)
+        ]  # fmt: skip
+        parts = sorted([part for part in route.partitions if part.number not in sources] + made, key=lambda part: part.range)
+        self._open(made)
+        self.route = Route(route.version + 1, route.logical_partitions, route.next_number + len(made), tuple(parts))
+        self.fenced.update(sources if fenced else ())
+
+    def located(self) -> tuple[pb.SubjectSettings, pb.OrderedRoute]:
+        """What a metaserver says of it."""
+        parts = [
+            pb.OrderedPartition(
+                number=part.number, lps=control_pb2.LpRange(first=part.range.first, end=part.range.end),
+                broker_group=part.group,
+            )
+            for part in self.route.partitions
+        ]  # fmt: skip
+        route = pb.OrderedRoute(
+            version=self.route.version, logical_partitions=self.route.logical_partitions, partitions=parts, fenced=sorted(self.fenced)
+        )
+        return pb.SubjectSettings(order=self.order, logical_partitions=self.route.logical_partitions), route
+
+    @property
+    def stored(self) -> dict[bytes, list[bytes]]:
+        """Per key, what is stored, in the order in which consumers read it: a partition, then its successors."""
+        found: dict[bytes, list[bytes]] = {}
+        for number in sorted(self.partitions):
+            for sent in self.partitions[number].log:
+                for key, body in zip(sent.keys, sent.bodies, strict=True):
+                    found.setdefault(key, []).append(body)
+        return found
 
 
 class FakeGroup:
@@ -141,6 +238,9 @@ class FakeGroup:
         self.arrived: list[Sent] = []
         self.stored: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
         self.next_sequence = 0
+        self.partitions: dict[int, FakePartition] = {}
+        """Of the ordered subject, if there is one: those that this group knows."""
+        self.is_ordered = False
         self.on_produce: Callable[[FakeBroker, Peer, Frame, Sent], None] = self.serve
 
     @property
@@ -149,7 +249,13 @@ class FakeGroup:
         return [body for _, bodies in sorted(self.stored.values()) for body in bodies]
 
     def store(self, sent: Sent) -> int:
-        """Store a batch once; its first sequence."""
+        """Store a batch once; its first sequence. Raises what an ordered partition refuses with."""
+        if sent.partition:
+            if sent.partition not in self.partitions:
+                raise RouteChanged(f"partition {sent.partition} is not known here")
+            return self.partitions[sent.partition].take(sent)
+        if self.is_ordered:
+            raise OrderMismatch("the subject is ordered: send to it with Client.ordered_producer")
         key = (sent.producer_id, sent.number)
         if key not in self.stored:
             self.stored[key] = (self.next_sequence, sent.bodies)
@@ -158,11 +264,17 @@ class FakeGroup:
 
     def serve(self, _: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
         """Store and answer."""
-        peer.answer(request, FrameKind.PRODUCED, wire.pack_produced([wire.Produced(self.store(sent), 1)]))
+        try:
+            base = self.store(sent)
+        except QmqError as failure:
+            peer.refuse(request, failure)
+        else:
+            peer.answer(request, FrameKind.PRODUCED, wire.pack_produced([wire.Produced(base, 1)]))
 
     def store_silently(self, _: FakeBroker, _peer: Peer, _request: Frame, sent: Sent) -> None:
         """Store, never answer."""
-        self.store(sent)
+        with suppress(QmqError):
+            self.store(sent)
 
     def refuse(self, failure: QmqError) -> None:
         """Answer everything with an error from now on."""
@@ -182,6 +294,7 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         self.can_push = can_push
         self.located: list[str] = []
         self.answer: Callable[[str], list[pb.QueueRoute]] = lambda _: [route(each) for each in self.groups]
+        self.order: FakeOrder | None = None
         self.watchers: list[asyncio.Queue[pb.WatchResponse | None]] = []
         self.is_watched = asyncio.Event()
         self.address = ""
@@ -192,7 +305,8 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         self.located.append(request.subject)
         if request.subject == "none":
             raise UnknownSubject("there is no subject 'none'")
-        return pb.LocateResponse(routes=self.answer(request.subject))
+        settings, ordered = self.order.located() if self.order is not None else (None, None)
+        return pb.LocateResponse(routes=self.answer(request.subject), settings=settings, route=ordered)
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         if not self.can_push:
@@ -261,6 +375,18 @@ async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False) ->
             stack.callback(meta.end_streams)
         mq = await stack.enter_async_context(qmq.connect([meta.address for meta in servers]))
         yield Cluster(servers, made, mq)
+
+
+@asynccontextmanager
+async def ordered_cluster(
+    groups: int = 2, *, metas: int = 1, can_push: bool = False, order: str = "strict"
+) -> AsyncIterator[tuple[Cluster, FakeOrder]]:
+    """A cluster whose one subject is ordered, with a partition on each broker group."""
+    async with cluster(groups, metas=metas, can_push=can_push) as it:
+        made = FakeOrder(it.groups, order)
+        for meta in it.metas:
+            meta.order = made
+        yield it, made
 
 
 def batch(bodies: list[bytes], base: int, subject: str = "s") -> bytes:

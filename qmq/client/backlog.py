@@ -1,0 +1,110 @@
+"""What a producer took and nobody has decided yet: back-pressure, waiting for the end, and the end. Both kinds of producer are one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+from qmq import limits
+from qmq.client.link import Links
+from qmq.client.receipts import Ticket
+from qmq.errors import BufferFull, ClientClosed, QmqError
+
+DRAIN_BYTES: Final = 4 * limits.MIB
+BUFFER_BYTES_MAX: Final = 64 * limits.MIB
+
+
+class Backlog:
+    """See the module. A producer says `_taken` and `_decided`; the rest is for the application."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._loop = asyncio.get_running_loop()
+        self._closed_bytes = 0
+        self._undecided = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._failed: list[tuple[Ticket, QmqError]] = []
+        self._is_closed = False
+
+    def _check_open(self) -> None:
+        """Raises ClientClosed, BufferFull."""
+        if self._is_closed or self._links.is_closed:
+            raise ClientClosed("the producer is closed: make a new one")
+        if self._closed_bytes > BUFFER_BYTES_MAX:
+            raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
+
+    def _taken(self, size: int) -> None:
+        """One more ticket stands for so many bytes."""
+        self._closed_bytes += size
+        self._undecided += 1
+
+    def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
+        """It is decided."""
+        self._closed_bytes -= size
+        self._undecided -= 1
+        if failure is not None and not ticket.seen:
+            self._failed.append((ticket, failure))
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to `await drain()`."""
+        return self._closed_bytes > DRAIN_BYTES
+
+    async def drain(self) -> None:
+        """Wait until there is room again."""
+        while self._closed_bytes > DRAIN_BYTES // 2:
+            await self._wait_for_answer()
+
+    async def flush(self) -> None:
+        """Wait until everything sent so far is decided. Raises the first failure that no ticket's owner saw."""
+        self._close_all()
+        while self._undecided:
+            await self._wait_for_answer()
+        failed, self._failed = self._failed, []
+        for ticket, failure in failed:
+            if not ticket.seen:
+                raise failure
+
+    async def _wait_for_answer(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._drained.append(future)
+        await future
+
+    def _wake_drained(self) -> None:
+        drained, self._drained = self._drained, []
+        for future in drained:
+            if not future.done():
+                future.set_result(None)
+
+    async def close(self) -> None:
+        """Flush, then end. What cannot be stored in time fails its ticket."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End now; tickets that are open fail with ClientClosed."""
+        self._is_closed = True
+        self._abandon_all()
+        self._closed_bytes = self._undecided = 0
+        self._wake_drained()
+
+    def _close_all(self) -> None:
+        """Let everything go that still gathers."""
+        raise NotImplementedError
+
+    def _abandon_all(self) -> None:
+        """Fail everything."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

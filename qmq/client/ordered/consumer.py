@@ -1,0 +1,362 @@
+"""The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their messages, in order for each key.
+
+    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ Desk ──▶ the application        qmq/client/ordered/{membership,lane,desk}.py
+                                  ◀── verdicts ───────────────────┘
+
+    await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
+    async for message in consumer   one at a time; acknowledged when the loop comes back for the next one
+    ack="explicit"                  acknowledged when you say `await message.ack()`; several may be in hand, of different keys
+
+Rules:
+* Of one key one message is in hand at a time, whatever the way of consuming: the next is handed out when the one before it was acknowledged
+  (or failed for good and was set aside). Otherwise a failure could not be tried again before what follows it. A message that is neither
+  acknowledged nor failed keeps its key waiting for ever, also when it turns out to be stale: say something about each.
+* The next message of a key need not wait until the acknowledgement is committed. If that is lost with its lane, the lane's next holder
+  begins at the first message whose acknowledgement was committed not: a replay, in order.
+* A lane that is taken away hands out nothing more at once; what handlers have may finish for half a lease, is settled, and the lane is
+  let go. Other lanes are not touched. The same range under another version is the same lane.
+* A range that comes back, or a part of it, waits until this consumer itself has let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from qmq_ordering.lane import Lane
+
+from qmq import limits
+from qmq.client.consumer import default_name
+from qmq.client.link import Links
+from qmq.client.ordered.desk import Desk
+from qmq.client.ordered.lane import LaneReader, LaneTerms
+from qmq.client.ordered.lane_core import ATTEMPTS_MAX, Cell, FailurePolicy
+from qmq.client.ordered.membership import Member, Membership, Sync
+from qmq.client.ordered.message import OrderedMessage
+from qmq.errors import ClientClosed, InvalidArgument, QmqError
+from qmq.model import check_name
+
+log = logging.getLogger("qmq.client")
+
+PREFETCH: Final = 2_000
+LEASE_MS: Final = 10_000
+CONCURRENCY: Final = 64
+PULL_BYTES: Final = limits.MIB
+RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0, 60.0)
+
+Handler = Callable[[OrderedMessage], Awaitable[Any]]
+
+
+class OrderedConsumer:
+    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
+
+    `stale` counts messages that ceased to be this consumer's after it was handed them, and before they were settled: they are seen again.
+    """
+
+    def __init__(
+        self, links: Links, sync: Sync, subject: str, group: str, *, name: str | None = None,
+        start: str = "earliest", gate: str = "", ack: str = "auto", on_failure: str = "block", prefetch: int = PREFETCH,
+        pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, attempts_max: int = ATTEMPTS_MAX,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:  # fmt: skip
+        if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
+            raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
+        if not 0 < prefetch <= limits.CONSUMER_UNACKED_MAX:
+            raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
+        self.subject = check_name("subject", subject)
+        self.group = check_name("group", group)
+        self.incarnation = os.urandom(8).hex()
+        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
+        self.lease_ms, self.prefetch = lease_ms, prefetch
+        self.stale = 0
+        policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
+        self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
+        self._is_auto = ack == "auto"
+        self._links = links
+        self._loop = asyncio.get_running_loop()
+        self._desk = Desk()
+        self._readers: list[LaneReader] = []
+        """Of the lanes that are assigned. Some may wait to be started until one that overlaps is let go."""
+        self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
+        member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
+        self._membership = Membership(sync, member, self._assigned, self.failed)
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._failure: QmqError | None = None
+        self._current: tuple[OrderedMessage, asyncio.Task[Any] | None] | None = None
+        self._is_started = self._is_closing = False
+        self._closed = asyncio.Event()
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What it reads now: the lanes that brokers have granted to it, sorted."""
+        return tuple(sorted(each.lane for each in self._readers if each.session is not None))
+
+    # --- for the application -------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[OrderedMessage]:
+        return self
+
+    async def __anext__(self) -> OrderedMessage:
+        self._finish_current()
+        message = await self._next()
+        if self._is_auto:
+            self._current = message, asyncio.current_task()
+        return message
+
+    def _finish_current(self) -> None:
+        if self._current is not None:
+            (message, _), self._current = self._current, None
+            message.ack_later()
+
+    async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
+        """Call `handler` with every message, up to `concurrency` at once, no two of them of one key. What it returns from is acknowledged;
+        if it raises, the message has failed. Returns when the consumer is closed.
+
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, what is in hand comes to its end. When it is
+        cancelled so are the handlers, and their messages wait for another `run`.
+        """
+        if concurrency < 1:
+            raise InvalidArgument(f"concurrency is 1 or more, not {concurrency}")
+        busy: set[asyncio.Task[Any]] = set()
+        stop = asyncio.Event()
+        over = self._loop.create_task(self._closed.wait())
+        workers = [self._loop.create_task(self._work(handler, busy, stop)) for _ in range(concurrency)]
+        try:
+            done, _ = await asyncio.wait((*workers, over), return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            failure = next((each.exception() for each in done if each is not over), None)
+            if failure is None or (self._is_closing and isinstance(failure, ClientClosed)):
+                await self._closed.wait()  # whoever closes waits for what is in hand, for as long as that is ours
+                return
+            await _cancel([each for each in workers if each not in busy])
+            if busy:
+                await asyncio.wait(set(busy))
+            raise failure
+        finally:
+            await _cancel([over, *workers])
+
+    async def _work(self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event) -> None:
+        """One message after another, until `stop`. `busy` are those whose handler is at work."""
+        task = asyncio.current_task()
+        assert task is not None
+        while not stop.is_set():
+            message = await self._next()
+            busy.add(task)
+            try:
+                await self._handle(handler, message)
+            finally:
+                busy.discard(task)
+
+    async def _handle(self, handler: Handler, message: OrderedMessage) -> None:
+        try:
+            await handler(message)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                log.warning("%s: the handler of %r cancelled itself", self.name, message)
+                message.fail()
+                return
+            if not message.is_settled:
+                message.is_settled = True
+                self._desk.put_back(message)
+            raise
+        except Exception:
+            log.warning("%s: the handler of %r failed", self.name, message, exc_info=True)
+            message.fail()
+        else:
+            message.ack_later()
+
+    # --- handing out ---------------------------------------------------------------------------------------------------
+
+    async def _next(self) -> OrderedMessage:
+        while True:
+            self._check_open()
+            message = self._desk.take()
+            if message is not None:
+                self._notify()  # there may be another one, for another who waits
+                return message
+            self._start_running()
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _check_open(self) -> None:
+        if self._is_closing or self._links.is_closed:
+            raise ClientClosed("the consumer is closed: make a new one")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            for reader in self._readers:
+                reader.failure = None
+            raise failure
+
+    def _start_running(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._links.locator.listen(self.subject, self._moved)
+        self._membership.start()
+        self._start_readers()
+        for reader in self._readers:
+            reader.pull_more()
+
+    def _notify(self) -> None:
+        """Something changed: one of those who wait looks, and wakes the next one if it finds a message."""
+        while self._waiting:
+            each = self._waiting.popleft()
+            if not each.done():
+                each.set_result(None)
+                return
+
+    def _notify_all(self) -> None:
+        while self._waiting:
+            self._notify()
+
+    # --- for messages --------------------------------------------------------------------------------------------------
+
+    def finish(self, message: OrderedMessage) -> None:
+        """The message was worked on."""
+        self._desk.done(message)
+        message.lane.worked(is_urgent=False)
+        self._notify()
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        """It could not be."""
+        self._desk.failed(message, int(self._loop.time() * 1000), pause_ms)
+        message.lane.worked(is_urgent=True)
+        self._notify()
+
+    # --- for the lanes -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many unfinished messages each lane may have: its share of `prefetch`, so that no lane can starve another."""
+        return max(self.prefetch // max(len(self._readers), 1), 1)
+
+    def arrived(self, messages: list[OrderedMessage]) -> None:
+        """Messages came."""
+        self._desk.put(messages)
+        self._notify()
+
+    def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
+        """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
+        self._desk.dropped(lane, cells)
+        if stale:
+            self.stale += stale
+            log.warning("%s: %d messages of %s ceased to be this consumer's before they were settled", self.name, stale, lane.lane)
+        self._notify()
+
+    def due(self, cells: list[Cell]) -> None:
+        """Failed messages may be tried again."""
+        self._desk.due(cells)
+        self._notify()
+
+    def changed(self, lane: LaneReader) -> None:
+        """It may hand out again."""
+        self._desk.review(lane)
+        self._notify()
+
+    def finished(self, lane: LaneReader) -> None:
+        """All of it, to its end, is done and committed."""
+        if not self._is_closing:
+            self._membership.finished(lane.lane)
+
+    def failed(self, failure: QmqError) -> None:
+        """The application is to know."""
+        self._failure = self._failure or failure
+        self._notify()
+
+    # --- which lanes there are -----------------------------------------------------------------------------------------
+
+    def _assigned(self, lanes: tuple[Lane, ...]) -> None:
+        """What this consumer shall read. Lanes that stay are not touched."""
+        if self._is_closing:
+            return
+        wanted = {_identity(lane): lane for lane in lanes}
+        for reader in [each for each in self._readers if _identity(each.lane) not in wanted]:
+            self._let_go(reader, self.lease_ms / 2000)
+        for reader in self._readers:
+            reader.lane = wanted.pop(_identity(reader.lane))
+        self._readers += [LaneReader(self._links, self, self._terms, lane) for lane in wanted.values()]
+        self._start_readers()
+
+    def _start_readers(self) -> None:
+        """Start those whose range this consumer does not hold otherwise: attaching would take it from itself."""
+        for reader in self._readers:
+            if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
+                reader.start()
+
+    def _let_go(self, reader: LaneReader, grace_s: float) -> None:
+        self._readers.remove(reader)
+        reader.release()
+        self._leaving[reader] = task = self._loop.create_task(reader.leave(grace_s))
+        task.add_done_callback(lambda done: self._gone(reader, done))
+
+    def _gone(self, reader: LaneReader, done: asyncio.Task[None]) -> None:
+        del self._leaving[reader]
+        if not done.cancelled() and done.exception() is not None:
+            log.error("%s: letting go of %s failed", self.name, reader.lane, exc_info=done.exception())
+        if not self._is_closing:
+            self._start_readers()
+
+    def _moved(self) -> None:
+        """Masters changed."""
+        for reader in (*self._readers, *self._leaving):
+            reader.moved()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Let what is in hand finish, for half a lease; settle it, let go of all lanes, and leave the group. A message that the calling
+        task itself has in hand, from its loop, is not finished: it will be seen again. After an error nothing in hand is waited for.
+        """
+        if self._is_closing:
+            await self._closed.wait()
+            return
+        self._is_closing = True
+        self._notify_all()
+        try:
+            self._abandon_current(error)
+            self._links.locator.unlisten(self.subject, self._moved)
+            for reader in list(self._readers):
+                self._let_go(reader, self.lease_ms / 2000 if error is None else 0)
+            if self._leaving:
+                await asyncio.wait(list(self._leaving.values()))
+            await self._membership.leave()
+        finally:
+            self._closed.set()
+
+    def _abandon_current(self, error: BaseException | None) -> None:
+        """Nobody will finish what the loop that was left had in hand."""
+        if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
+            (message, _), self._current = self._current, None
+            if not message.is_settled:
+                message.is_settled = True
+                self._desk.put_back(message)
+
+    async def __aenter__(self) -> OrderedConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(error)
+
+
+def _identity(lane: Lane) -> tuple[object, ...]:
+    """Lanes of the same identity are the same, also under another version: the partition is the same in both."""
+    return lane.partition, lane.range, lane.group
+
+
+def _overlap(lane: Lane, other: Lane) -> bool:
+    return lane.partition == other.partition and lane.range.overlaps(other.range)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,115 @@
+"""What an ordered consumer hands out: a message, the lane that it came from, and the way to say what became of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+from qmq.client.message import Decoded, StoredMessage, delay_ms
+from qmq.client.ordered.lane_core import Cell, LaneCore
+
+
+class Source(Protocol):
+    """The lane that a message came from."""
+
+    core: LaneCore
+    subject: str
+    broker_group: str
+    partition: int
+
+    def is_sure(self) -> bool:
+        """Whether the lane's lease cannot have ended yet, as far as this side knows."""
+        ...
+
+    def worked(self, *, is_urgent: bool) -> None:
+        """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
+        ...
+
+    async def confirmed(self, cell: Cell) -> None:
+        """Returns when the broker has the verdict. Raises LaneLost, NotConnected, ClientClosed."""
+        ...
+
+
+class Settler(Protocol):
+    """Takes verdicts: the consumer."""
+
+    def finish(self, message: OrderedMessage) -> None:
+        """The message was worked on."""
+        ...
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        """It could not be."""
+        ...
+
+
+class OrderedMessage(StoredMessage):
+    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or has failed and
+    succeeded at another try.
+
+    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane, and grows whenever the lane, or part of it, is
+    given to a consumer: a handler that writes it beside what it changes, and refuses a smaller one, cannot be overtaken by its own past.
+    Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
+    """
+
+    __slots__ = ("_settler", "cell", "lane", "route_version", "token")
+
+    def __init__(self, settler: Settler, lane: Source, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
+        super().__init__(batch, index, cell.attempt)
+        self._settler = settler
+        self.lane = lane
+        self.cell = cell
+        self.token = token
+        self.route_version = version
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self.lane.subject
+
+    @property
+    def broker_group(self) -> str:
+        """The broker group that has it."""
+        return self.lane.broker_group
+
+    @property
+    def partition(self) -> int:
+        """The physical partition that holds it; `sequence` counts there."""
+        return self.lane.partition
+
+    @property
+    def logical_partition(self) -> int:
+        """Where its key belongs, for ever."""
+        return int(self._batch.column("logical_partitions")[self._index])
+
+    def again(self) -> OrderedMessage:
+        """The same message for another try: what is said of the earlier one counts no more."""
+        return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
+
+    # --- settling ------------------------------------------------------------------------------------------------------
+
+    async def ack(self) -> None:
+        """It was worked on. Returns when that is committed.
+
+        Raises LaneLost if the lane went to another consumer first: the message will be seen again. Raises NotConnected if no answer came in
+        time (the verdict is sent again and again), ClientClosed.
+        """
+        self.ack_later()
+        await self.lane.confirmed(self.cell)
+
+    def ack_later(self) -> None:
+        """The same without waiting; it leaves with others."""
+        if not self.is_settled:
+            self.is_settled = True
+            self._settler.finish(self)
+
+    def fail(self, delay: timedelta | None = None) -> None:
+        """It could not be worked on: have it tried again after `delay`, by default the consumer's retry delays, or set aside, as the
+        consumer was told. Raises InvalidArgument.
+        """
+        pause_ms = None if delay is None else delay_ms(delay)
+        if not self.is_settled:
+            self.is_settled = True
+            self._settler.fail(self, pause_ms)
+
+    def __repr__(self) -> str:
+        return f"<OrderedMessage {self.subject}/{self.partition}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"

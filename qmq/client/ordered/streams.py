@@ -1,0 +1,294 @@
+"""The streams of one ordered producer at work: the newest route is learned, batches go to their streams, what is settled is cut anew.
+
+Rules:
+* Until the first route is known batches wait in the *lobby*, a stream to nowhere; they are cut when it comes.
+* The route is asked for when a partition refuses as if it were sealed (again and again, with the locator's pauses, until it is newer), when
+  a metaserver pushes, and when a broker group is silent.
+* Decisions are taken from a stream before it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from qmq_ordering.route import LpRange, PhysicalPartition
+
+from qmq.client.link import Links
+from qmq.client.ordered.batch import OrderedBatch
+from qmq.client.ordered.sending import Sending
+from qmq.client.ordered.stream import Stream
+from qmq.client.ordered.table import Table
+from qmq.client.refusals import final
+from qmq.client.routes import Ordering
+from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
+from qmq.model import Order
+from qmq.wire.frame import FrameKind
+from qmq.wire.messages import Produced
+
+NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
+
+
+class Sender(Protocol):
+    """Whose streams these are: the producer."""
+
+    subject: str
+    kind: int
+    """See `Owner`."""
+
+    def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises QmqError."""
+        ...
+
+    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
+        """Decided."""
+        ...
+
+    def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
+        """Decided."""
+        ...
+
+    def answered(self) -> None:
+        """An answer came."""
+        ...
+
+    def take_gathered(self, sending: Sending | None) -> OrderedBatch | None:
+        """Close the open batch of a stream, if it holds anything."""
+        ...
+
+    def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
+        """The logical partitions of keys."""
+        ...
+
+    def rerouted(self, logical_partitions: int, by_lp: Sequence[Sending]) -> None:
+        """The table has changed."""
+        ...
+
+
+class Streams:
+    """See the module."""
+
+    def __init__(self, links: Links, sender: Sender, new_id: Callable[[], int], unknown: str) -> None:
+        self.subject = sender.subject
+        self.kind = sender.kind
+        self.encode = sender.encode
+        self._links = links
+        self._sender = sender
+        self._new_id, self._unknown = new_id, unknown
+        self._loop = asyncio.get_running_loop()
+        self._order = Order.NONE
+        self._table = Table(self._make)
+        self._sendings: dict[int, Sending] = {}
+        self._lobby = Stream(NOWHERE, new_id)
+        self._finding: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._refusal: QmqError | None = None
+        self._is_closed = False
+
+    # --- the way out ---------------------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raises OrderMismatch, InvalidArgument if the subject turned out to be none for this producer."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def is_idle(self, sending: Sending | None) -> bool:
+        """Whether nothing is on its way there, or it is to go elsewhere: then there is no reason to gather more."""
+        stream = self._lobby if sending is None else sending.stream
+        return stream.is_idle or (self._order is Order.BEST_EFFORT and stream.is_troubled(self._loop.time()))
+
+    def put(self, sending: Sending | None, batch: OrderedBatch) -> None:
+        """One more batch; it leaves as soon as it may."""
+        if sending is None:
+            self._lobby.put(batch)
+            self._loop.call_at(batch.until, self._tick_lobby)
+            if self._finding is None and not self._is_closed:
+                self._finding = self._loop.create_task(self._find())
+            return
+        self._links.locator.touch(self.subject)
+        sending.stream.put(batch)
+        if not self._bend():
+            sending.pump()
+
+    def flush(self) -> None:
+        """Write now, not at the end of the next round of the event loop."""
+        for sending in self._sendings.values():
+            sending.flush()
+
+    # --- what changes --------------------------------------------------------------------------------------------------
+
+    def changed(self, sending: Sending) -> None:
+        """For a sending: see `Owner`."""
+        stream = sending.stream
+        self._take_decided(stream)
+        if stream.is_settled:
+            self._settle()
+        else:
+            if self.is_idle(sending):
+                self.gather(sending)
+            if not self._bend():
+                sending.pump()
+        if self._following is None and self._table.wants_route and not self._is_closed:
+            self._following = self._loop.create_task(self._follow())
+        self._sender.answered()
+
+    def gather(self, sending: Sending) -> None:
+        """For a sending: what has gathered goes behind what its stream has."""
+        batch = self._sender.take_gathered(sending)
+        if batch is not None:
+            sending.stream.put(batch)
+
+    def _take_decided(self, stream: Stream) -> None:
+        for batch, result in stream.take_decided():
+            if isinstance(result, QmqError):
+                self._sender.failed(batch, result)
+            else:
+                self._sender.stored(stream, batch, result)
+
+    def _bend(self) -> bool:
+        """Best-effort order: let healthy groups have what waits for others. Whether anything was given; then all were pumped."""
+        if self._order is not Order.BEST_EFFORT:
+            return False
+        given = self._table.bend(self._loop.time())
+        for stream in given:
+            self._sendings[stream.partition.number].reach(ahead=True)
+        if given:
+            self._pump()
+        return bool(given)
+
+    @property
+    def bent(self) -> int:
+        """Messages that went to another partition than theirs."""
+        return self._table.bent
+
+    def _pump(self) -> None:
+        for sending in list(self._sendings.values()):
+            sending.pump()
+
+    # --- routes --------------------------------------------------------------------------------------------------------
+
+    async def _find(self) -> None:
+        """Learn the first route."""
+        locator = self._links.locator
+        try:
+            while not self._lobby.is_idle and not self._table.version and not self._is_closed:
+                try:
+                    ordering = await locator.ordering(self.subject, anew=locator.book.groups(self.subject) is None)
+                    self._open(ordering)
+                except Unavailable as failure:
+                    self._lobby.trouble = failure
+        except QmqError as failure:
+            self.give_up(failure)
+        finally:
+            self._finding = None
+
+    def _open(self, ordering: Ordering | None) -> None:
+        """Raises OrderMismatch, InvalidArgument if this producer cannot send to the subject."""
+        if ordering is None:
+            self._refusal = OrderMismatch(f"subject {self.subject!r} is unordered: send to it with Client.producer")
+        elif ordering.order is Order.STRICT and self.kind == FrameKind.PRODUCE_FAST:
+            self._refusal = InvalidArgument(f"subject {self.subject!r} has strict order: its messages need acks='quorum'")
+        self.check_usable()
+        assert ordering is not None
+        self._order = ordering.order
+        self._links.locator.listen(self.subject, self._rerouted)
+        self._rerouted()
+        self._empty_lobby()
+
+    def _rerouted(self) -> None:
+        """The locator knows something new about the subject or its groups."""
+        ordering = self._links.locator.book.ordering(self.subject)
+        if ordering is None or self._is_closed:
+            return
+        self._table.learn(ordering.route, ordering.fenced, self._loop.time())
+        self._settle()
+        for sending in list(self._sendings.values()):
+            sending.moved()
+
+    def _make(self, part: PhysicalPartition) -> Stream:
+        stream = Stream(part, self._new_id, unknown=self._unknown)
+        sending = self._sendings[part.number] = Sending(self._links, stream, self)
+        sending.reach(ahead=True)
+        return stream
+
+    def _settle(self) -> None:
+        """Let settled streams hand over. Streams that are left and wait still take what comes for their ranges."""
+        for stream in list(self._table.streams.values()):
+            if stream.is_settled:
+                self.gather(self._sendings[stream.partition.number])
+        settled = self._table.settle()
+        for stream in settled:
+            self._take_decided(stream)
+            self._sendings.pop(stream.partition.number).close()
+        if settled:
+            self._tell_sender()
+        self._pump()
+
+    def _tell_sender(self) -> None:
+        by_lp = [self._sendings[stream.partition.number] for stream in self._table.by_lp]
+        self._sender.rerouted(len(by_lp), by_lp)
+
+    def _empty_lobby(self) -> None:
+        """The first route is known: what waited for it goes its way."""
+        self._gather_in_lobby()
+        self._tell_sender()
+        for batch in self._lobby.take_left():
+            batch.columns.logical_partitions = self._sender.key_partitions(batch.columns.keys or ())
+            self._table.put_cut([batch])
+        self._pump()
+
+    async def _follow(self) -> None:
+        """Ask for the route until it is newer; the locator keeps the pauses."""
+        try:
+            while self._table.wants_route and not self._is_closed:
+                try:
+                    await self._links.locator.ordering(self.subject, anew=True)
+                except Unavailable:
+                    continue
+        except QmqError as failure:
+            self.give_up(failure)
+        finally:
+            self._following = None
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def _tick_lobby(self) -> None:
+        if self._lobby.is_late(self._loop.time()):
+            self._gather_in_lobby()
+            self._lobby.tick(self._loop.time())
+            self._take_decided(self._lobby)
+
+    def _gather_in_lobby(self) -> None:
+        batch = self._sender.take_gathered(None)
+        if batch is not None:
+            self._lobby.put(batch)
+
+    def give_up(self, failure: QmqError) -> None:
+        """For a sending: see `Owner`."""
+        self._drop(lambda batch: final(failure, batch))
+
+    def _drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
+        self._gather_in_lobby()
+        for sending in self._sendings.values():
+            self.gather(sending)
+        for stream in [self._lobby, *[sending.stream for sending in self._sendings.values()]]:
+            stream.drop(failure_of)
+            self._take_decided(stream)
+        self._sender.answered()
+
+    def abort(self) -> None:
+        """End now: everything that is not decided fails with ClientClosed."""
+        self._is_closed = True
+        self._links.locator.unlisten(self.subject, self._rerouted)
+        for task in (self._finding, self._following):
+            if task is not None:
+                task.cancel()
+        self._drop(_closed)
+        for sending in self._sendings.values():
+            sending.close()
+
+
+def _closed(batch: OrderedBatch) -> QmqError:
+    outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
+    return ClientClosed("the producer was closed before the answer came", outcome=outcome)

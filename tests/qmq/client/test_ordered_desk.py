@@ -1,0 +1,164 @@
+"""What may be handed out next, over several lanes: blocked ones, ones whose lease may be over, ones that were lost with messages in
+hand."""
+
+from __future__ import annotations
+
+from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode
+from qmq.client.message import Decoded
+from qmq.client.ordered.desk import Desk
+from qmq.client.ordered.lane_core import Arrival, Cell, FailurePolicy, LaneCore
+from qmq.client.ordered.message import OrderedMessage
+from qmq.region import Columns, parse_header
+
+
+class Lane:
+    """A source of messages without a broker."""
+
+    def __init__(self) -> None:
+        self.core = LaneCore(FailurePolicy(retry_ms=(100,)))
+        self.core.attached(0, is_resumed=False, parked=[])
+        self.subject, self.broker_group, self.partition = "s", "g0", 1
+        self.is_leased = True
+
+    def is_sure(self) -> bool:
+        return self.is_leased
+
+    def worked(self, *, is_urgent: bool) -> None:
+        raise AssertionError("the desk asks for nothing to be told")
+
+    async def confirmed(self, cell: Cell) -> None:
+        raise AssertionError("the desk waits for nothing")
+
+
+class Nobody:
+    """Takes no verdicts: the tests give them to the desk."""
+
+    def finish(self, message: OrderedMessage) -> None:
+        raise AssertionError
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        raise AssertionError
+
+
+def bring(desk: Desk, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
+    """A message for each key comes to a lane, and to the desk."""
+    at = lane.core.position
+    _, region = encode(b"s", Columns(list(keys), keys=list(keys)), producer_id=1, batch_sequence=0, create_time_ms=1)
+    view = BatchView(Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, at, 1, 1, 1, 0), region)
+    assert parse_header(region).count == len(keys)
+    arrivals = [Arrival(at + index, key, 1) for index, key in enumerate(keys)]
+    cells = lane.core.delivered(arrivals, at + len(keys), is_end=False)
+    messages = [OrderedMessage(Nobody(), lane, cell, Decoded(view), index, 1, 1) for index, cell in enumerate(cells)]
+    desk.put(messages)
+    return messages
+
+
+def test_nothing_is_handed_out_of_a_lane_whose_lease_may_be_over_and_all_of_it_in_order_when_it_is_sure_again() -> None:
+    desk, lane, other = Desk(), Lane(), Lane()
+    bring(desk, lane, b"a", b"a", b"b")
+    bring(desk, other, b"c")
+    lane.is_leased = False
+    taken = desk.take()
+    assert taken is not None
+    assert taken.lane is other
+    assert desk.take() is None
+    lane.is_leased = True
+    desk.review(lane)
+    first, second = desk.take(), desk.take()
+    assert first is not None
+    assert second is not None
+    assert {(each.cell.key, each.sequence) for each in (first, second)} == {(b"a", 0), (b"b", 2)}
+    assert desk.take() is None
+    assert desk.done(first if first.cell.key == b"a" else second)
+    last = desk.take()
+    assert last is not None
+    assert (last.cell.key, last.sequence) == (b"a", 1)
+
+
+def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> None:
+    desk, lane = Desk(), Lane()
+    bring(desk, lane, b"a")
+    message = desk.take()
+    assert message is not None
+    assert desk.failed(message, 0, None)
+    assert desk.take() is None
+    desk.due(lane.core.due(100))
+    lane.is_leased = False
+    assert desk.take() is None
+    lane.is_leased = True
+    again = desk.take()
+    assert again is not None
+    assert again.attempt == 2
+
+
+def test_a_blocked_lane_goes_on_when_the_message_that_blocks_it_succeeds() -> None:
+    desk, lane, other = Desk(), Lane(), Lane()
+    bring(desk, lane, b"a", b"b")
+    bring(desk, other, b"c")
+    bad = desk.take()
+    assert bad is not None
+    desk.failed(bad, 0, None)
+    free = desk.take()
+    assert free is not None
+    assert free.lane is other
+    assert desk.take() is None
+    desk.due(lane.core.due(100))
+    again = desk.take()
+    assert again is not None
+    assert again.cell is bad.cell
+    assert desk.take() is None, "blocked until it succeeds"
+    desk.done(again)
+    following = desk.take()
+    assert following is not None
+    assert following.cell.key == b"b"
+
+
+def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost() -> None:
+    desk, lane, successor = Desk(), Lane(), Lane()
+    bring(desk, lane, b"a")
+    message = desk.take()
+    assert message is not None
+    desk.failed(message, 0, None)
+    desk.dropped(lane, lane.core.lost())
+    bring(desk, successor, b"a")
+    again = desk.take()
+    assert again is not None
+    assert again.lane is successor
+
+
+def test_a_key_whose_handler_is_still_at_it_is_not_free_when_its_lane_is_lost() -> None:
+    desk, lane, successor = Desk(), Lane(), Lane()
+    bring(desk, lane, b"a")
+    message = desk.take()
+    assert message is not None
+    desk.dropped(lane, lane.core.lost())
+    bring(desk, successor, b"a")
+    assert desk.take() is None
+    assert not desk.done(message)
+    again = desk.take()
+    assert again is not None
+    assert again.lane is successor
+
+
+def test_a_message_that_was_held_back_is_forgotten_with_its_lane() -> None:
+    desk, lane, successor = Desk(), Lane(), Lane()
+    bring(desk, lane, b"a", b"a")
+    lane.is_leased = False
+    assert desk.take() is None
+    desk.dropped(lane, lane.core.lost())
+    bring(desk, successor, b"a")
+    taken = desk.take()
+    assert taken is not None
+    assert taken.lane is successor
+    assert desk.take() is None
+
+
+def test_a_message_whose_handler_was_cut_off_is_next() -> None:
+    desk, lane = Desk(), Lane()
+    bring(desk, lane, b"a", b"a", b"b")
+    message = desk.take()
+    assert message is not None
+    desk.put_back(message)
+    again = desk.take()
+    assert again is not None
+    assert (again.sequence, again.attempt) == (0, 1)

@@ -1,0 +1,157 @@
+"""Order for each key, and no key kept waiting: the queue against lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from qmq.client.ordered.keys import KeyQueue
+
+
+def filled(*messages: tuple[str, bytes, int]) -> KeyQueue[str, int]:
+    queue: KeyQueue[str, int] = KeyQueue()
+    for lane, key, message in messages:
+        queue.put(lane, key, message)
+    return queue
+
+
+def test_the_next_of_a_key_waits_until_the_one_before_it_is_finished() -> None:
+    queue = filled(("l", b"a", 1), ("l", b"b", 2), ("l", b"a", 3))
+    assert queue.next() == (b"a", 1)
+    assert queue.next() == (b"b", 2)
+    assert queue.next() is None
+    queue.finished(b"a")
+    assert queue.next() == (b"a", 3)
+
+
+def test_a_key_with_many_messages_takes_turns_with_the_others() -> None:
+    queue = filled(*[("l", b"hot", each) for each in range(5)], ("l", b"cold", 10))
+    assert queue.next() == (b"hot", 0)
+    queue.finished(b"hot")
+    assert queue.next() == (b"cold", 10)
+    assert queue.next() == (b"hot", 1)
+
+
+def test_a_held_lane_keeps_its_places_and_others_flow() -> None:
+    queue = filled(("l", b"a", 1), ("m", b"b", 2), ("l", b"a", 3))
+    queue.hold("l")
+    assert queue.next() == (b"b", 2)
+    assert queue.next() is None
+    queue.release("l")
+    assert queue.next() == (b"a", 1)
+
+
+def test_a_key_in_work_stays_in_work_when_its_lane_is_dropped_and_comes_back() -> None:
+    queue = filled(("old", b"a", 1), ("old", b"a", 2))
+    assert queue.next() == (b"a", 1)
+    queue.drop("old")
+    queue.put("new", b"a", 1)
+    assert queue.next() is None, "the handler of the old lane is still at it"
+    queue.finished(b"a")
+    assert queue.next() == (b"a", 1)
+    assert queue.waiting == 0
+
+
+def test_dropping_a_held_lane_frees_the_key_for_another_lane() -> None:
+    queue = filled(("old", b"a", 1))
+    queue.hold("old")
+    queue.put("new", b"a", 2)
+    assert queue.next() is None
+    queue.drop("old")
+    assert queue.next() == (b"a", 2)
+
+
+LANES = st.sampled_from(["x", "y", "z"])
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+
+
+class KeyMachine(RuleBasedStateMachine):
+    """The model is one list of (lane, key, message) in the order in which they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: KeyQueue[str, int] = KeyQueue()
+        self.lines: list[tuple[str, bytes, int]] = []
+        self.working: set[bytes] = set()
+        self.held: set[str] = set()
+        self.count = 0
+
+    @rule(lane=LANES, key=KEYS)
+    def put(self, lane: str, key: bytes) -> None:
+        self.count += 1
+        self.queue.put(lane, key, self.count)
+        self.lines.append((lane, key, self.count))
+
+    def firsts(self) -> dict[bytes, tuple[str, int]]:
+        """Of every key that has nothing in work the first message, unless its lane is held."""
+        found: dict[bytes, tuple[str, int]] = {}
+        for lane, key, message in self.lines:
+            found.setdefault(key, (lane, message))
+        return {key: each for key, each in found.items() if key not in self.working and each[0] not in self.held}
+
+    @rule()
+    def next(self) -> None:
+        firsts = self.firsts()
+        found = self.queue.next()
+        if found is None:
+            assert not firsts
+            return
+        key, message = found
+        assert firsts[key][1] == message
+        self.lines.remove((firsts[key][0], key, message))
+        self.working.add(key)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.working)))
+        self.queue.finished(key)
+        self.working.remove(key)
+
+    @rule(lane=LANES)
+    def hold(self, lane: str) -> None:
+        self.queue.hold(lane)
+        self.held.add(lane)
+
+    @rule(lane=LANES)
+    def release(self, lane: str) -> None:
+        self.queue.release(lane)
+        self.held.discard(lane)
+
+    @rule(lane=LANES)
+    def drop(self, lane: str) -> None:
+        self.queue.drop(lane)
+        self.held.discard(lane)
+        self.lines = [each for each in self.lines if each[0] != lane]
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.queue.check()
+        assert self.queue.waiting == len(self.lines)
+
+
+KeyMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestKeyMachine = KeyMachine.TestCase
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 5), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_the_key_that_could_go_on_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
+    """So no key waits for more than one turn of each other one."""
+    queue = filled(*[("l", bytes([key]), place) for place, key in enumerate(stream)])
+    left = Counter(bytes([key]) for key in stream)
+    can_go_on = list(dict.fromkeys(bytes([key]) for key in stream))
+    in_work: list[bytes] = []
+    while can_go_on or in_work:
+        while len(in_work) < workers and (found := queue.next()) is not None:
+            assert found[0] == can_go_on.pop(0)
+            in_work.append(found[0])
+        over = in_work.pop(random.randrange(len(in_work)))
+        queue.finished(over)
+        left[over] -= 1
+        can_go_on += [over] if left[over] else []
+    assert queue.waiting == 0

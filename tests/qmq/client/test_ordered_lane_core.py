@@ -1,0 +1,545 @@
+"""What a consumer may tell the broker of its lane, against a dumb broker that keeps a set of done sequences."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qmq.client.ordered import lane_core
+from qmq.client.ordered.lane_core import Arrival, Cell, FailurePolicy, LaneCore, Request, State
+from qmq.errors import InvalidArgument, ProtocolViolation
+from qmq.wire.messages import LaneSettlement, LaneVerdict
+
+DONE, FAILED, PARKED = LaneVerdict.DONE, LaneVerdict.FAILED, LaneVerdict.PARKED
+
+
+def core(policy: FailurePolicy | None = None, position: int = 0) -> LaneCore:
+    made = LaneCore(policy or FailurePolicy())
+    made.attached(position, is_resumed=False, parked=[])
+    return made
+
+
+def arrive(lane: LaneCore, following: int, *sequences: int, key: bytes = b"", is_end: bool = False) -> list[Cell]:
+    return lane.delivered([Arrival(each, key or str(each).encode(), 1) for each in sequences], following, is_end=is_end)
+
+
+def said(request: Request | None) -> list[tuple[int, int, int, int]]:
+    return [] if request is None else [tuple(each) for each in request.settlements]  # type: ignore[misc]
+
+
+def finish(lane: LaneCore, *cells: Cell) -> None:
+    for cell in cells:
+        assert lane.begin(cell)
+        assert lane.done(cell)
+
+
+def test_a_finished_message_settles_the_stretch_before_it_and_nothing_else() -> None:
+    lane = core(position=10)
+    first, second = arrive(lane, 20, 12, 15)
+    finish(lane, second)
+    request = lane.take()
+    assert said(request) == [(13, 15, DONE, 0)]
+    assert request is not None
+    lane.settled(request)
+    finish(lane, first)
+    assert said(lane.take()) == [(10, 12, DONE, 0), (16, 19, DONE, 0)]
+
+
+def test_messages_that_finish_while_an_answer_is_awaited_go_together_as_one_range() -> None:
+    lane = core()
+    cells = arrive(lane, 5, 0, 1, 2, 3, 4)
+    finish(lane, cells[0])
+    request = lane.take()
+    finish(lane, *reversed(cells[1:]))
+    assert lane.take() is None
+    assert request is not None
+    lane.settled(request)
+    assert said(lane.take()) == [(1, 4, DONE, 0)]
+
+
+def test_a_stretch_without_messages_is_settled_when_nothing_is_open() -> None:
+    lane = core()
+    (cell,) = arrive(lane, 4, 1)
+    assert arrive(lane, 9) == []
+    assert lane.take() is None
+    finish(lane, cell)
+    assert said(lane.take()) == [(0, 8, DONE, 0)]
+
+
+def test_a_lane_is_finished_only_when_the_last_settlement_is_answered() -> None:
+    lane = core()
+    (cell,) = arrive(lane, 6, 2, is_end=True)
+    assert not lane.is_finished
+    finish(lane, cell)
+    assert not lane.is_finished
+    request = lane.take()
+    assert said(request) == [(0, 5, DONE, 0)]
+    assert not lane.is_finished
+    assert request is not None
+    lane.settled(request)
+    assert lane.is_finished
+
+
+def test_an_end_without_a_message_is_settled_too() -> None:
+    lane = core(position=7)
+    arrive(lane, 8, is_end=True)
+    request = lane.take()
+    assert said(request) == [(7, 7, DONE, 0)]
+    assert request is not None
+    lane.settled(request)
+    assert lane.is_finished
+
+
+def test_a_resumed_lane_says_again_what_was_not_answered_and_pulls_on() -> None:
+    lane = core()
+    cells = arrive(lane, 4, 0, 1, 2, 3)
+    finish(lane, cells[0])
+    lane.take()
+    finish(lane, cells[1])
+    assert lane.attached(0, is_resumed=True, parked=[]) == []
+    assert said(lane.take()) == [(0, 1, DONE, 0)]
+    assert lane.position == 4
+    assert lane.begin(cells[2])
+
+
+def test_a_lane_attached_anew_drops_everything_and_counts_no_verdict_on_it() -> None:
+    lane = core()
+    cells = arrive(lane, 4, 0, 1, 2, 3)
+    finish(lane, cells[0])
+    assert lane.begin(cells[1])
+    request = lane.take()
+    lost = lane.attached(0, is_resumed=False, parked=[])
+    assert [cell.sequence for cell in lost if cell.is_seen] == [0, 1]
+    assert not lane.done(cells[1])
+    assert not lane.begin(cells[2])
+    assert request is not None
+    assert lane.settled(request) == []
+    assert lane.take() is None
+    again = arrive(lane, 4, 0, 1, 2, 3)
+    finish(lane, again[1])
+    assert said(lane.take()) == [(1, 1, DONE, 0)]
+
+
+def test_a_failed_message_blocks_its_lane_until_it_succeeds() -> None:
+    lane = core(FailurePolicy(retry_ms=(100, 300)))
+    bad, good = arrive(lane, 2, 0, 1)
+    lane.begin(bad)
+    assert lane.failed(bad, now_ms=1_000)
+    assert lane.is_blocked
+    assert said(lane.take()) == [(0, 0, FAILED, 1)]
+    assert lane.due(1_099) == []
+    assert lane.next_due_ms() == 1_100
+    assert lane.due(1_100) == [bad]
+    assert lane.is_blocked
+    assert bad.attempt == 2
+    lane.begin(bad)
+    lane.failed(bad, now_ms=2_000)
+    assert lane.next_due_ms() == 2_300
+    assert lane.due(2_300) == [bad]
+    lane.begin(bad)
+    lane.done(bad)
+    assert not lane.is_blocked
+    assert good.state is State.WAITING
+
+
+def test_a_failure_is_not_told_when_its_message_is_over() -> None:
+    lane = core()
+    (cell,) = arrive(lane, 1, 0)
+    lane.begin(cell)
+    lane.failed(cell, now_ms=0, pause_ms=0)
+    assert lane.due(0) == [cell]
+    finish(lane, cell)
+    assert said(lane.take()) == [(0, 0, DONE, 0)]
+
+
+def test_the_attempt_goes_on_from_what_the_broker_knows() -> None:
+    lane = core()
+    (cell,) = lane.delivered([Arrival(0, b"k", 4)], 1, is_end=False)
+    lane.begin(cell)
+    lane.failed(cell, now_ms=0)
+    assert cell.due_ms == 30_000
+    assert said(lane.take()) == [(0, 0, FAILED, 4)]
+
+
+def test_a_key_that_failed_too_often_is_set_aside_with_what_follows_for_it() -> None:
+    lane = core(FailurePolicy("park", attempts_max=1))
+    bad, other, same = lane.delivered([Arrival(1, b"bad", 1), Arrival(2, b"ok", 1), Arrival(3, b"bad", 1)], 5, is_end=False)
+    lane.begin(bad)
+    assert lane.failed(bad, now_ms=0)
+    assert (bad.state, same.state, other.state) == (State.PARKED, State.PARKED, State.WAITING)
+    assert not lane.begin(same)
+    assert said(lane.take()) == [(0, 0, DONE, 0), (1, 1, PARKED, 0), (3, 3, PARKED, 0)]
+    (late,) = lane.delivered([Arrival(6, b"bad", 1)], 7, is_end=False)
+    assert late.state is State.PARKED
+
+
+def test_only_the_key_waits_before_it_is_parked() -> None:
+    lane = core(FailurePolicy("park", attempts_max=2))
+    bad, _ = arrive(lane, 2, 0, 1)
+    lane.begin(bad)
+    lane.failed(bad, now_ms=0)
+    assert bad.state is State.FAILED
+    assert not lane.is_blocked
+
+
+def test_keys_that_the_broker_has_parked_are_parked_at_once_and_those_it_gave_back_are_not() -> None:
+    lane = core(FailurePolicy("park"))
+    lane.attached(0, is_resumed=False, parked=[b"a"])
+    (cell,) = arrive(lane, 1, 0, key=b"a")
+    assert cell.state is State.PARKED
+    request = lane.take()
+    lane.attached(1, is_resumed=True, parked=[])
+    (again,) = arrive(lane, 2, 1, key=b"a")
+    assert again.state is State.PARKED, "the broker may not have heard of the first one yet"
+    request = lane.take()
+    assert said(request) == [(0, 0, PARKED, 0), (1, 1, PARKED, 0)]
+    assert request is not None
+    lane.settled(request)
+    lane.attached(2, is_resumed=True, parked=[])
+    assert arrive(lane, 3, 2, key=b"a")[0].state is State.WAITING
+
+
+def test_a_released_lane_finishes_what_handlers_have_and_nothing_else() -> None:
+    lane = core()
+    cells = arrive(lane, 6, 0, 2, 4, is_end=True)
+    lane.begin(cells[1])
+    assert lane.release() == [cells[0], cells[2]]
+    assert arrive(lane, 9, 7) == []
+    assert lane.done(cells[1])
+    request = lane.take()
+    assert said(request) == [(1, 2, DONE, 0), (5, 5, DONE, 0)]
+    assert request is not None
+    lane.settled(request)
+    assert lane.is_told
+    assert not lane.is_finished
+
+
+def test_a_handler_that_was_cut_off_leaves_its_message_as_if_it_had_not_begun() -> None:
+    lane = core()
+    (cell,) = arrive(lane, 1, 0)
+    lane.begin(cell)
+    assert lane.put_back(cell)
+    assert lane.take() is None
+    assert lane.begin(cell)
+    assert cell.attempt == 1
+
+
+def test_a_request_is_cut_where_it_would_be_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_core, "SETTLEMENTS_MAX", 2)
+    lane = core()
+    cells = arrive(lane, 8, *range(8))
+    finish(lane, *cells[1::2])
+    told: list[tuple[int, int, int, int]] = []
+    while (request := lane.take()) is not None:
+        assert len(request.settlements) <= 2
+        told += said(request)
+        lane.settled(request)
+    assert [first for first, *_ in told] == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("sequences", [(3, 3), (4, 3), (-1,), (9,)])
+def test_an_answer_that_cannot_be_is_refused(sequences: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolViolation):
+        arrive(core(), 9, *sequences)
+
+
+def test_an_answer_that_leads_back_is_refused() -> None:
+    with pytest.raises(ProtocolViolation):
+        arrive(core(position=5), 4)
+
+
+@pytest.mark.parametrize("policy", [{"on_failure": "skip"}, {"attempts_max": 0}, {"retry_ms": ()}, {"retry_ms": (-1,)}])
+def test_a_policy_that_makes_no_sense_is_refused(policy: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        FailurePolicy(**policy)  # type: ignore[arg-type]
+
+
+KEYS = [None, None, b"a", b"b", b"c"]
+
+
+class Play:
+    """A lane, its handlers, and a broker that is a list of messages and a set of what is done; answers get lost."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        """Of every sequence: the key, None for a message of another lane."""
+        self.is_sealed = False
+        self.stored: set[int] = set()
+        """The sequences that the broker counts as done, as far as this lane is concerned."""
+        self.parked: dict[bytes, list[int]] = {}
+        self.failures: dict[int, int] = {}
+        self.counted: set[int] = set()
+        """What handlers finished, under a token that holds."""
+        self.cells: list[Cell] = []
+        self.request: Request | None = None
+        self.now_ms = 0
+        self.is_released = False
+        self.lane = LaneCore(FailurePolicy("park", attempts_max=3, retry_ms=(10, 20)))
+        self.attach(is_resumed=False)
+
+    # --- the broker ------------------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        return len(self.keys) + self.is_sealed
+
+    def is_open(self, sequence: int) -> bool:
+        return sequence < len(self.keys) and self.keys[sequence] is not None and sequence not in self.stored
+
+    def attach(self, *, is_resumed: bool) -> None:
+        position = next((each for each in range(self.length) if each not in self.stored), self.length)
+        lost = self.lane.attached(position, is_resumed=is_resumed, parked=self.parked)
+        self.request = None
+        if not is_resumed:
+            self.counted = set(self.stored)
+            assert all(cell.state is State.VOID for cell in lost)
+
+    def store(self, settlements: list[LaneSettlement]) -> None:
+        for first, last, verdict, argument in settlements:
+            open_ = {each for each in range(first, last + 1) if self.is_open(each)}
+            if verdict == FAILED:
+                assert open_ == {first}, "a failure is told of a message that is to be done"
+                assert argument >= self.failures.get(first, 0), "failures are told in their order"
+                self.failures[first] = argument
+                continue
+            if verdict == PARKED:
+                key = self.keys[first]
+                assert key in self.lane.parked
+                if open_:
+                    self.parked.setdefault(key, []).append(first)
+            else:
+                assert open_ <= self.counted, "a message was settled that nobody finished"
+            self.stored.update(range(first, last + 1))
+
+    def pull(self, room: int, *, is_lost: bool) -> None:
+        if self.is_released:
+            return
+        at = self.lane.position
+        found: list[Arrival] = []
+        while at < self.length and len(found) < room:
+            if self.is_open(at):
+                found.append(Arrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0)))
+            at += 1
+        if not is_lost:
+            self.cells += self.lane.delivered(found, at, is_end=self.is_sealed and at == self.length)
+
+    def send(self) -> None:
+        if self.request is None:
+            self.request = self.lane.take()
+            assert self.request is None or self.request.pieces
+
+    def arrive(self, what: str) -> None:
+        """A request comes to the broker, or not; and its answer back, or not."""
+        if self.request is None:
+            return
+        if what != "lost":
+            self.store(self.request.settlements)
+        if what == "answered":
+            over = self.lane.settled(self.request)
+            assert all(cell.sequence in self.stored for cell in over)
+            self.request = None
+        else:
+            self.attach(is_resumed=True)
+
+    def lose(self) -> None:
+        if not self.is_released:
+            self.attach(is_resumed=False)
+
+    def unpark(self) -> None:
+        """An operator gives a key back: the broker takes the lane from its holder."""
+        if self.parked and not self.is_released:
+            self.stored -= set(self.parked.pop(min(self.parked)))
+            self.attach(is_resumed=False)
+
+    # --- handlers --------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> list[Cell]:
+        """The waiting cells that are first of their key, and whose key is not in work."""
+        busy = {cell.key for cell in self.cells if cell.state in (State.WORKING, State.FAILED)}
+        firsts: dict[bytes, Cell] = {}
+        for cell in self.cells:
+            if cell.state is State.WAITING and cell.key not in busy:
+                firsts.setdefault(cell.key, cell)
+        return list(firsts.values())
+
+    def working(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.state is State.WORKING]
+
+    def conclude(self, cell: Cell, how: str) -> None:
+        if how == "done":
+            assert self.lane.done(cell)
+            self.counted.add(cell.sequence)
+        elif how == "failed":
+            assert self.lane.failed(cell, self.now_ms)
+        else:
+            assert self.lane.put_back(cell)
+
+    def speak_too_late(self) -> None:
+        for cell in self.cells:
+            if cell.state in (State.VOID, State.SETTLED, State.DONE, State.PARKED):
+                assert not self.lane.done(cell)
+                assert not self.lane.failed(cell, self.now_ms)
+                assert not self.lane.begin(cell)
+
+    def wait(self, step: int) -> None:
+        self.now_ms += step
+        self.lane.due(self.now_ms)
+
+    def release(self) -> None:
+        self.lane.release()
+        self.is_released = True
+
+    # --- what must hold --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.lane.check()
+        if self.lane.is_finished:
+            assert self.is_sealed
+            assert self.stored == set(range(self.length))
+
+    def finish(self) -> None:
+        """In the end everything is covered, the command message too: a healed cluster and willing handlers finish the lane."""
+        if self.is_released:
+            self.is_released = False
+            self.lane = LaneCore(FailurePolicy("block"))
+            self.cells = []
+            self.attach(is_resumed=False)
+        self.is_sealed = True
+        self.pull(1 << 30, is_lost=False)
+        for _ in range(4):
+            self.wait(1_000_000)
+            for cell in [*self.working(), *self.cells]:
+                if cell.state is State.WORKING or self.lane.begin(cell):
+                    self.conclude(cell, "done")
+            self.attach(is_resumed=True)
+            while (request := self.lane.take()) is not None:
+                self.store(request.settlements)
+                self.lane.settled(request)
+        assert self.lane.is_finished
+        self.check()
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """Hypothesis plays, and shrinks what it finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.play = Play()
+
+    @initialize(keys=st.lists(st.sampled_from(KEYS), min_size=4, max_size=30))
+    def begin_with(self, keys: list[bytes | None]) -> None:
+        self.play.keys += keys
+
+    @precondition(lambda self: not self.play.is_sealed)
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6), is_last=st.booleans())
+    def append(self, keys: list[bytes | None], is_last: bool) -> None:
+        self.play.keys += keys
+        self.play.is_sealed = is_last
+
+    @rule(room=st.integers(1, 9), is_lost=st.booleans())
+    def pull(self, room: int, is_lost: bool) -> None:
+        self.play.pull(room, is_lost=is_lost)
+
+    @rule(what=st.sampled_from(["", "answered", "answered", "answer lost", "lost"]))
+    def settle(self, what: str) -> None:
+        self.play.send()
+        if what:
+            self.play.arrive(what)
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def begin(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            if ready := self.play.ready():
+                assert self.play.lane.begin(data.draw(st.sampled_from(ready)))
+
+    @rule(data=st.data(), ends=st.lists(st.sampled_from(["done", "done", "failed", "cut off"]), min_size=1, max_size=4))
+    def end_work(self, data: st.DataObject, ends: list[str]) -> None:
+        for how in ends:
+            if working := self.play.working():
+                self.play.conclude(data.draw(st.sampled_from(working)), how)
+
+    @rule(step=st.integers(1, 30))
+    def wait(self, step: int) -> None:
+        self.play.wait(step)
+
+    @rule(what=st.sampled_from(["resumed", "resumed", "resumed", "lost", "unparked", "released"]))
+    def trouble(self, what: str) -> None:
+        if what == "resumed":
+            self.play.attach(is_resumed=True)
+        elif what == "lost":
+            self.play.lose()
+        elif what == "unparked":
+            self.play.unpark()
+        else:
+            self.play.release()
+
+    @rule()
+    def speak_too_late(self) -> None:
+        self.play.speak_too_late()
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.play.check()
+
+    def teardown(self) -> None:
+        self.play.finish()
+
+
+LaneMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestLaneMachine = LaneMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int) -> None:
+    """The same play, longer than a state machine reaches: a random walk that mostly works, and sometimes loses."""
+    chance, play = random.Random(seed), Play()
+    for _ in range(600):
+        what = chance.choices(range(9), weights=[20, 30, 60, 60, 50, 20, 8, 1, 2])[0]
+        if what == 0:
+            play.keys += chance.choices(KEYS, k=chance.randint(1, 6))
+        elif what == 1:
+            play.pull(chance.randint(1, 9), is_lost=chance.random() < 0.2)
+        elif what == 2 and (ready := play.ready()):
+            assert play.lane.begin(chance.choice(ready))
+        elif what == 3 and (working := play.working()):
+            play.conclude(chance.choice(working), chance.choices(["done", "failed", "cut off"], weights=[8, 2, 1])[0])
+        elif what == 4:
+            play.send()
+            play.arrive(chance.choices(["", "answered", "answer lost", "lost"], weights=[3, 6, 1, 1])[0])
+        elif what == 5:
+            play.wait(chance.randint(1, 30))
+        elif what == 6:
+            play.attach(is_resumed=True)
+        elif what == 7:
+            play.lose()
+        elif what == 8:
+            play.unpark()
+            play.speak_too_late()
+        play.check()
+    assert play.failures
+    play.finish()
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> None:
+    """Every sequence is settled exactly once, whatever the order in which messages finish, and however they are gathered."""
+    length = data.draw(st.integers(1, 40))
+    mine = data.draw(st.sets(st.integers(0, length - 1)))
+    lane = core()
+    cells = arrive(lane, length, *sorted(mine), is_end=True)
+    told: list[int] = []
+    for cell in data.draw(st.permutations(cells)):
+        finish(lane, cell)
+        if data.draw(st.booleans()) and (request := lane.take()) is not None:
+            told += [each for first, last, *_ in request.settlements for each in range(first, last + 1)]
+            lane.settled(request)
+    while (request := lane.take()) is not None:
+        told += [each for first, last, *_ in request.settlements for each in range(first, last + 1)]
+        lane.settled(request)
+    assert sorted(told) == list(range(length))
+    assert lane.is_finished
