@@ -37,7 +37,8 @@ class ReplicaSet:
         """Start a replica, and wait until it is ready."""
         data, control = self._ports[name]
         self.processes[name] = self._run(
-            "broker", "--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]), "--data", str(self.folder / name),
+            "broker", "--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]),
+            "--data", str(self.folder / name),
             "--data-port", str(data), "--control-port", str(control), *self._options,
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became different: names of subjects, by their settings or their routes; of broker groups by their own keys (master, mode,
+    """What became different: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
     members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment.
     """
 
@@ -183,7 +183,7 @@ def _change(keys: list[str]) -> Change:
     return Change(
         frozenset(
             [key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)]
-            + [key[len(ROUTES) :].partition("/")[0] for key in keys if key.startswith(ROUTES) and "/g/" not in key]
+            + [key[len(ROUTES) :].partition("/")[0] for key in keys if key.startswith(ROUTES) and key.endswith("/latest")]
         ),
         frozenset(key[len(GROUPS) :].rpartition("/")[0] for key in keys if key.startswith(GROUPS)),
         frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),

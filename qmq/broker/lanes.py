@@ -50,6 +50,8 @@ log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
 """Sessions of lanes are numbered from here, so that HEARTBEAT and DETACH know whose they are."""
+LOOK_MS: Final = 250
+"""How often all partitions are looked at for leases that have ended."""
 IDLE_MS: Final = 1_000
 """A lane in whose range nothing comes is told how far it is at least so often, so that its progress keeps up."""
 
@@ -86,6 +88,7 @@ class Lanes:
         self._sessions: dict[int, LaneSession] = {}
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
         self._next_session = FIRST_SESSION
+        self._looked_ms = 0
         self._seen_ms: dict[tuple[int, str, int], int] = {}
         """Last sign of life of each grant, monotonic, by queue, group and token."""
 
@@ -304,6 +307,9 @@ class Lanes:
         for session in list(self._sessions.values()):
             if session.waiting is not None and session.waiting.deadline_ms <= now_ms and session.peer.is_writable:
                 self._answer_empty(session)
+        if now_ms < self._looked_ms + LOOK_MS:
+            return
+        self._looked_ms = now_ms
         for queue in self._broker.store.queues.values():
             if queue.lanes:
                 self._expire(queue, now_ms)
