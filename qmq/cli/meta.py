@@ -33,6 +33,10 @@ def meta(
     groups_per_subject: Annotated[
         int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="On how many broker groups a new subject lives.")
     ] = 2,
+    evacuate: Annotated[
+        bool,
+        typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more."),
+    ] = True,
     verbose: Verbose = False,
 ) -> None:
     """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
@@ -44,7 +48,7 @@ def meta(
     set_up_logging(verbose)
     try:
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
-        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject)))
+        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

@@ -15,6 +15,7 @@ from qmq.meta.brokers import Brokers
 from qmq.meta.cluster import Cluster
 from qmq.meta.ordered.asking import Masters
 from qmq.meta.ordered.controller import Controller
+from qmq.meta.ordered.evacuation import Evacuation
 from qmq.meta.ordered.reshard import Resharding
 from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
@@ -34,6 +35,8 @@ class MetaConfig:
     port: int = 20880
     auto_create: bool = True
     groups_per_subject: int = GROUPS_PER_SUBJECT
+    evacuates: bool = True
+    """Whether it moves partitions of ordered subjects away from broker groups that have lost their master for good (evacuation.py)."""
     change_wait_s: float = CHANGE_WAIT_S
     """How long the answer to a change of a route waits for the next route."""
 
@@ -49,6 +52,7 @@ class MetaServer:
         masters, clock = Masters(self._brokers), SystemClock()
         self._controller = Controller(store, view, masters, clock)
         self._resharding = Resharding(store, view, masters, self._controller, clock)
+        self._evacuation = Evacuation(view, self._controller, clock)
         ordered = OrderedService(
             cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
         )
@@ -69,6 +73,8 @@ class MetaServer:
         await self._server.start()
         self._controller.start()
         self._controller.spawn(self._resharding.run())
+        if self._config.evacuates:
+            self._controller.spawn(self._evacuation.run())
 
     async def stop(self) -> None:
         """Answer what is under way for a moment, then end; watches end at once."""

@@ -42,7 +42,7 @@ from qmq.wire.messages import Produced
 
 WINDOW: Final = 32
 """Half of the broker's window of remembered batches (qmq/log/producers.py)."""
-ASK_S: Final = 1.0
+ASK_S: Final = 0.5
 """How long a fenced partition is asked before what it may have is given up."""
 
 Rest = Callable[[int, QmqError], float]

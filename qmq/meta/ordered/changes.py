@@ -115,6 +115,10 @@ class Changes:
                     f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it goes on by itself"
                 ) from failure
 
+    def know_gone(self, broker_group: str) -> None:
+        """The broker group has had no master for long enough: it is not waited for again before it is fenced."""
+        self._sealing.know_gone(broker_group)
+
     # --- carry on ------------------------------------------------------------------------------------------------------
 
     async def carry_on(self, subject: str, version: int) -> Change:

@@ -56,6 +56,12 @@ class Sealing:
         self._sleep = sleep
         self._now_ms = now_ms
         self._arrow = arrow
+        self._silent_since: dict[str, int] = {}
+        """Since when each broker group has answered no seal: the second partition that is fenced need not wait for the first one's."""
+
+    def know_gone(self, broker_group: str) -> None:
+        """It has been silent for long enough."""
+        self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(self, subject: str, sources: Sequence[PhysicalPartition]) -> list[PhysicalPartition]:
         """Those whose masters do not answer first: the others' writers go on while a lease runs out."""
@@ -72,27 +78,28 @@ class Sealing:
 
     async def close(self, subject: str, part: PhysicalPartition, change: Change, fencing: Fencing) -> int:
         """Have a source sealed, or fence it. The sequence of its command message, or FENCED. Raises RouteConflict."""
-        began_ms = self._now_ms()
         while True:
             await self._arrow("before seal")
             try:
                 sequence = await self.sealer.seal(part.group, subject, part.number, change.id, change.to_version)
                 await self._arrow("behind seal")
+                self._silent_since.pop(part.group, None)
                 return sequence
             except RouteConflict:
                 raise
             except QmqError:
+                since_ms = self._silent_since.setdefault(part.group, self._now_ms())
                 # Whether it was done is asked again. A broker that does not know the subject yet (CallerError) will hear of it.
-                if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, began_ms):
+                if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, since_ms):
                     return FENCED
             await self._sleep(RETRY_S)
 
-    async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, began_ms: int) -> bool:
+    async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, since_ms: int) -> bool:
         """Whether a fence is there, put now if it is time. The clock only says when to think of it; the store's keys decide."""
         key = fence_key(part.group, subject, part.number)
         if _is_ours(await self._store.get(key), change):
             return True
-        if self._now_ms() - began_ms < FENCE_AFTER_S * 1000:
+        if self._now_ms() - since_ms < FENCE_AFTER_S * 1000:
             return False
         state = await read_group(self._store, part.group)
         if "master" in state.items:

@@ -1,0 +1,119 @@
+"""Moving partitions away from a broker group that is gone, so that writers need not wait for it: "always writable" without an operator.
+
+A group counts as gone when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store: longer than an
+election, and the lease of the lost master has ended before its key went. Then each of its partitions, of subjects that are fenced by lease,
+is moved to the subject's living group with the fewest partitions, one change after another, as an operator would (`qmq route move`); what
+the group cannot close any more is fenced at once. Consumers of those ranges wait for the group; writers go on.
+
+Only the leader does this; two leaders for a moment harm nobody, since a change is prepared once. What is moved stays where it is when the
+group comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+from qmq_coordination.groups import Mode
+from qmq_coordination.ordered import OrderedState
+from qmq_coordination.view import ClusterView
+from qmq_ordering.algebra import move
+from qmq_ordering.route import Change, PhysicalPartition, Route
+
+from qmq.clock import Clock
+from qmq.errors import QmqError
+from qmq.meta.ordered.controller import Controller
+from qmq.model import Fencing, Order, SubjectConfig
+
+log = logging.getLogger("qmq.meta")
+
+LOOK_S: Final = 0.1
+PATIENCE_MS: Final = 500
+"""A group that elects has a new master long before the old one's lease ends; one whose master resigned, within this."""
+FRESH_MS: Final = 4_000
+"""A view that has not heard the store for so long says nothing about who is gone."""
+
+
+class Evacuation:
+    """See the module. `run` it for ever."""
+
+    def __init__(self, view: ClusterView, controller: Controller, clock: Clock) -> None:
+        self._view = view
+        self._controller = controller
+        self._clock = clock
+        self._gone_since: dict[str, int] = {}
+        self._moving: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self.look()
+            except Exception:
+                log.exception("looking for broker groups that are gone failed")
+
+    def look(self) -> None:
+        """Begin to move what is to be moved."""
+        if not self._controller.leader.is_leader or self._view.silent_ms > FRESH_MS:
+            self._gone_since.clear()
+            return
+        gone = self._gone(self._clock.monotonic_ms())
+        for config in self._view.subjects() if gone else ():
+            state = self._view.ordered(config.name)
+            is_fenced = config.order is not Order.NONE and config.fencing is Fencing.LEASE
+            if is_fenced and state is not None and config.name not in self._moving and self._next(config, state, gone) is not None:
+                task = self._moving[config.name] = self._controller.spawn(self._empty(config, gone))
+                task.add_done_callback(lambda _, name=config.name: self._moving.pop(name))  # type: ignore[misc]
+
+    def _gone(self, now_ms: int) -> set[str]:
+        missing = {state.name for state in self._view.groups() if state.master is None and state.members}
+        self._gone_since = {name: self._gone_since.get(name, now_ms) for name in missing}
+        return {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
+
+    # --- what to move where ----------------------------------------------------------------------------------------------
+
+    def _next(self, config: SubjectConfig, state: OrderedState, gone: set[str]) -> tuple[PhysicalPartition, str] | None:
+        """A partition on a group that is gone, and where it shall go; None if there is none, or nowhere to go."""
+        route = state.route
+        if route is None or state.pending is not None:
+            return None
+        part = next((each for each in route.partitions if each.group in gone), None)
+        places = self._living(config, route)
+        return (part, places[0]) if part is not None and places else None
+
+    def _living(self, config: SubjectConfig, route: Route) -> list[str]:
+        """The subject's groups that take messages now, those with the fewest partitions first."""
+        counts = Counter(part.group for part in route.partitions)
+        names = {*config.groups, *counts} or {state.name for state in self._view.groups()}
+        living = [name for name in names if (group := self._view.group(name)).master is not None and group.mode is Mode.READ_WRITE]
+        return sorted(living, key=lambda name: (counts[name], name))
+
+    async def _empty(self, config: SubjectConfig, gone: set[str]) -> None:
+        """One partition after another, until none is left there, or the group is back."""
+        while True:
+            still_gone = {name for name in gone if self._view.group(name).master is None}
+            state = self._view.ordered(config.name)
+            found = self._next(config, state, still_gone) if state is not None else None
+            if found is None:
+                return
+            try:
+                await self._move(config.name, *found)
+            except QmqError as failure:
+                log.warning("partition %d of %s was not moved away from %s: %s", found[0].number, config.name, found[0].group, failure)
+                return
+
+    async def _move(self, subject: str, part: PhysicalPartition, to: str) -> None:
+        changes = self._controller.changes
+        change_id = changes.new_id()
+        reason = f"automatic: broker group {part.group} has no master"
+
+        def moved(route: Route) -> Change:
+            return move(route, part.number, to, change_id=change_id, reason=reason)
+
+        change = await changes.prepare(subject, moved)
+        changes.know_gone(part.group)
+        log.warning("partition %d of %s is moved from %s, which has no master, to %s", part.number, subject, part.group, to)
+        await asyncio.shield(self._controller.carry_on(subject, change.to_version))
