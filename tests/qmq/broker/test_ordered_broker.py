@@ -57,7 +57,7 @@ async def test_a_batch_that_is_there_is_answered_again_open_or_sealed(tmp_path: 
         assert await it.produce(KEYS[:3]) == first
 
 
-async def test_a_sealed_partition_refuses_everything_behind_its_command_message(tmp_path: Path) -> None:
+async def test_hazard_7_a_sealed_partition_refuses_everything_behind_its_command_message(tmp_path: Path) -> None:
     """Hazard 7 (RocketMQ, availability first): never both parent and child writable."""
     async with world(tmp_path) as it:
         await it.produce(KEYS[:1])
@@ -90,7 +90,7 @@ async def test_messages_without_key_or_of_other_logical_partitions_are_refused(t
             await it.produce([high], partition=3)
 
 
-async def test_old_client_that_ignores_versions_is_refused_by_the_server(tmp_path: Path) -> None:
+async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_server(tmp_path: Path) -> None:
     """Hazard 20 (RocketMQ to-do): an unordered producer or consumer cannot touch an ordered subject."""
     async with world(tmp_path) as it:
         with pytest.raises(OrderMismatch):
@@ -176,7 +176,7 @@ async def test_a_range_is_one_consumer_s_at_a_time(tmp_path: Path) -> None:
         await it.attach(LpRange(0, 8), consumer="c3")
 
 
-async def test_consumer_lock_is_not_in_memory_only_and_a_zombie_s_pulls_and_acks_do_not_count(tmp_path: Path) -> None:
+async def test_hazard_12_a_consumers_lock_is_not_in_memory_only_and_a_zombie_s_pulls_and_acks_do_not_count(tmp_path: Path) -> None:
     """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack is fenced by its token."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -211,7 +211,7 @@ async def test_a_consumer_that_reconnects_with_its_token_keeps_the_lane(tmp_path
         await other.connection.wait_closed()
 
 
-async def test_what_the_group_has_not_come_to_is_not_open(tmp_path: Path) -> None:
+async def test_hazard_1_what_the_group_has_not_come_to_is_not_open(tmp_path: Path) -> None:
     """Hazard 1 (Pulsar): a child is not readable before its parent is drained for this group."""
     async with world(tmp_path) as it:
         await it.put_route(Route(2, COUNT, 4, (it.part(2, 0, 8), it.part(3, 8, 16))))
@@ -226,7 +226,7 @@ async def test_what_the_group_has_not_come_to_is_not_open(tmp_path: Path) -> Non
         await it.attach(LpRange(0, 8), partition=2, version=2)
 
 
-async def test_a_failed_message_is_handed_out_with_its_attempt_to_whoever_comes_after(tmp_path: Path) -> None:
+async def test_hazard_13_a_failed_message_is_handed_out_with_its_attempt_to_whoever_comes_after(tmp_path: Path) -> None:
     """Hazard 13 (PIP-379): redelivery keeps order: the message is where it was, and counted."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -295,7 +295,7 @@ async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None
             await it.settle(lane, (0, 3))
 
 
-async def test_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_path: Path) -> None:
+async def test_hazard_6_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_path: Path) -> None:
     """Hazard 6 (Pravega #7343): not skipped, not stuck: an error that says what is gone and what to do."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)

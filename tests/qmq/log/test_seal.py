@@ -92,7 +92,7 @@ def test_a_seal_survives_in_the_snapshots_when_its_segment_is_gone(tmp_path: Pat
     store.close()
 
 
-def test_missing_parent_progress_is_not_read_as_done(tmp_path: Path) -> None:
+def test_hazard_4_missing_parent_progress_is_not_read_as_done(tmp_path: Path) -> None:
     """Hazard 4 (KCL): a lease that is not found must not let the child begin."""
     store = sealed_store(tmp_path)
     queue = store.open_queue("s", 1)
