@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from struct import Struct, error, unpack_from
+from struct import Struct, error, pack, unpack_from
 from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
@@ -110,7 +110,7 @@ def padded(data: bytes) -> bytes:
 
 def offsets(items: Sequence[bytes]) -> bytes:
     """The buffer that says where each item begins."""
-    return padded(array("i", accumulate(map(len, items), initial=0)).tobytes())
+    return padded(pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0)))  # an array would take its numbers one by one
 
 
 def _strings(items: Sequence[bytes]) -> list[bytes]:

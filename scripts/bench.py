@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing as mp
+import operator
 import os
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -21,75 +20,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
+import bench_ordered as ordered
 from bench_group import ReplicaSet
+from bench_processes import Node, in_loop, together
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 import qmq
-from qmq.node.tuning import calm_collector, keep_freed_memory
 
 SUBJECTS: Final = 10_000
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 160)
 errors = Console(stderr=True)
-
-
-# --- processes -----------------------------------------------------------------------------------------------------------
-
-
-class Node:
-    """A `qmq dev` process on a folder of its own."""
-
-    def __init__(self, *options: str, data: Path | None = None) -> None:
-        self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
-        ports = ("--port", "0", "--data-port", "0", "--control-port", "0")
-        command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        self.address = line.split("ready at ")[1].split()[0]
-
-    def resident_mib(self) -> float:
-        """Memory of the process."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-    def stop(self, *, keep: bool = False) -> None:
-        """End it, and its data."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
-        if not keep:
-            shutil.rmtree(self.data)
-
-
-def in_loop(work: Callable[..., Any], *words: Any) -> Any:
-    """Run a coroutine function in a fast loop of this process, tuned as a program that cares would be."""
-    import uvloop
-
-    keep_freed_memory()
-    calm_collector()
-    return uvloop.run(work(*words))
-
-
-def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
-    """Entry of a child process."""
-    results.put(in_loop(work, *words))
-
-
-def together(*jobs: tuple[Any, ...]) -> list[Any]:
-    """Run jobs, each in a process of its own; their results in order."""
-    context = mp.get_context("spawn")
-    queues = [context.Queue() for _ in jobs]
-    children = [context.Process(target=in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
-    for child in children:
-        child.start()
-    found = [queue.get(timeout=300) for queue in queues]
-    for child in children:
-        child.join()
-    return found
 
 
 # --- throughput ----------------------------------------------------------------------------------------------------------
@@ -335,62 +279,92 @@ def nats(size: int, count: int) -> tuple[float, float] | None:
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
-def measure(runs: int, scale: float) -> dict[str, float]:
-    """All figures: medians."""
+def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
+    """By kind, then by name: what gives a figure, some, or none."""
 
     def n(count: int) -> int:
         return max(int(count * scale) // 1000 * 1000, 2000)
 
-    scenarios: dict[str, Callable[[], Any]] = {
-        "100 B, send, messages/s": lambda: throughput(n(3_000_000), 100, "send", "async"),
-        "100 B, send_many, messages/s": lambda: throughput(n(5_000_000), 100, "many", "async"),
-        "1 KB, send, messages/s": lambda: throughput(n(600_000), 1024, "send", "async"),
-        "1 KB, send_many, messages/s": lambda: throughput(n(600_000), 1024, "many", "async"),
-        "100 B, send, sync flush, messages/s": lambda: throughput(n(2_000_000), 100, "send", "sync"),
-        "latency 1,000/s": lambda: latency(1_000, n(5_000)),
-        "latency 20,000/s": lambda: latency(20_000, n(60_000)),
-        "1 subject, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), 1),
-        "10,000 subjects, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), SUBJECTS),
-        "100 B, send, one replica, acknowledged/s": lambda: replicated(1, n(3_000_000), 100, "send"),
-        "100 B, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(3_000_000), 100, "send"),
-        "1 KB, send, one replica, acknowledged/s": lambda: replicated(1, n(600_000), 1024, "send"),
-        "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
-        "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
-        "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),
-        "NATS 100 B": lambda: nats(100, n(40_000)),
-        "NATS 1 KB": lambda: nats(1024, n(40_000)),
-    }
-    found: dict[str, list[Any]] = {name: [] for name in scenarios}
+    return {
+        "unordered": {
+            "100 B, send, messages/s": lambda: throughput(n(3_000_000), 100, "send", "async"),
+            "100 B, send_many, messages/s": lambda: throughput(n(5_000_000), 100, "many", "async"),
+            "1 KB, send, messages/s": lambda: throughput(n(600_000), 1024, "send", "async"),
+            "1 KB, send_many, messages/s": lambda: throughput(n(600_000), 1024, "many", "async"),
+            "100 B, send, sync flush, messages/s": lambda: throughput(n(2_000_000), 100, "send", "sync"),
+            "1 subject, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), 1),
+            "10,000 subjects, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), SUBJECTS),
+        },
+        "ordered": {
+            "100 B, send, messages/s": lambda: throughput(n(3_000_000), 100, "send", "async"),
+            "100 B with keys, unordered, send, messages/s": lambda: ordered.throughput(n(3_000_000), 100, "send"),
+            "100 B, ordered, 1 partition, send, messages/s": lambda: ordered.throughput(n(3_000_000), 100, "send", 1),
+            "100 B, ordered, 4 partitions, send, messages/s": lambda: ordered.throughput(n(3_000_000), 100, "send", 4),
+            "100 B, send_many, messages/s": lambda: throughput(n(5_000_000), 100, "many", "async"),
+            "100 B with keys, unordered, send_many, messages/s": lambda: ordered.throughput(n(5_000_000), 100, "many"),
+            "100 B, ordered, 1 partition, send_many, messages/s": lambda: ordered.throughput(n(5_000_000), 100, "many", 1),
+            "100 B, ordered, 4 partitions, send_many, messages/s": lambda: ordered.throughput(n(5_000_000), 100, "many", 4),
+        },
+        "lanes": {
+            f"drain of a sealed partition, {count} consumers": lambda count=count: ordered.drain_rates(count, n(ordered.BACKLOG))
+            for count in (1, 2, 4, 8, 16)
+        },
+        "changes": {
+            "changes under load": lambda: ordered.of_replicas(ordered.changing, max(int(30 * scale), 6), groups=2),
+            "split to another group": lambda: ordered.of_replicas(ordered.split_over_groups, max(8 * scale, 3.0), groups=2),
+        },
+        "latency": {
+            "latency 1,000/s": lambda: latency(1_000, n(5_000)),
+            "latency 20,000/s": lambda: latency(20_000, n(60_000)),
+        },
+        "replicated": {
+            "100 B, send, one replica, acknowledged/s": lambda: replicated(1, n(3_000_000), 100, "send"),
+            "100 B, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(3_000_000), 100, "send"),
+            "1 KB, send, one replica, acknowledged/s": lambda: replicated(1, n(600_000), 1024, "send"),
+            "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
+        },
+        "others": {
+            "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
+            "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),
+            "NATS 100 B": lambda: nats(100, n(40_000)),
+            "NATS 1 KB": lambda: nats(1024, n(40_000)),
+        },
+    }  # fmt: skip
+
+
+def measure(runs: int, scale: float, kinds: list[str]) -> dict[str, list[float]]:
+    """All figures, each with its value in every run."""
+    every = scenarios(scale)
+    chosen = {name: work for kind in kinds for name, work in every[kind].items()}
+    found: dict[str, list[float]] = {}
     with Progress(console=errors, transient=True) as bar:
-        task = bar.add_task("benchmarks", total=runs * len(scenarios))
+        task = bar.add_task("benchmarks", total=runs * len(chosen))
         for _ in range(runs):
-            for name, scenario in scenarios.items():
+            for name, scenario in chosen.items():
                 bar.update(task, description=name)
-                found[name].append(scenario())
+                for figure, value in flatten(name, scenario()).items():
+                    found.setdefault(figure, []).append(value)
                 bar.advance(task)
-    return flatten(found)
+    return found
 
 
-def flatten(found: dict[str, list[Any]]) -> dict[str, float]:
-    """Medians, pairs taken apart."""
-    figures: dict[str, float] = {}
-    for name, values in found.items():
-        if values[0] is None:
-            continue
-        if isinstance(values[0], tuple):
-            parts = ("p50, ms", "p99, ms") if name.startswith("latency") else ("published, messages/s", "fetched, messages/s")
-            for place, part in enumerate(parts):
-                figures[f"{name}, {part}"] = statistics.median(value[place] for value in values)
-        else:
-            figures[name] = statistics.median(values)
-    return figures
+def flatten(name: str, value: Any) -> dict[str, float]:
+    """What a scenario gave, as figures: one, several, or none where it could not be measured."""
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return {f"{name}, {part}": each for part, each in value.items()}
+    if isinstance(value, tuple):
+        parts = ("p50, ms", "p99, ms") if name.startswith("latency") else ("published, messages/s", "fetched, messages/s")
+        return {f"{name}, {part}": each for part, each in zip(parts, value, strict=True)}
+    return {name: value}
 
 
-def ratio(figures: dict[str, float], name: str, base: str) -> str:
-    """One figure over another, where it makes sense."""
-    if "messages/s" not in name or base not in figures or name.startswith(("loopback", "NATS")):
+def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
+    """One figure over another, run by run, where it makes sense; the median."""
+    if "messages/s" not in name or base not in found or base == name or name.startswith(("loopback", "NATS")):
         return ""
-    return f"{figures[name] / figures[base]:.3g}"
+    return f"{statistics.median(map(operator.truediv, found[name], found[base])):.3g}"
 
 
 def main() -> None:
@@ -399,9 +373,11 @@ def main() -> None:
     options.add_argument("--json", action="store_true", help="print JSON only")
     options.add_argument("--runs", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="fewer or more messages")
+    options.add_argument("--only", action="append", choices=list(scenarios(1)), help="this kind; may be given again")
     options.add_argument("--long", action="store_true", help="also memory over 50 M messages and the start on a 5 GiB log")
     chosen = options.parse_args()
-    figures = measure(chosen.runs, chosen.scale)
+    found = measure(chosen.runs, chosen.scale, chosen.only or list(scenarios(1)))
+    figures = {name: statistics.median(values) for name, values in found.items()}
     if chosen.long:
         early, late = memory(int(50_000_000 * chosen.scale))
         figures["broker memory after a tenth of 50 M messages, MiB"] = early
@@ -410,18 +386,23 @@ def main() -> None:
     if chosen.json:
         sys.stdout.write(json.dumps(figures, indent=1) + "\n")
         return
+    bases = {
+        "to unordered": "{size}, {mode}, messages/s",
+        "to unordered with keys": "{size} with keys, unordered, {mode}, messages/s",
+        "to loopback": "loopback {size}, messages/s",
+        "to NATS publish": "NATS {size}, published, messages/s",
+        "to NATS fetch": "NATS {size}, fetched, messages/s",
+    }
     table = Table(title=f"medians of {chosen.runs}")
-    for column in ("figure", "value", "to loopback", "to NATS publish", "to NATS fetch"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    table.add_column("figure", no_wrap=True)
+    for column in ("value", *bases):
+        table.add_column(column, justify="right")
     for name, value in figures.items():
-        size = "1 KB" if "1 KB" in name else "100 B"
-        table.add_row(
-            name,
-            f"{value:,.0f}" if value >= 100 else f"{value:,.3f}",
-            ratio(figures, name, f"loopback {size}, messages/s"),
-            ratio(figures, name, f"NATS {size}, published, messages/s"),
-            ratio(figures, name, f"NATS {size}, fetched, messages/s"),
-        )
+        size, mode = "1 KB" if "1 KB" in name else "100 B", "send_many" if "send_many" in name else "send"
+        ratios = [ratio(found, name, base.format(size=size, mode=mode)) for base in bases.values()]
+        if "ordered" not in name:
+            ratios[:2] = "", ""
+        table.add_row(name, f"{value:,.0f}" if value >= 100 else f"{value:,.3f}", *ratios)
     console.print(table)
 
 

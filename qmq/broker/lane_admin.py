@@ -65,6 +65,8 @@ class LaneAdmin:
 
     def _describe(self, queue: Queue, group: str) -> PartitionInfo:
         share = queue.lanes.get(group) if group else None
+        if share is not None:
+            share = LaneShare.from_state(share.to_state())  # as of now: it goes on while we wait for the commit of what is told
         lag = lag_ms(queue, share.done_before(), self._broker.clock.time_ms()) if share is not None and share.progress else 0
         return PartitionInfo(queue_info(queue), self._range(queue.id.subject, queue.id.partition), self._broker.loads.of(queue), share, lag)
 

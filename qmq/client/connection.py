@@ -82,6 +82,9 @@ class Connection:
 
     def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
         """Send a request with the next write; `on_answer` is called once, later."""
+        if not self.is_open:  # its end may have come a moment ago, when whoever asks had looked already
+            self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
+            return
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
         size = sum(map(len, buffers))

@@ -7,7 +7,7 @@ first message that has one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qmq.client import content
@@ -102,13 +102,15 @@ class OpenBatch:
         columns = Columns(self.bodies, self.keys, self.tags, self.headers)
         first_ms = min(ms for _, ms in self._runs)
         if len(self._runs) > 1:
-            columns.create_deltas = list(self._deltas(first_ms))
+            columns.create_deltas = self._deltas(first_ms)
         return columns, first_ms
 
-    def _deltas(self, first_ms: int) -> Iterable[int]:
+    def _deltas(self, first_ms: int) -> list[int]:
+        deltas: list[int] = []
         ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
         for (begin, ms), end in zip(self._runs, ends, strict=True):
-            yield from [ms - first_ms] * (end - begin)
+            deltas += [ms - first_ms] * (end - begin)
+        return deltas
 
 
 def cut(columns: Columns, begin: int, end: int) -> Columns:

@@ -71,6 +71,11 @@ class OrderedBatch:
         """Whether it was sent, and is certainly not stored."""
         return self.is_out or (self.attempts > 0 and not self.unanswered and not self.is_uncertain)
 
+    @property
+    def may_be_elsewhere(self) -> bool:
+        """Whether a copy may be stored in a partition that was fenced: then it is never said that its messages are stored nowhere."""
+        return self.columns.message_ids is not None
+
     def anew(self, *, keep_ids: bool = False) -> OrderedBatch:
         """The same messages as if they had never left. `keep_ids`: they may be stored all the same; a copy bears the ids of the first."""
         self.is_gone = True

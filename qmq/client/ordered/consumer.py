@@ -7,7 +7,12 @@
     async for message in consumer   one at a time; acknowledged when the loop comes back for the next one
     ack="explicit"                  acknowledged when you say `await message.ack()`; several may be in hand, of different keys
 
+    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop comes back (ack="auto")
+    await consumer.pull()                      the same once; acknowledged when you say so
+
 Rules:
+* A consumer reads one by one, or in bulk, all its life: which, its first message decides. In bulk a lane is what a key is otherwise: of
+  a lane one slice is in hand, and what it says holds for all of it. So it blocks, and parks nothing.
 * Of one key one message is in hand at a time, whatever the way of consuming: the next is handed out when the one before it was acknowledged
   (or failed for good and was set aside). Otherwise a failure could not be tried again before what follows it. A message that is neither
   acknowledged nor failed keeps its key waiting for ever, also when it turns out to be stale: say something about each.
@@ -22,9 +27,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final
 
@@ -38,6 +45,8 @@ from qmq.client.ordered.lane import LaneReader, LaneTerms
 from qmq.client.ordered.lane_core import ATTEMPTS_MAX, Cell, FailurePolicy
 from qmq.client.ordered.membership import Member, Membership, Sync
 from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.messages import OrderedMessages, Run
+from qmq.client.ordered.shelf import Shelf
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
 
@@ -80,14 +89,18 @@ class OrderedConsumer:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._desk = Desk()
+        self._shelf = Shelf()
+        self._is_bulk: bool | None = None
+        """Whether it reads in bulk; None before its first message."""
         self._readers: list[LaneReader] = []
         """Of the lanes that are assigned. Some may wait to be started until one that overlaps is let go."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
         self._membership = Membership(sync, member, self._assigned, self.failed)
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
         self._failure: QmqError | None = None
-        self._current: tuple[OrderedMessage, asyncio.Task[Any] | None] | None = None
+        self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
+        """What a loop has in hand, and whose loop that is."""
         self._is_started = self._is_closing = False
         self._closed = asyncio.Event()
 
@@ -112,6 +125,41 @@ class OrderedConsumer:
         if self._current is not None:
             (message, _), self._current = self._current, None
             message.ack_later()
+
+    async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
+        """Up to `messages_max` consecutive messages of one lane; none if there were none for `wait`. Say `ack`, `ack_later` or `fail` of
+        them; until then their lane hands out nothing else. Lanes take turns.
+
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed; InvalidArgument if the consumer reads one by one,
+        or parks keys.
+        """
+        if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
+            raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
+        if not self._terms.policy.blocks:
+            raise InvalidArgument("reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`")
+        self._read(in_bulk=True)
+        until_s = self._loop.time() + wait.total_seconds()
+        while True:
+            self._check_open()
+            runs = self._shelf.take(messages_max)
+            if runs:
+                self._notify()  # there may be another lane, for another who waits
+                return OrderedMessages(self, runs)
+            self._start_running()
+            if not await self._wait(until_s):
+                return OrderedMessages(self, [])
+
+    async def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
+        """The same again and again; each is acknowledged when the loop comes back, unless something was said of it (`ack="auto"`)."""
+        while True:
+            found = await self.pull(messages_max)
+            if not found.runs:
+                continue
+            if self._is_auto:
+                self._current = found, asyncio.current_task()
+            yield found
+            if self._is_auto:
+                found.ack_later()
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
         """Call `handler` with every message, up to `concurrency` at once, no two of them of one key. What it returns from is acknowledged;
@@ -173,7 +221,15 @@ class OrderedConsumer:
 
     # --- handing out ---------------------------------------------------------------------------------------------------
 
+    def _read(self, *, in_bulk: bool) -> None:
+        if self._is_bulk is None:
+            self._is_bulk = in_bulk
+        elif self._is_bulk is not in_bulk:
+            ways = ("pull", "run and iteration") if in_bulk else ("run and iteration", "pull")
+            raise InvalidArgument(f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer")
+
     async def _next(self) -> OrderedMessage:
+        self._read(in_bulk=False)
         while True:
             self._check_open()
             message = self._desk.take()
@@ -181,9 +237,22 @@ class OrderedConsumer:
                 self._notify()  # there may be another one, for another who waits
                 return message
             self._start_running()
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiting)
-            await waiting
+            await self._wait()
+
+    async def _wait(self, until_s: float = math.inf) -> bool:
+        """Wait until something changes; False if nothing did until then."""
+        waiting: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append(waiting)
+        timer = self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._notify()  # the news was for somebody, and we do not look any more
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _check_open(self) -> None:
         if self._is_closing or self._links.is_closed:
@@ -206,9 +275,7 @@ class OrderedConsumer:
     def _notify(self) -> None:
         """Something changed: one of those who wait looks, and wakes the next one if it finds a message."""
         while self._waiting:
-            each = self._waiting.popleft()
-            if not each.done():
-                each.set_result(None)
+            if _set_result(self._waiting.popleft(), True):
                 return
 
     def _notify_all(self) -> None:
@@ -229,6 +296,18 @@ class OrderedConsumer:
         message.lane.worked(is_urgent=True)
         self._notify()
 
+    def finish_all(self, messages: OrderedMessages) -> None:
+        """They were worked on."""
+        self._shelf.done(messages)
+        messages.runs[0].lane.worked(is_urgent=False)
+        self._notify()
+
+    def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
+        """They could not be."""
+        self._shelf.failed(messages, int(self._loop.time() * 1000), pause_ms)
+        messages.runs[0].lane.worked(is_urgent=True)
+        self._notify()
+
     # --- for the lanes -------------------------------------------------------------------------------------------------
 
     @property
@@ -241,9 +320,20 @@ class OrderedConsumer:
         self._desk.put(messages)
         self._notify()
 
+    @property
+    def is_bulk(self) -> bool:
+        """Whether messages are wanted in runs."""
+        return self._is_bulk is True
+
+    def arrived_in_bulk(self, lane: LaneReader, runs: list[Run]) -> None:
+        """The same in runs."""
+        self._shelf.put(lane, runs)
+        self._notify()
+
     def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
         """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
         self._desk.dropped(lane, cells)
+        self._shelf.dropped(lane)
         if stale:
             self.stale += stale
             log.warning("%s: %d messages of %s ceased to be this consumer's before they were settled", self.name, stale, lane.lane)
@@ -251,12 +341,14 @@ class OrderedConsumer:
 
     def due(self, cells: list[Cell]) -> None:
         """Failed messages may be tried again."""
-        self._desk.due(cells)
+        if not self._is_bulk:
+            self._desk.due(cells)
         self._notify()
 
     def changed(self, lane: LaneReader) -> None:
         """It may hand out again."""
-        self._desk.review(lane)
+        if not self._is_bulk:
+            self._desk.review(lane)
         self._notify()
 
     def finished(self, lane: LaneReader) -> None:
@@ -333,8 +425,12 @@ class OrderedConsumer:
         """Nobody will finish what the loop that was left had in hand."""
         if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
             (message, _), self._current = self._current, None
-            if not message.is_settled:
-                message.is_settled = True
+            if message.is_settled:
+                return
+            message.is_settled = True
+            if isinstance(message, OrderedMessages):
+                self._shelf.put_back(message)
+            else:
                 self._desk.put_back(message)
 
     async def __aenter__(self) -> OrderedConsumer:
@@ -353,6 +449,14 @@ def _identity(lane: Lane) -> tuple[object, ...]:
 
 def _overlap(lane: Lane, other: Lane) -> bool:
     return lane.partition == other.partition and lane.range.overlaps(other.range)
+
+
+def _set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
+    """False if nobody waits there any more."""
+    if waiting.done():
+        return False
+    waiting.set_result(is_changed)
+    return True
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -64,12 +64,14 @@ def bad_key(cause: TypeError) -> InvalidArgument:
     return InvalidArgument(f"a key is str or bytes: {cause}")
 
 
-def key_column(keys: Sequence[Key]) -> list[bytes]:
-    """Keys as a batch holds them."""
-    try:
+def key_column(keys: list[Key]) -> list[bytes]:
+    """Keys as a batch holds them; the list itself, if they are bytes already."""
+    kinds = set(map(type, keys))
+    if kinds == {bytes}:
+        return keys  # type: ignore[return-value]
+    if kinds == {str}:
         return list(map(str.encode, keys))  # type: ignore[arg-type]
-    except TypeError:
-        return [key.encode() if isinstance(key, str) else key for key in keys]
+    return [key.encode() if isinstance(key, str) else key for key in keys]
 
 
 class Gathering(OpenBatch):

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from qmq_ordering.lane import Lane
+from qmq_ordering.route import LpRange
 
 from qmq import limits
 from qmq.client.connection import Connection
@@ -32,6 +33,7 @@ from qmq.client.link import Links
 from qmq.client.ordered import arrivals
 from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, State
 from qmq.client.ordered.message import OrderedMessage, Settler
+from qmq.client.ordered.messages import Run
 from qmq.client.ordered.settling import Settling
 from qmq.client.routes import Master
 from qmq.client.session import ANSWER_S, RETRY_S, Session
@@ -84,8 +86,17 @@ class LaneOwner(Settler, Protocol):
         """How many unfinished messages each lane may have."""
         ...
 
+    @property
+    def is_bulk(self) -> bool:
+        """Whether messages are wanted in runs."""
+        ...
+
     def arrived(self, messages: list[OrderedMessage]) -> None:
         """Messages came."""
+        ...
+
+    def arrived_in_bulk(self, lane: LaneReader, runs: list[Run]) -> None:
+        """The same in runs."""
         ...
 
     def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
@@ -132,6 +143,11 @@ class LaneReader:
         self._bell = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
+    @property
+    def lps(self) -> LpRange:
+        """Which logical partitions it has."""
+        return self.lane.range
+
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended yet at the broker."""
         return self._loop.time() < self._sure_until_s
@@ -158,7 +174,10 @@ class LaneReader:
         try:
             if isinstance(answer, QmqError):
                 raise answer
-            self._accept(arrivals.unpack(answer.payload, session.number))
+            if self._owner.is_bulk:
+                self._accept_runs(arrivals.unpack_runs(answer.payload, session.number, self.core.parked))
+            else:
+                self._accept(arrivals.unpack(answer.payload, session.number))
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
@@ -176,6 +195,16 @@ class LaneReader:
         ]
         if came:
             self._owner.arrived(came)
+
+    def _accept_runs(self, brought: arrivals.BroughtRuns) -> None:
+        cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+        came = [
+            Run(self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version)
+            for cell, part in zip(cells, brought.parts, strict=False)
+            if cell.state is State.WAITING
+        ]
+        if came:
+            self._owner.arrived_in_bulk(self, came)
 
     def _fail(self, failure: QmqError) -> None:
         self.failure = failure
@@ -343,7 +372,7 @@ class LaneReader:
         """These are not ours any more, and nothing else of the lane is to be handed out."""
         self.settling.voided(cells, self._lost_error())
         self.arm()
-        self._owner.voided(self, cells, 0 if is_willing else sum(cell.is_seen for cell in cells))
+        self._owner.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
         self._bell.set()
 
     def _lost_error(self) -> LaneLost:

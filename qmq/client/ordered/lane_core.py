@@ -5,6 +5,9 @@ before. A stretch holds nothing that is the lane's and still to be done, because
 what was pulled, and a finished message settles its cell, in whatever order messages finish: no settlement ever covers a message that is not
 finished. What lies behind the last message is a stretch without one; it is settled when no message is open.
 
+Who reads in bulk has one cell for a *run*, many messages with everything between them; it is begun, finished and failed as a whole, and can
+be split while nobody has it. Of a run that failed the broker is told about its first message.
+
     WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED         (PARKED as DONE: set aside with its key)
        ▲                  └──failed──▶ FAILED
        └───────────due───────────────────┘                                 attached anew, lost: VOID from anywhere
@@ -85,26 +88,38 @@ class FailurePolicy:
 
 
 class Arrival(NamedTuple):
-    """A message of the lane as a pull brought it. `attempt` is 1 and the failures that the broker knows of."""
+    """A message of the lane as a pull brought it. `attempt` is 1 and the failures that the broker knows of.
+
+    Or a run: `count` messages, of which `sequence` is the last, and the first lies `span` before it; then the key is empty.
+    """
 
     sequence: int
     key: bytes
     attempt: int
+    span: int = 0
+    count: int = 1  # type: ignore[assignment]
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """A message, and the stretch from `first` to it."""
+    """A message, or a run of them, and the stretch from `first` to it. See `Arrival`."""
 
     first: int
     sequence: int
     key: bytes
     attempt: int
+    span: int = 0
+    count: int = 1
     state: State = State.WAITING
     due_ms: int = 0
     """When it was failed: not before then again."""
     is_seen: bool = False
     """Whether a handler was given it."""
+
+    @property
+    def head(self) -> int:
+        """The sequence of its first message."""
+        return self.sequence - self.span
 
 
 class Piece(NamedTuple):
@@ -181,17 +196,17 @@ class LaneCore:
 
     def delivered(self, arrivals: Iterable[Arrival], next_sequence: int, *, is_end: bool) -> list[Cell]:
         """What a pull from `position` brought: everything to be done before `next_sequence`. A cell for each; those of parked keys are
-        PARKED already. What comes after `release` is not taken. Raises ProtocolViolation.
+        PARKED already (a run has none in it). What comes after `release` is not taken. Raises ProtocolViolation.
         """
         if self._is_released:
             return []
         made: list[Cell] = []
-        at = self.position
-        for sequence, key, attempt in arrivals:
-            if not at <= sequence < next_sequence:
-                raise ProtocolViolation(f"sequence {sequence} came, where {at} to {next_sequence - 1} were to come")
-            at = sequence + 1
-            made.append(Cell(made[-1].sequence + 1 if made else self._covered, sequence, key, attempt))
+        at, first = self.position, self._covered
+        for sequence, key, attempt, span, count in arrivals:
+            if not at <= sequence - span <= sequence < next_sequence:
+                raise ProtocolViolation(f"sequence {sequence - span} came, where {at} to {next_sequence - 1} were to come")
+            made.append(Cell(first, sequence, key, attempt, span, count))
+            at = first = sequence + 1
         if next_sequence < self.position:
             raise ProtocolViolation(f"a pull from {self.position} led back to {next_sequence}")
         self.position, self.is_end = next_sequence, is_end
@@ -199,10 +214,24 @@ class LaneCore:
             self._covered = made[-1].sequence + 1
         for cell in made:
             self._cells[cell.sequence] = cell
-            self.open += 1
+            self.open += cell.count
             if cell.key in self.parked:
                 self._set_aside(cell)
         return made
+
+    def split(self, cell: Cell, last: int, head: int, count: int) -> Cell:
+        """Cut a run that waits behind its first `count` messages, of which `last` is the last; `head` is the first of the rest, which has
+        a cell of its own now. What the broker is to be told of an earlier failure stays with the first message.
+        """
+        assert cell.state is State.WAITING
+        assert 0 < count < cell.count
+        assert cell.head <= last < head <= cell.sequence
+        rest = Cell(last + 1, cell.sequence, cell.key, cell.attempt, cell.sequence - head, cell.count - count, is_seen=cell.is_seen)
+        cell.sequence, cell.span, cell.count = last, last - cell.head, count
+        self._cells[rest.sequence], self._cells[last] = rest, cell
+        if cell in self._failing:
+            self._failing.add(rest)
+        return rest
 
     # --- from the handlers ---------------------------------------------------------------------------------------------
 
@@ -211,7 +240,7 @@ class LaneCore:
         if cell.state is not State.WAITING:
             return False
         cell.state, cell.is_seen = State.WORKING, True
-        self.working += 1
+        self.working += cell.count
         return True
 
     def done(self, cell: Cell) -> bool:
@@ -230,10 +259,10 @@ class LaneCore:
             self._park(cell.key)
             return True
         cell.state = State.FAILED
-        self.working -= 1
+        self.working -= cell.count
         cell.due_ms = now_ms + (self.policy.pause_ms(cell.attempt) if pause_ms is None else pause_ms)
         self._failing.add(cell)
-        self._fresh.append(Piece(LaneSettlement(cell.sequence, cell.sequence, LaneVerdict.FAILED, cell.attempt), cell))
+        self._fresh.append(Piece(LaneSettlement(cell.head, cell.head, LaneVerdict.FAILED, cell.attempt), cell))
         cell.attempt += 1
         return True
 
@@ -242,7 +271,7 @@ class LaneCore:
         if cell.state is not State.WORKING:
             return False
         cell.state = State.WAITING
-        self.working -= 1
+        self.working -= cell.count
         return True
 
     def _park(self, key: bytes) -> None:
@@ -257,8 +286,8 @@ class LaneCore:
         self._fresh.append(_piece(cell.sequence, cell.sequence, LaneVerdict.PARKED, cell))
 
     def _close(self, cell: Cell, state: State) -> None:
-        self.open -= 1
-        self.working -= cell.state is State.WORKING
+        self.open -= cell.count
+        self.working -= cell.count if cell.state is State.WORKING else 0
         self._failing.discard(cell)
         cell.state = state
 
@@ -341,12 +370,13 @@ class LaneCore:
 
     def check(self) -> None:
         """The whole invariant, for tests."""
-        cells = list(self._cells.values())
+        cells = sorted(self._cells.values(), key=lambda cell: cell.sequence)
         assert [cell.sequence for cell in cells] == sorted(self._cells)
-        assert all(a.sequence < b.first <= b.sequence for a, b in pairwise(cells))
+        assert all(cell.first <= cell.head <= cell.sequence and 0 < cell.count <= cell.span + 1 for cell in cells)
+        assert all(a.sequence < b.first for a, b in pairwise(cells))
         assert all(cell.state not in (State.SETTLED, State.VOID) for cell in cells)
-        assert self.open == sum(cell.state in _OPEN for cell in cells)
-        assert self.working == sum(cell.state is State.WORKING for cell in cells)
+        assert self.open == sum(cell.count for cell in cells if cell.state in _OPEN)
+        assert self.working == sum(cell.count for cell in cells if cell.state is State.WORKING)
         assert all(cell.state in _OPEN for cell in self._failing)
         assert self._covered <= self.position
 

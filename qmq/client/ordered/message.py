@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Protocol
 
+from qmq_ordering.route import LpRange
+
 from qmq.client.message import Decoded, StoredMessage, delay_ms
 from qmq.client.ordered.lane_core import Cell, LaneCore
 
@@ -16,6 +18,11 @@ class Source(Protocol):
     subject: str
     broker_group: str
     partition: int
+
+    @property
+    def lps(self) -> LpRange:
+        """Which logical partitions it has."""
+        ...
 
     def is_sure(self) -> bool:
         """Whether the lane's lease cannot have ended yet, as far as this side knows."""
@@ -42,22 +49,24 @@ class Settler(Protocol):
         ...
 
 
-class OrderedMessage(StoredMessage):
-    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or has failed and
-    succeeded at another try.
+class LaneMessage(StoredMessage):
+    """One message of an ordered subject, and where it was read.
 
     `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane, and grows whenever the lane, or part of it, is
     given to a consumer: a handler that writes it beside what it changes, and refuses a smaller one, cannot be overtaken by its own past.
     Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
     """
 
-    __slots__ = ("_settler", "cell", "lane", "route_version", "token")
+    __slots__ = ("lane", "route_version", "token")
 
-    def __init__(self, settler: Settler, lane: Source, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
-        super().__init__(batch, index, cell.attempt)
-        self._settler = settler
+    def __init__(self, lane: Source, batch: Decoded, index: int, attempt: int, token: int, version: int) -> None:
+        # Not by super(): this is made for every message.
+        self.body = batch.bodies[index]
+        self.attempt = attempt
+        self.is_settled = False
+        self._batch = batch
+        self._index = index
         self.lane = lane
-        self.cell = cell
         self.token = token
         self.route_version = version
 
@@ -80,6 +89,22 @@ class OrderedMessage(StoredMessage):
     def logical_partition(self) -> int:
         """Where its key belongs, for ever."""
         return int(self._batch.column("logical_partitions")[self._index])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.subject}/{self.partition}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
+
+
+class OrderedMessage(LaneMessage):
+    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or has failed and
+    succeeded at another try.
+    """
+
+    __slots__ = ("_settler", "cell")
+
+    def __init__(self, settler: Settler, lane: Source, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
+        LaneMessage.__init__(self, lane, batch, index, cell.attempt, token, version)
+        self._settler = settler
+        self.cell = cell
 
     def again(self) -> OrderedMessage:
         """The same message for another try: what is said of the earlier one counts no more."""
@@ -110,6 +135,3 @@ class OrderedMessage(StoredMessage):
         if not self.is_settled:
             self.is_settled = True
             self._settler.fail(self, pause_ms)
-
-    def __repr__(self) -> str:
-        return f"<OrderedMessage {self.subject}/{self.partition}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"

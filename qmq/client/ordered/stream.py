@@ -214,7 +214,7 @@ class Stream:
         """The batch itself is at fault."""
         batch = self.flight[at]
         is_certain = batch.is_certain
-        batch.is_uncertain = not is_certain
+        batch.is_uncertain = not is_certain or batch.may_be_elsewhere
         del self.flight[at]
         self._decide(batch, final(failure, batch))
         if is_certain:
@@ -324,7 +324,9 @@ class Stream:
         is_out = False
         for batch in numbered:
             is_out = is_out or batch.is_certain
-            batch.is_uncertain = not is_out
+            batch.is_uncertain = not is_out or batch.may_be_elsewhere
+        for batch in dropped:
+            batch.is_uncertain = batch.may_be_elsewhere
         for batch in chain(numbered, dropped):
             self._decide(batch, failure_of(batch))
 

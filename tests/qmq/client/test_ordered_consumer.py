@@ -342,18 +342,21 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
 
 async def test_a_lane_shrinks_while_messages_are_in_hand_and_two_consumers_go_on_in_order() -> None:
     async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 10))
+        c.broker.append(1, numbered(KEYS, 100))
         c.assignments.assign(a=[lane()], b=[])
         first, second = Recorder(wait_s=0.002), Recorder(wait_s=0.002)
         consumer, other = ordered(c), ordered(c, "b")
         tasks = [asyncio.create_task(consumer.run(first)), asyncio.create_task(other.run(second))]
         await eventually(lambda: first.count >= 30)
+        first.gate.clear()
         c.assignments.assign(a=[lane(lps=LEFT)], b=[lane(lps=RIGHT)])
+        await eventually(lambda: consumer.lanes == ())
+        first.gate.set()
         await eventually(c.broker.partition(1).is_all_done)
         assert c.broker.holders(1) == [(LEFT, "a"), (RIGHT, "b")]
         assert consumer.stale == other.stale == 0
         for key in KEYS:
-            assert first.seen[key] + second.seen[key] == list(range(10)), "nothing twice, nothing out of order"
+            assert first.seen[key] + second.seen[key] == list(range(100)), "nothing twice, nothing out of order"
         assert second.count > 0
         assert all(logical_partition(key, N) >= RIGHT.first for key, numbers in second.seen.items() if numbers)
         await stopped(*tasks)

@@ -3,6 +3,8 @@ hand."""
 
 from __future__ import annotations
 
+from qmq_ordering.route import LpRange
+
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode
 from qmq.client.message import Decoded
 from qmq.client.ordered.desk import Desk
@@ -18,6 +20,7 @@ class Lane:
         self.core = LaneCore(FailurePolicy(retry_ms=(100,)))
         self.core.attached(0, is_resumed=False, parked=[])
         self.subject, self.broker_group, self.partition = "s", "g0", 1
+        self.lps = LpRange(0, 16)
         self.is_leased = True
 
     def is_sure(self) -> bool:

@@ -203,6 +203,31 @@ def test_keys_that_the_broker_has_parked_are_parked_at_once_and_those_it_gave_ba
     assert arrive(lane, 3, 2, key=b"a")[0].state is State.WAITING
 
 
+def test_a_run_is_settled_with_everything_between_its_messages_and_a_failure_is_told_of_its_first() -> None:
+    lane = core(position=10)
+    (run,) = lane.delivered([Arrival(18, b"", 1, 6, 3)], 20, is_end=False)
+    assert (run.first, run.head, run.sequence, lane.open) == (10, 12, 18, 3)
+    lane.begin(run)
+    assert lane.working == 3
+    lane.failed(run, now_ms=0, pause_ms=0)
+    assert said(lane.take()) == [(12, 12, FAILED, 1)]
+    assert lane.due(0) == [run]
+    finish(lane, run)
+    lane.detached()
+    assert said(lane.take()) == [(10, 19, DONE, 0)]
+
+
+def test_a_run_is_split_where_nobody_has_it_and_its_parts_are_settled_alone() -> None:
+    lane = core()
+    (run,) = lane.delivered([Arrival(9, b"", 1, 8, 5)], 10, is_end=False)
+    rest = lane.split(run, last=3, head=6, count=2)
+    assert [(each.first, each.head, each.sequence, each.count) for each in (run, rest)] == [(0, 1, 3, 2), (4, 6, 9, 3)]
+    lane.check()
+    finish(lane, rest)
+    assert said(lane.take()) == [(4, 9, DONE, 0)]
+    assert lane.open == 2
+
+
 def test_a_released_lane_finishes_what_handlers_have_and_nothing_else() -> None:
     lane = core()
     cells = arrive(lane, 6, 0, 2, 4, is_end=True)
@@ -264,6 +289,8 @@ KEYS = [None, None, b"a", b"b", b"c"]
 class Play:
     """A lane, its handlers, and a broker that is a list of messages and a set of what is done; answers get lost."""
 
+    policy = FailurePolicy("park", attempts_max=3, retry_ms=(10, 20))
+
     def __init__(self) -> None:
         self.keys: list[bytes | None] = []
         """Of every sequence: the key, None for a message of another lane."""
@@ -278,7 +305,7 @@ class Play:
         self.request: Request | None = None
         self.now_ms = 0
         self.is_released = False
-        self.lane = LaneCore(FailurePolicy("park", attempts_max=3, retry_ms=(10, 20)))
+        self.lane = LaneCore(self.policy)
         self.attach(is_resumed=False)
 
     # --- the broker ------------------------------------------------------------------------------------------------------
@@ -325,7 +352,10 @@ class Play:
                 found.append(Arrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0)))
             at += 1
         if not is_lost:
-            self.cells += self.lane.delivered(found, at, is_end=self.is_sealed and at == self.length)
+            self.deliver(found, at, is_end=self.is_sealed and at == self.length)
+
+    def deliver(self, found: list[Arrival], following: int, *, is_end: bool) -> None:
+        self.cells += self.lane.delivered(found, following, is_end=is_end)
 
     def send(self) -> None:
         if self.request is None:
@@ -340,7 +370,7 @@ class Play:
             self.store(self.request.settlements)
         if what == "answered":
             over = self.lane.settled(self.request)
-            assert all(cell.sequence in self.stored for cell in over)
+            assert all(self.messages_of(cell) <= self.stored for cell in over)
             self.request = None
         else:
             self.attach(is_resumed=True)
@@ -372,11 +402,14 @@ class Play:
     def conclude(self, cell: Cell, how: str) -> None:
         if how == "done":
             assert self.lane.done(cell)
-            self.counted.add(cell.sequence)
+            self.counted |= self.messages_of(cell)
         elif how == "failed":
             assert self.lane.failed(cell, self.now_ms)
         else:
             assert self.lane.put_back(cell)
+
+    def messages_of(self, cell: Cell) -> set[int]:
+        return {cell.sequence}
 
     def speak_too_late(self) -> None:
         for cell in self.cells:
@@ -421,6 +454,59 @@ class Play:
                 self.lane.settled(request)
         assert self.lane.is_finished
         self.check()
+
+
+class BulkPlay(Play):
+    """The same for one who reads in bulk: cells are runs, of which one slice is in hand at a time, and messages of parked keys."""
+
+    policy = FailurePolicy(retry_ms=(10, 20))
+
+    def __init__(self) -> None:
+        self.members: dict[Cell, set[int]] = {}
+        super().__init__()
+        self.parked = {b"c": []}
+        self.attach(is_resumed=False)
+
+    def deliver(self, found: list[Arrival], following: int, *, is_end: bool) -> None:
+        runs: list[list[Arrival]] = []
+        for each in found:
+            last = runs[-1][-1] if runs else None
+            is_alone = each.key in self.parked or last is None or last.key in self.parked or last.attempt != each.attempt
+            if is_alone or len(runs[-1]) > 3:
+                runs.append([])
+            runs[-1].append(each)
+        arrivals = [
+            Arrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run))
+            for run in runs
+            for a, b in [(run[0], run[-1])]
+        ]
+        made = self.lane.delivered(arrivals, following, is_end=is_end)
+        self.cells += made
+        self.members |= {cell: {each.sequence for each in run} for cell, run in zip(made, runs, strict=False)}
+
+    def messages_of(self, cell: Cell) -> set[int]:
+        return self.members[cell]
+
+    def ready(self) -> list[Cell]:
+        """The first that is open, if no other run is in hand."""
+        open_ = [cell for cell in self.cells if cell.state in (State.WAITING, State.WORKING, State.FAILED)]
+        first = min(open_, key=lambda cell: cell.sequence, default=None)
+        is_free = all(cell.state is State.WAITING for cell in open_)
+        return [first] if first is not None and is_free else []
+
+    def split(self, count: int) -> None:
+        for cell in self.ready():
+            if count < cell.count:
+                members = sorted(self.members[cell])
+                rest = self.lane.split(cell, members[count - 1], members[count], count)
+                self.members[cell], self.members[rest] = set(members[:count]), set(members[count:])
+                self.cells.append(rest)
+
+    def check(self) -> None:
+        super().check()
+        for cell in self.cells:
+            members = self.members[cell]
+            assert (cell.head, cell.sequence, cell.count) == (min(members), max(members), len(members))
 
 
 class LaneMachine(RuleBasedStateMachine):
@@ -489,14 +575,29 @@ class LaneMachine(RuleBasedStateMachine):
         self.play.finish()
 
 
+class BulkLaneMachine(LaneMachine):
+    """The same with runs, which are split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bulk = self.play = BulkPlay()
+
+    @rule(count=st.integers(1, 4))
+    def split(self, count: int) -> None:
+        self.bulk.split(count)
+
+
 LaneMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+BulkLaneMachine.TestCase.settings = LaneMachine.TestCase.settings
 TestLaneMachine = LaneMachine.TestCase
+TestBulkLaneMachine = BulkLaneMachine.TestCase
 
 
+@pytest.mark.parametrize("kind", [Play, BulkPlay])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int) -> None:
+def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int, kind: type[Play]) -> None:
     """The same play, longer than a state machine reaches: a random walk that mostly works, and sometimes loses."""
-    chance, play = random.Random(seed), Play()
+    chance, play = random.Random(seed), kind()
     for _ in range(600):
         what = chance.choices(range(9), weights=[20, 30, 60, 60, 50, 20, 8, 1, 2])[0]
         if what == 0:
@@ -506,12 +607,14 @@ def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int
         elif what == 2 and (ready := play.ready()):
             assert play.lane.begin(chance.choice(ready))
         elif what == 3 and (working := play.working()):
-            play.conclude(chance.choice(working), chance.choices(["done", "failed", "cut off"], weights=[8, 2, 1])[0])
+            play.conclude(chance.choice(working), chance.choices(["done", "failed", "cut off"], weights=[6, 4, 1])[0])
         elif what == 4:
             play.send()
             play.arrive(chance.choices(["", "answered", "answer lost", "lost"], weights=[3, 6, 1, 1])[0])
         elif what == 5:
             play.wait(chance.randint(1, 30))
+            if isinstance(play, BulkPlay):
+                play.split(chance.randint(1, 4))
         elif what == 6:
             play.attach(is_resumed=True)
         elif what == 7:

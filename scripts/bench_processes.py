@@ -1,0 +1,67 @@
+"""Processes of a benchmark: a node, and jobs that run beside it, each in a process and a fast event loop of its own."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qmq.node.tuning import calm_collector, keep_freed_memory
+
+
+class Node:
+    """A `qmq dev` process on a folder of its own."""
+
+    def __init__(self, *options: str, data: Path | None = None) -> None:
+        self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+        ports = ("--port", "0", "--data-port", "0", "--control-port", "0")
+        command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.address = line.split("ready at ")[1].split()[0]
+
+    def resident_mib(self) -> float:
+        """Memory of the process."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def stop(self, *, keep: bool = False) -> None:
+        """End it, and its data."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+        if not keep:
+            shutil.rmtree(self.data)
+
+
+def in_loop(work: Callable[..., Any], *words: Any) -> Any:
+    """Run a coroutine function in a fast loop of this process, tuned as a program that cares would be."""
+    import uvloop
+
+    keep_freed_memory()
+    calm_collector()
+    return uvloop.run(work(*words))
+
+
+def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
+    """Entry of a child process."""
+    results.put(in_loop(work, *words))
+
+
+def together(*jobs: tuple[Any, ...]) -> list[Any]:
+    """Run jobs, each in a process of its own; their results in order."""
+    context = mp.get_context("spawn")
+    queues = [context.Queue() for _ in jobs]
+    children = [context.Process(target=in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
+    for child in children:
+        child.start()
+    found = [queue.get(timeout=300) for queue in queues]
+    for child in children:
+        child.join()
+    return found

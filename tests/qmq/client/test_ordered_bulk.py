@@ -1,0 +1,488 @@
+"""An ordered consumer that reads in bulk: many messages of one lane at a time, in its order, with one word for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fake_lanes import LaneCluster, N, key_in, lane, lane_cluster
+from qmq_ordering.hashing import logical_partition
+from qmq_ordering.route import LpRange
+from support import eventually, node_config, running
+
+import qmq
+from qmq.client.ordered.consumer import OrderedConsumer
+from qmq.client.ordered.lane import LaneReader
+from qmq.client.ordered.messages import OrderedMessages, Run
+from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.messages import LaneVerdict
+
+LEFT, RIGHT = LpRange(0, N // 2), LpRange(N // 2, N)
+KEYS = [f"k{each}".encode() for each in range(20)]
+SHORT = timedelta(seconds=0.05)
+
+
+def numbered(keys: Sequence[bytes], count: int, begin: int = 0) -> list[tuple[bytes, bytes]]:
+    """`count` messages of each key, mixed; the body is the message's number among its key's."""
+    return [(key, str(number).encode()) for number in range(begin, begin + count) for key in keys]
+
+
+def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
+    """Its lease is short, since closing waits half of it for messages in hand that a test leaves lying."""
+    return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
+
+
+class Record:
+    """What was seen of each key, in its order."""
+
+    def __init__(self) -> None:
+        self.seen: dict[bytes, list[int]] = defaultdict(list)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+    def add(self, messages: OrderedMessages) -> None:
+        for key, body in zip(messages.keys_bytes, messages.bodies, strict=True):
+            self.seen[key].append(int(body))
+
+    async def consume(self, consumer: OrderedConsumer, messages_max: int) -> None:
+        async for messages in consumer.batches(messages_max):
+            self.add(messages)
+            await asyncio.sleep(0)
+
+
+async def stopped(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- order, and what comes together -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("messages_max", [1, 7, 30, 1000])
+async def test_slices_follow_each_other_in_the_order_of_their_lane(messages_max: int) -> None:
+    async with lane_cluster() as c:
+        for begin in range(0, 30, 10):
+            c.broker.append(1, numbered(KEYS, 10, begin))
+        c.assignments.assign(a=[lane()])
+        consumer, sequences = ordered(c), list[int]()
+        async for messages in consumer.batches(messages_max):
+            assert 0 < len(messages) <= messages_max
+            sequences += [each.sequence for each in messages]
+            if len(sequences) == 600:
+                break
+        assert sequences == list(range(600))
+
+
+async def test_bodies_keys_and_messages_say_the_same() -> None:
+    async with lane_cluster() as c:
+        c.broker.partition(1).version = 7
+        c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
+        c.broker.append(1, [(b"a", b"2"), (b"c", b"3")])
+        c.assignments.assign(a=[lane(version=7)])
+        consumer = ordered(c)
+        found = await consumer.pull(3)
+        while len(found) < 3:  # the batches may come one by one
+            found.fail(timedelta(0))
+            found = await consumer.pull(3)
+        assert found.bodies == [b"0", b"1", b"2"]
+        assert found.keys == ["a", "b", "a"]
+        assert found.keys_bytes == [b"a", b"b", b"a"]
+        assert [each.body for each in found] == found.bodies
+        assert (found[1].key, found[-1].body, found[-1].sequence) == ("b", b"2", 2)
+        assert (found.partition, found.broker_group, found.token) == (1, "g0", c.broker.grants[0].token)
+        message = found[0]
+        assert (message.partition, message.subject, message.route_version, message.token) == (1, "s", 7, found.token)
+        assert message.logical_partition == logical_partition(b"a", N)
+        assert "LaneMessage s/1/0" in repr(message)
+        assert "3 of partition 1" in repr(found)
+        with pytest.raises(IndexError):
+            _ = found[3]
+
+
+async def test_a_lane_that_is_part_of_its_partition_brings_its_own_messages_only() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS, 30))
+        c.assignments.assign(a=[lane(lps=LEFT)], b=[lane(lps=RIGHT)])
+        records = [Record(), Record()]
+        tasks = [
+            asyncio.create_task(record.consume(ordered(c, name), 50)) for name, record in zip(("a", "b"), records, strict=True)
+        ]
+        await eventually(c.broker.partition(1).is_all_done)
+        for record, lps in zip(records, (LEFT, RIGHT), strict=True):
+            own = [key for key in KEYS if lps.first <= logical_partition(key, N) < lps.end]
+            assert record.seen == {key: list(range(30)) for key in own}
+        await stopped(tasks)
+
+
+async def test_nothing_comes_when_the_wait_is_over() -> None:
+    async with lane_cluster() as c:
+        c.broker.partition(1)
+        c.assignments.assign(a=[lane()])
+        found = await ordered(c).pull(wait=SHORT)
+        assert (len(found), found.bodies, found.partition, found.broker_group, found.token) == (0, [], 0, "", 0)
+        found.ack_later()
+        await found.ack()
+        found.fail()
+
+
+# --- one slice of a lane ----------------------------------------------------------------------------------------------
+
+
+async def test_while_a_slice_is_in_hand_its_lane_hands_out_nothing_and_others_do() -> None:
+    async with lane_cluster() as c:
+        left, right = key_in(LEFT), key_in(RIGHT)
+        c.broker.append(1, numbered([left], 4))
+        c.broker.append(2, numbered([right], 4))
+        c.assignments.assign(a=[lane(1, LEFT), lane(2, RIGHT)])
+        consumer = ordered(c, ack="explicit")
+        first, second = await consumer.pull(2), await consumer.pull(2)
+        assert {first.partition, second.partition} == {1, 2}
+        waiting = asyncio.create_task(consumer.pull(2))
+        await asyncio.wait([waiting], timeout=0.05)
+        assert not waiting.done()
+        await second.ack()
+        third = await waiting
+        assert (third.partition, third.bodies) == (second.partition, [b"2", b"3"])
+
+
+async def test_lanes_take_turns() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered([key_in(LEFT)], 50))
+        c.broker.append(2, numbered([key_in(RIGHT)], 50))
+        c.assignments.assign(a=[lane(1, LEFT), lane(2, RIGHT)])
+        consumer, turns = ordered(c), list[int]()
+        async for messages in consumer.batches(5):
+            turns.append(messages.partition)
+            if len(turns) == 20:
+                break
+        assert turns[10:] in ([1, 2] * 5, [2, 1] * 5)
+
+
+async def test_an_acknowledgement_covers_exactly_the_slice_and_returns_when_it_is_committed() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 6))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, ack="explicit")
+        found = await consumer.pull(2)
+        c.broker.holds_settled = True
+        acknowledging = asyncio.create_task(found.ack())
+        await eventually(lambda: len(c.broker.held) == 1)
+        assert not acknowledging.done()
+        c.broker.answer_held()
+        await acknowledging
+        assert [(each.first, each.last) for each in c.broker.verdicts(LaneVerdict.DONE)] == [(0, 1)]
+        (await consumer.pull(3)).ack_later()
+        await eventually(lambda: c.broker.partition(1).done == set(range(5)))
+
+
+async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c)
+        async for messages in consumer.batches(2):
+            assert not c.broker.partition(1).done & {each.sequence for each in messages}
+            if messages[0].sequence == 2:
+                break
+        await eventually(lambda: c.broker.partition(1).done == {0, 1})
+        await consumer.close()
+        assert c.broker.partition(1).done == {0, 1}, "nobody finished the slice that the loop was left with"
+        assert consumer.stale == 0
+
+
+async def test_with_explicit_acknowledgement_the_loop_says_nothing() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()])
+        consumer, held = ordered(c, ack="explicit"), list[OrderedMessages]()
+        loop = consumer.batches(2)
+        held.append(await anext(loop))
+        coming = asyncio.ensure_future(anext(loop))
+        await asyncio.wait([coming], timeout=0.05)
+        assert not coming.done(), "the lane waits for a word"
+        await held[0].ack()
+        assert (await coming).bodies == [b"2", b"3"]
+
+
+# --- sessions, tokens, assignments ------------------------------------------------------------------------------------
+
+
+async def test_a_broken_connection_is_resumed_and_nothing_is_seen_twice() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS, 15))
+        c.assignments.assign(a=[lane()])
+        record, consumer = Record(), ordered(c, prefetch=40)
+        task = asyncio.create_task(record.consume(consumer, 5))
+        for count in (40, 120, 200):
+            await eventually(lambda count=count: record.count >= count)
+            c.broker.is_mute = True
+            c.broker.cut()
+        await eventually(c.broker.partition(1).is_all_done)
+        assert record.seen == {key: list(range(15)) for key in KEYS}
+        assert consumer.stale == 0
+        assert c.broker.next_token == 2, "one token through all of it"
+        await stopped([task])
+
+
+async def test_a_slice_of_a_lost_lane_is_counted_stale_and_settles_nothing() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:2], 4))
+        c.assignments.assign(a=[lane()], b=[])
+        consumer = ordered(c, ack="explicit")
+        found = await consumer.pull(5)
+        c.broker.take_away()
+        c.assignments.assign(a=[], b=[lane()])
+        taker = await ordered(c, "b", ack="explicit").pull(5)
+        assert taker.bodies == found.bodies
+        assert taker.token > found.token
+        with pytest.raises(LaneLost):
+            await found.ack()
+        assert consumer.stale == 5
+        assert c.broker.partition(1).done == set()
+        await taker.ack()
+        assert c.broker.partition(1).done == set(range(5))
+
+
+async def test_a_lane_that_comes_back_waits_for_a_word_about_the_slice_that_was_lost_with_it() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:2], 4))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, ack="explicit")
+        lost = await consumer.pull(5)
+        c.broker.take_away()
+        c.broker.cut()
+        await eventually(lambda: c.broker.next_token == 3 and consumer.lanes == (lane(),))
+        again = asyncio.create_task(consumer.pull(5))
+        await asyncio.wait([again], timeout=0.05)
+        assert not again.done(), "another task may be at work with the same keys"
+        lost.ack_later()
+        found = await again
+        assert (found.bodies, found.token) == (lost.bodies, 2)
+        assert c.broker.partition(1).done == set()
+        assert consumer.stale == 5
+
+
+async def test_a_lane_shrinks_and_two_consumers_go_on_in_order_without_a_message_twice() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS, 40))
+        shapes: list[dict[str, list[object]]] = [
+            {"a": [lane(lps=LEFT)], "b": [lane(lps=RIGHT)]},
+            {"a": [lane(lps=RIGHT)], "b": [lane(lps=LEFT)]},
+            {"a": [], "b": [lane()]},
+            {"a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))], "b": [lane(lps=LpRange(9, N))]},
+        ]
+        c.assignments.assign(a=[lane()], b=[])
+        records, consumers = [Record(), Record()], [ordered(c, prefetch=30), ordered(c, "b", prefetch=30)]
+        tasks = [asyncio.create_task(record.consume(each, 7)) for record, each in zip(records, consumers, strict=True)]
+        for flip in range(12):
+            before = records[0].count + records[1].count
+            await eventually(lambda before=before: records[0].count + records[1].count > before + 15 or c.broker.partition(1).is_all_done())
+            c.assignments.assign(**shapes[flip % len(shapes)])  # type: ignore[arg-type]
+        await eventually(c.broker.partition(1).is_all_done)
+        for key in KEYS:
+            assert sorted(records[0].seen[key] + records[1].seen[key]) == list(range(40)), "each once"
+            assert all(record.seen[key] == sorted(record.seen[key]) for record in records)
+        assert [each.stale for each in consumers] == [0, 0]
+        await stopped(tasks)
+
+
+async def test_the_end_of_a_lane_is_told_only_when_all_of_it_is_committed() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS, 3))
+        c.broker.seal(1)
+        c.assignments.assign(a=[lane()])
+        record, consumer = Record(), ordered(c)
+        c.broker.holds_settled = True
+        task = asyncio.create_task(record.consume(consumer, 1000))
+        await eventually(lambda: record.count == 60 and bool(c.broker.held))
+        assert c.assignments.finished == []
+        c.broker.answer_held()
+        await eventually(lambda: lane() in c.assignments.finished)
+        assert c.broker.verdicts(LaneVerdict.DONE)[-1].last == 60, "the command message is settled too"
+        await stopped([task])
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_slice_that_failed_is_tried_again_in_place_and_its_lane_waits() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered([key_in(LEFT)], 6))
+        c.broker.append(2, numbered([key_in(RIGHT)], 2))
+        c.assignments.assign(a=[lane(1, LEFT)])
+        consumer = ordered(c, ack="explicit", retry_delays_s=(0.01, 1_000.0))
+        first = await consumer.pull(3)
+        first.fail()
+        again = await consumer.pull(2)
+        assert (first.attempt, first.bodies) == (1, [b"0", b"1", b"2"])
+        assert (again.bodies, again.attempt, [each.attempt for each in again]) == ([b"0", b"1"], 2, [2, 2])
+        first.ack_later()
+        assert c.broker.partition(1).done == set(), "what is said of an earlier try counts no more"
+        again.fail()
+        await eventually(lambda: c.broker.partition(1).failures == {0: 2})
+        c.assignments.assign(a=[lane(1, LEFT), lane(2, RIGHT)])
+        assert (await consumer.pull()).partition == 2
+        assert len(await consumer.pull(wait=SHORT)) == 0, "the failed slice waits, and its lane behind it"
+        with pytest.raises(InvalidArgument):
+            again.fail(timedelta(seconds=-1))
+
+
+async def test_the_attempt_of_the_first_message_survives_a_takeover() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()], b=[])
+        (await ordered(c, retry_delays_s=(1_000.0,)).pull()).fail()
+        await eventually(lambda: c.broker.partition(1).failures == {0: 1})
+        c.broker.take_away()
+        c.assignments.assign(a=[], b=[lane()])
+        found = await ordered(c, "b").pull()
+        assert [each.attempt for each in found] == [2, 1, 1, 1]
+        assert found.bodies == [b"0", b"1", b"2", b"3"]
+
+
+async def test_parked_keys_are_set_aside_and_the_others_come() -> None:
+    async with lane_cluster() as c:
+        partition = c.broker.partition(1)
+        partition.append([(b"bad", b"0"), (b"ok", b"0"), (b"bad", b"1"), (b"bad", b"2"), (b"ok", b"1"), (b"ok", b"2")])
+        partition.done, partition.parked = {0}, {b"bad": [0]}
+        c.assignments.assign(a=[lane()])
+        record = Record()
+        task = asyncio.create_task(record.consume(ordered(c), 1000))
+        await eventually(partition.is_all_done)
+        assert record.seen == {b"ok": [0, 1, 2]}
+        assert partition.parked == {b"bad": [0, 2, 3]}
+        await stopped([task])
+
+
+async def test_who_parks_keys_cannot_read_in_bulk() -> None:
+    async with qmq.connect("localhost:1") as mq:
+        consumer = mq.ordered_consumer("s", "g", on_failure="park")
+        with pytest.raises(InvalidArgument, match="park"):
+            await consumer.pull()
+
+
+async def test_messages_that_retention_took_are_raised() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 2))
+        c.broker.partition(1).start = 1
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c)
+        with pytest.raises(MessagesExpired):
+            await consumer.pull()
+        c.broker.partition(1).start = 0
+        assert (await consumer.pull()).bodies == [b"0", b"1"]
+
+
+# --- one way of reading, and the end ----------------------------------------------------------------------------------
+
+
+async def test_a_consumer_reads_in_one_way_all_its_life() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()], b=[lane(2)])
+        c.broker.append(2, numbered(KEYS[:1], 4))
+        in_bulk, one_by_one = ordered(c), ordered(c, "b")
+        await in_bulk.pull()
+        with pytest.raises(InvalidArgument, match="another consumer"):
+            await anext(in_bulk)
+        await anext(one_by_one)
+        with pytest.raises(InvalidArgument, match="another consumer"):
+            await one_by_one.pull()
+
+
+@pytest.mark.parametrize("messages_max", [0, -1, 10_000_000])
+async def test_a_number_that_makes_no_sense_is_refused(messages_max: int) -> None:
+    async with qmq.connect("localhost:1") as mq:
+        with pytest.raises(InvalidArgument):
+            await mq.ordered_consumer("s", "g").pull(messages_max)
+
+
+async def test_a_slice_in_the_hand_of_another_task_may_finish_while_the_consumer_closes() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c)
+        goes_on, seen = asyncio.Event(), list[bytes]()
+
+        async def loop() -> None:
+            async for messages in consumer.batches(2):
+                seen.extend(messages.bodies)
+                await goes_on.wait()
+
+        task = asyncio.create_task(loop())
+        await eventually(lambda: seen == [b"0", b"1"])
+        closing = asyncio.create_task(consumer.close())
+        await eventually(lambda: consumer.lanes == ())
+        goes_on.set()
+        await closing
+        assert c.broker.partition(1).done == {0, 1}
+        assert (c.broker.grants, consumer.stale) == ([], 0)
+        with pytest.raises(ClientClosed):
+            await task
+
+
+async def test_closing_gives_up_a_slice_that_takes_too_long() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS[:1], 4))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, ack="explicit", lease_ms=200)
+        found = await consumer.pull(3)
+        await consumer.close()
+        assert (consumer.stale, c.broker.partition(1).done) == (3, set())
+        with pytest.raises(LaneLost):
+            await found.ack()
+
+
+async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lane_cluster() as c:
+        c.broker.partition(1)
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c)
+        first, second = asyncio.create_task(consumer.pull()), asyncio.create_task(consumer.pull())
+        await eventually(lambda: consumer.lanes == (lane(),))
+        usual = consumer.arrived_in_bulk
+
+        def arrived_and_cut_off(reader: LaneReader, runs: list[Run]) -> None:
+            usual(reader, runs)
+            first.cancel()
+
+        monkeypatch.setattr(consumer, "arrived_in_bulk", arrived_and_cut_off)
+        c.broker.append(1, [(b"a", b"0")])
+        assert (await second).bodies == [b"0"]
+        assert first.cancelled()
+
+
+# --- over a real node -------------------------------------------------------------------------------------------------
+
+
+async def test_over_a_node_all_that_was_sent_comes_in_order_through_a_split_and_is_acknowledged(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
+        record, sent = Record(), 0
+        consumers = [mq.ordered_consumer("s", "g", name=name, prefetch=5_000) for name in ("a", "b")]
+        tasks = [asyncio.create_task(record.consume(each, 700)) for each in consumers]
+        async with mq.ordered_producer("s") as producer:
+            for part in range(6):
+                pairs = numbered(KEYS, 100, part * 100)
+                producer.send_many([body for _, body in pairs], [key for key, _ in pairs])
+                sent += len(pairs)
+                await producer.flush()
+                if part == 2:
+                    await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1))
+        await eventually(lambda: record.count >= sent)
+        assert record.seen == {key: list(range(600)) for key in KEYS}
+        assert [each.stale for each in consumers] == [0, 0]
+        for each in consumers:
+            await each.close()
+        await stopped(tasks)
+        late = mq.ordered_consumer("s", "g", name="late")
+        assert len(await late.pull(wait=timedelta(seconds=1))) == 0, "everything was acknowledged"
