@@ -111,14 +111,28 @@ class Note(Operation):
 
 
 Event = Send | Poll | Ack | Reset | Note
-E = TypeVar("E", Send, Poll, Ack, Reset, Note)
-KINDS: dict[str, type[Event]] = {kind.f: kind for kind in (Send, Poll, Ack, Reset)}
-# The fields that follow the three every line begins with, looked up once: `fields` is slow.
-OPTIONAL = {kind: [field.name for field in fields(kind) if field.name not in ("process", "type", "f")] for kind in (*KINDS.values(), Note)}
+E = TypeVar("E", bound=Operation)
+KINDS: dict[str, type[Operation]] = {}
+OPTIONAL: dict[type[Operation], list[str]] = {}
+"""The fields that follow the three every line begins with, looked up once: `fields` is slow."""
+NESTED: dict[str, Callable[[Any], object]] = {}
+"""Fields that are more than plain values in a line, and how they are read."""
 ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
-def to_json(event: Event) -> str:
+def learn(*kinds: type[Operation], **nested: Callable[[Any], object]) -> None:
+    """Have the format know more kinds of events; a field of one name is read in the same way in all of them."""
+    for kind in kinds:
+        KINDS[kind.f] = kind  # type: ignore[attr-defined]
+        OPTIONAL[kind] = [field.name for field in fields(kind) if field.name not in ("process", "type", "f")]
+    NESTED.update(nested)
+
+
+learn(Send, Poll, Ack, Reset, values=tuple, sequences=tuple, records=lambda found: tuple(Record(*each) for each in found))
+OPTIONAL[Note] = [field.name for field in fields(Note) if field.name not in ("process", "type", "f")]
+
+
+def to_json(event: Operation) -> str:
     """One line without its end; what is not known yet is left out."""
     found: dict[str, object] = {"process": event.process, "type": event.type, "f": event.f}
     for name in OPTIONAL[event.__class__]:
@@ -128,23 +142,21 @@ def to_json(event: Event) -> str:
     return ENCODER.encode(found)
 
 
-def from_json(line: str | bytes) -> Event:
+def from_json(line: str | bytes) -> Any:
     """The event in a line; a line of another format is refused, because a history with holes proves nothing."""
     found: dict[str, Any] = json.loads(line)
     if found["type"] not in TYPES:
         raise ValueError(f"unknown type of event: {found['type']!r}")
-    for name in ("values", "sequences"):
+    for name, read in NESTED.items():
         if name in found:
-            found[name] = tuple(found[name])
-    if "records" in found:
-        found["records"] = tuple(Record(*record) for record in found["records"])
+            found[name] = read(found[name])
     kind = KINDS.get(found["f"], Note)
     if kind is not Note:
         del found["f"]
     return kind(**found)
 
 
-def brief(event: Event) -> str:
+def brief(event: Operation) -> str:
     """A line for a person: a batch of a thousand values is cut short."""
     text = to_json(event)
     return text if len(text) <= BRIEF_CHARS_MAX else f"{text[:BRIEF_CHARS_MAX]}..."
@@ -180,14 +192,14 @@ class Recorder:
         self.close()
 
 
-def load(*paths: Path) -> list[Event]:
+def load(*paths: Path) -> list[Any]:
     """The events of a file in its order; of several files in the order of time. A torn last line is one that nobody finished: left out."""
     if len(paths) == 1:
         return list(_lines(paths[0]))
     return list(heapq.merge(*map(_lines, paths), key=lambda event: event.t_ns))
 
 
-def _lines(path: Path) -> Iterator[Event]:
+def _lines(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

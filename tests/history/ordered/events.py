@@ -1,0 +1,150 @@
+"""What happens with an ordered subject, one line for each: the kinds of events that `history.events` does not know.
+
+    {"process":"p1","type":"invoke","f":"put","t_ns":10,"subject":"orders","messages":[["k1",1],["k2",1]]}
+    {"process":"p1","type":"ok","f":"put","t_ns":25,"subject":"orders","messages":[["k1",1]],"places":[[1,40,771]]}
+    {"process":"p1","type":"ok","f":"put","t_ns":31,"subject":"orders","messages":[["k2",1]],"places":[[4,0,772]],"resent":true}
+    {"process":"c1","type":"ok","f":"deliver","t_ns":33,"group":"g","partition":1,"first":0,"end":512,"token":7,"version":1,
+     "handed":[[40,"k1","p1",1,1,771]]}
+    {"process":"c1","type":"ok","f":"settle","t_ns":40,"group":"g","partition":1,"token":7,"sequences":[40],"began_ns":34}
+    {"process":"nemesis","type":"ok","f":"route","t_ns":50,"version":2,"logical_partitions":1024,"partitions":[[2,0,512,"b1"],...],
+     "sources":[1],"sealed":[[1,41]],"fenced":[],"began_ns":44,"published_ns":49}
+    {"process":"nemesis","type":"invoke","f":"outage","t_ns":60,"op":1,"broker_group":"b2","kind":"kill"}
+        ... and "ok" when it has a master again
+
+Rules for who records, beside those of `history.events`:
+
+* **A message is named by its producer, its key and a serial**, which grows with each message that this producer sends with this key. It is
+  sent by one operation; the client's own retries are part of that.
+* **A put has one invoke**, whose messages stand in the order in which they were given to the producer, and an end for each part of it whose
+  fate is known together. `resent` says that the client sent these again after a fence: they may be stored twice, under one id.
+* **A delivery is recorded when the handler is given the message**, before anything else is done with it; so a dead consumer has told of all
+  that it may have settled. `process` names one life of a consumer.
+* **A settlement is recorded behind its answer**: `ok`, it is committed; `fail`, the lane was lost (LaneLost); `info`, nobody knows. Without
+  such a line nobody knows either. `began_ns` is when the application said that it is done.
+* **Routes are recorded from version 1 on.** A version that is recorded again is the same route, of which more is known: the sequence of a
+  command message that was missing (-1) because its partition was closed by a fence. `fenced` are all that ever were closed so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from history.events import Operation, learn
+
+
+class Keyed(NamedTuple):
+    """A message as its producer names it."""
+
+    key: str
+    serial: int
+
+
+class Stored(NamedTuple):
+    """Where it was stored. `id` is any number that follows from the message id, such as a checksum."""
+
+    partition: int
+    sequence: int
+    id: int = 0
+
+
+class Handed(NamedTuple):
+    """A message as a consumer is given it; `sequence` is its place in the delivery's partition."""
+
+    sequence: int
+    key: str
+    producer: str
+    serial: int
+    attempt: int = 1
+    id: int = 0
+
+
+class Part(NamedTuple):
+    """A physical partition of a route."""
+
+    number: int
+    first: int
+    end: int
+    broker_group: str
+
+
+class Sealed(NamedTuple):
+    """A source, and the sequence of its command message; -1 while nobody knows it."""
+
+    number: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put(Operation):
+    """Messages are sent; at `ok` message i is at place i."""
+
+    f: ClassVar[str] = "put"
+    subject: str
+    messages: tuple[Keyed, ...] = ()
+    places: tuple[Stored, ...] = ()
+    resent: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver(Operation):
+    """A consumer is given messages of one lane, `first` to `end` - 1 of a partition, under a token and a route version."""
+
+    f: ClassVar[str] = "deliver"
+    group: str
+    partition: int
+    first: int
+    end: int
+    token: int
+    version: int
+    handed: tuple[Handed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settle(Operation):
+    """What came of saying that messages of a lane are done."""
+
+    f: ClassVar[str] = "settle"
+    group: str
+    partition: int
+    token: int
+    sequences: tuple[int, ...] = ()
+    began_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouted(Operation):
+    """A version of the route, and how it came about: its sources were refused from `began_ns` to `published_ns` at the longest."""
+
+    f: ClassVar[str] = "route"
+    version: int
+    logical_partitions: int
+    partitions: tuple[Part, ...] = ()
+    sources: tuple[int, ...] = ()
+    sealed: tuple[Sealed, ...] = ()
+    fenced: tuple[int, ...] = ()
+    began_ns: int | None = None
+    published_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage(Operation):
+    """From the invoke to the `ok` of the same `op` a broker group may have no master that takes messages; `kind` says why, for figures."""
+
+    f: ClassVar[str] = "outage"
+    broker_group: str
+    kind: str = "outage"
+
+
+OrderedEvent = Put | Deliver | Settle | Rerouted | Outage
+
+learn(
+    *(Put, Deliver, Settle, Rerouted, Outage),
+    messages=lambda found: tuple(Keyed(*each) for each in found),
+    places=lambda found: tuple(Stored(*each) for each in found),
+    handed=lambda found: tuple(Handed(*each) for each in found),
+    partitions=lambda found: tuple(Part(*each) for each in found),
+    sealed=lambda found: tuple(Sealed(*each) for each in found),
+    sources=tuple,
+    fenced=tuple,
+)

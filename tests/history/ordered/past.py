@@ -1,0 +1,292 @@
+"""An ordered history in columns: messages, deliveries and grants of lanes have numbers, and what is known of each stands in lists.
+
+A million messages are walked a few times by plain loops over these lists; nothing is looked up twice. What the checkers ask for:
+
+    line        the messages of one key by one producer, in the order of sending; order is promised within a line
+    stored      a message that was acknowledged, or that some group was given
+    rank        a stored message's number within its line, from 0
+    grant       a lane as one consumer had it: group, partition, range and token
+    settled at  the earliest moment at which a group may have settled a message: when an acknowledgement that was not refused began
+
+*May have*: a consumer that dies behind its acknowledgement leaves no answer, and what it settled need not come again. So a message counts
+as settled from the moment somebody said that it is done, or was given it and never told, unless it is certain that it was not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from functools import cached_property
+from itertools import accumulate
+
+from qmq_ordering.hashing import logical_partition
+
+from history.events import Operation, Reset
+from history.ordered.columns import NEVER, Deliveries, Grant, Line, Messages, Outaged, seconds
+from history.ordered.events import Deliver, Outage, Put, Rerouted, Settle
+from history.ordered.routes import Routes
+
+
+class OrderedHistory:
+    """See the module. `latest` are groups that began at the end of a route: what a line had before their first delivery is not theirs.
+
+    Raises ValueError for a history that proves nothing: a message with no invoke, or sent twice; serials that do not grow.
+    """
+
+    def __init__(self, events: Iterable[Operation], *, groups: Collection[str] = (), latest: Collection[str] = ()) -> None:
+        self.messages = Messages([], [], [], [], [], [], [])
+        self.deliveries = Deliveries([], [], [], [], [], [], [])
+        self.lines: list[Line] = []
+        self.line_messages: list[list[int]] = []
+        self.grants: list[Grant] = []
+        self.outages: list[Outaged] = []
+        self.strangers: list[tuple[Deliver, int]] = []
+        """Deliveries of messages that nobody sent, each with its index."""
+        self.reset_groups: set[str | None] = set()
+        self.last_ns = 0
+        self.latest = frozenset(latest)
+        self._wanted = tuple(groups)
+        self._line_of: dict[Line, int] = {}
+        self._message_of: list[dict[int, int]] = []
+        self._grant_of: dict[tuple[str, int, int, str, int, int], int] = {}
+        self._handed: defaultdict[tuple[str, int, int, str], dict[int, int]] = defaultdict(dict)
+        self._under_way: dict[tuple[str, int | None], Outage] = {}
+        self.routes = Routes(self._read(events))
+        self.lp_of_line = [logical_partition(key.encode(), self.routes.logical_partitions) for _, key in self.lines]
+
+    # --- reading, once ---------------------------------------------------------------------------------------------------
+
+    def _read(self, events: Iterable[Operation]) -> list[Rerouted]:
+        routes: list[Rerouted] = []
+        for event in events:
+            self.last_ns = max(self.last_ns, event.t_ns)
+            match event:
+                case Deliver():
+                    self._delivered(event)
+                case Settle():
+                    self._settled(event)
+                case Put(type="invoke"):
+                    self._sent(event)
+                case Put():
+                    self._ended(event)
+                case Rerouted():
+                    routes.append(event)
+                case Outage():
+                    self._broken(event)
+                case Reset():
+                    self.reset_groups.add(event.group)
+                case _:
+                    pass
+        self.outages += [Outaged(each.broker_group, each.t_ns, NEVER, each.kind) for each in self._under_way.values()]
+        return routes
+
+    def _sent(self, put: Put) -> None:
+        columns = self.messages
+        for key, serial in put.messages:
+            number = self._line((put.process, key))
+            line = self.line_messages[number]
+            if line and columns.serial[line[-1]] >= serial:
+                raise ValueError(f"serials must grow: {put.process} sent {key} {serial} after {columns.serial[line[-1]]}")
+            line.append(len(columns.line))
+            self._message_of[number][serial] = len(columns.line)
+            columns.line.append(number)
+            columns.serial.append(serial)
+            columns.fate.append("invoke")
+            columns.is_resent.append(False)
+            columns.place.append(None)
+            columns.invoked_ns.append(put.t_ns)
+            columns.ended_ns.append(NEVER)
+
+    def _line(self, name: Line) -> int:
+        number = self._line_of.get(name)
+        if number is None:
+            number = self._line_of[name] = len(self.lines)
+            self.lines.append(name)
+            self.line_messages.append([])
+            self._message_of.append({})
+        return number
+
+    def find(self, producer: str, key: str, serial: int) -> int:
+        """A message's number; -1 if nobody sent it."""
+        line = self._line_of.get((producer, key))
+        return -1 if line is None else self._message_of[line].get(serial, -1)
+
+    def _ended(self, put: Put) -> None:
+        columns = self.messages
+        if put.type == "ok" and len(put.places) != len(put.messages):
+            raise ValueError(f"an acknowledged put must say where each message is: {put}")
+        for index, (key, serial) in enumerate(put.messages):
+            number = self.find(put.process, key, serial)
+            if number < 0 or columns.fate[number] != "invoke":
+                raise ValueError(f"{put.process}'s {key} {serial} ends without having begun, or twice")
+            columns.fate[number] = put.type
+            columns.ended_ns[number] = put.t_ns
+            columns.is_resent[number] = bool(put.resent)
+            if put.type == "ok":
+                columns.place[number] = put.places[index]
+
+    def _delivered(self, event: Deliver) -> None:
+        name = (event.group, event.partition, event.token, event.process, event.first, event.end)
+        grant = self._grant_of.get(name)
+        if grant is None:
+            grant = self._grant_of[name] = len(self.grants)
+            lps = range(event.first, event.end)
+            self.grants.append(Grant(event.group, event.partition, event.token, event.process, lps, event.version, event.t_ns))
+        columns, handed = self.deliveries, self._handed[name[:4]]
+        for index, (sequence, key, producer, serial, _, id) in enumerate(event.handed):
+            number = self.find(producer, key, serial)
+            if number < 0:
+                handed[sequence] = -1
+                self.strangers.append((event, index))
+                continue
+            handed[sequence] = len(columns.message)
+            columns.message.append(number)
+            columns.grant.append(grant)
+            columns.sequence.append(sequence)
+            columns.id.append(id)
+            columns.at_ns.append(event.t_ns)
+            columns.began_ns.append(event.t_ns)
+            columns.end.append("invoke")
+
+    def _settled(self, event: Settle) -> None:
+        columns = self.deliveries
+        handed = self._handed[event.group, event.partition, event.token, event.process]
+        for sequence in event.sequences:
+            number = handed.get(sequence)
+            if number is None:
+                raise ValueError(f"{event.process} settled what it was not given: {sequence} of partition {event.partition}")
+            if number < 0:
+                continue
+            columns.end[number] = event.type
+            if event.began_ns is not None:
+                columns.began_ns[number] = event.began_ns
+
+    def _broken(self, event: Outage) -> None:
+        key = (event.process, event.op)
+        if event.type == "invoke":
+            self._under_way[key] = event
+        else:
+            begun = self._under_way.pop(key)
+            self.outages.append(Outaged(begun.broker_group, begun.t_ns, event.t_ns, begun.kind))
+
+    # --- what follows from it --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Those that must see everything: the named ones, or all that were given anything."""
+        return self._wanted or tuple(dict.fromkeys(grant.group for grant in self.grants))
+
+    @cached_property
+    def of_group(self) -> dict[str, list[int]]:
+        """The deliveries of each group, in order."""
+        found: dict[str, list[int]] = {group: [] for group in self.groups}
+        lists = [found.setdefault(grant.group, []) for grant in self.grants]
+        for number, grant in enumerate(self.deliveries.grant):
+            lists[grant].append(number)
+        return found
+
+    @cached_property
+    def stored(self) -> list[int]:
+        """The numbers of stored messages, in the order of sending within each line."""
+        given = bytearray(len(self.messages.line))
+        for message in self.deliveries.message:
+            given[message] = 1
+        fate = self.messages.fate
+        return [number for line in self.line_messages for number in line if fate[number] == "ok" or given[number]]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Of each message; -1 if it is not stored."""
+        found, counts = [-1] * len(self.messages.line), [0] * len(self.lines)
+        line_of = self.messages.line
+        for number in self.stored:
+            found[number] = counts[line_of[number]]
+            counts[line_of[number]] += 1
+        return found
+
+    @cached_property
+    def by_rank(self) -> list[list[int]]:
+        """Of each line its stored messages."""
+        found: list[list[int]] = [[] for _ in self.lines]
+        line_of = self.messages.line
+        for number in self.stored:
+            found[line_of[number]].append(number)
+        return found
+
+    @cached_property
+    def copies(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Of each message that was seen at more than one place: (since which version, partition, sequence), in the log's order."""
+        since, found = self.routes.since, defaultdict[int, set[tuple[int, int, int]]](set)
+        told, grants, columns = self.messages.place, self.grants, self.deliveries
+        at: list[tuple[int, int] | None] = [None if place is None else place[:2] for place in told]
+        for number, message in enumerate(columns.message):
+            place = (grants[columns.grant[number]].partition, columns.sequence[number])
+            known = at[message]
+            if known is None:
+                at[message] = place
+            elif known != place:
+                found[message] |= {(since.get(part, 0), part, sequence) for part, sequence in (known, place)}
+        self._places = at
+        return {message: sorted(places) for message, places in found.items()}
+
+    @cached_property
+    def places(self) -> list[tuple[int, int] | None]:
+        """Of each message one place (partition, sequence) at which it was seen; `copies` has all, if there are more."""
+        assert self.copies is not None
+        return self._places
+
+    def settled_at(self, group: str) -> list[int]:
+        """Of each message when the group may have settled it at the earliest, at any place; 0 for what is not the group's."""
+        return self._settled_at[group][0]
+
+    def copy_settled_at(self, group: str, message: int, partition: int) -> int:
+        """The same for one of several copies."""
+        return self._settled_at[group][1].get((message, partition), NEVER)
+
+    @cached_property
+    def _settled_at(self) -> dict[str, tuple[list[int], dict[tuple[int, int], int]]]:
+        return {group: self._settled_of(group) for group in self.of_group}
+
+    def _settled_of(self, group: str) -> tuple[list[int], dict[tuple[int, int], int]]:
+        columns, copies = self.deliveries, self.copies
+        by_message, by_copy = [NEVER] * len(self.messages.line), dict[tuple[int, int], int]()
+        for number in self.of_group[group]:
+            if columns.end[number] == "fail":
+                continue
+            message, began_ns = columns.message[number], columns.began_ns[number]
+            by_message[message] = min(by_message[message], began_ns)
+            if message in copies:
+                copy = message, self.grants[columns.grant[number]].partition
+                by_copy[copy] = min(by_copy.get(copy, NEVER), began_ns)
+        if group in self.latest:
+            self._forget_before(group, by_message)
+        return by_message, by_copy
+
+    def _forget_before(self, group: str, by_message: list[int]) -> None:
+        """What a group that began at the end was never given, before the first that it was given, is not its."""
+        given = set(map(self.deliveries.message.__getitem__, self.of_group[group]))
+        for line in self.by_rank:
+            begin = next((at for at, message in enumerate(line) if message in given), len(line))
+            for message in line[:begin]:
+                by_message[message] = 0
+
+    def all_settled_at(self, group: str) -> list[list[int]]:
+        """By line and rank: when the group may have settled that message and all before it in the line, at the earliest."""
+        settled = self.settled_at(group)
+        return [list(accumulate((settled[message] for message in line), max)) for line in self.by_rank]
+
+    # --- in words --------------------------------------------------------------------------------------------------------
+
+    def name(self, message: int) -> str:
+        """A message, for a person."""
+        producer, key = self.lines[self.messages.line[message]]
+        return f"{key} {self.messages.serial[message]} of {producer}"
+
+    def grant_of(self, delivery: int) -> Grant:
+        """Under which a delivery was made."""
+        return self.grants[self.deliveries.grant[delivery]]
+
+    def when(self, delivery: int) -> str:
+        """A delivery, for a person: who, where, when."""
+        columns = self.deliveries
+        return f"{self.grant_of(delivery)}, sequence {columns.sequence[delivery]}, at {seconds(columns.at_ns[delivery])}"

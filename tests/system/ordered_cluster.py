@@ -1,0 +1,160 @@
+"""A cluster for faults of ordered subjects: the services of docker-compose.yml, in another number.
+
+`shaped` makes the compose file for so many etcd members, metaservers, broker groups and replicas from the one that is there: every
+service is a copy of that one's first of its kind, under its own name and port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from cluster_runner import Cluster
+from cluster_runner.compose import COMPOSE_FILE, resolve
+
+from qmq.client.metadata import MetadataClient
+from qmq.errors import QmqError
+from qmq.proto.v1 import control_pb2 as pb
+from system.group import CONTROL_PORT, can_use_namespaces, describe
+
+META_PORT = 20880
+FIRST_DATA_PORT = 20900
+ETCD_TIMES = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
+
+
+class Shape(NamedTuple):
+    """How many of each."""
+
+    etcds: int = 1
+    metas: int = 2
+    groups: int = 2
+    replicas: int = 3
+
+    @property
+    def etcd_names(self) -> list[str]:
+        """The services of the coordination store."""
+        return [f"etcd{number}" for number in range(self.etcds)]
+
+    @property
+    def meta_names(self) -> list[str]:
+        """The metaservers."""
+        return [f"meta{number}" for number in range(self.metas)]
+
+    @property
+    def replica_names(self) -> dict[str, list[str]]:
+        """Of each broker group its replicas."""
+        return {f"g{number}": [f"g{number}-{'abcdefg'[at]}" for at in range(self.replicas)] for number in range(1, self.groups + 1)}
+
+
+def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """The compose file for a shape. Pure."""
+    known = model["services"]
+    endpoints = ",".join(f"{name}:2379" for name in shape.etcd_names)
+    members = ",".join(f"{name}=http://{name}:2380" for name in shape.etcd_names)
+    needs = {name: {"condition": "service_healthy", "required": True} for name in shape.etcd_names}
+    services: dict[str, Any] = {}
+    for name in shape.etcd_names:
+        urls = {"ETCD_ADVERTISE_CLIENT_URLS": f"http://{name}:2379", "ETCD_INITIAL_ADVERTISE_PEER_URLS": f"http://{name}:2380"}
+        services[name] = _copy(known["etcd0"], name, ETCD_NAME=name, ETCD_INITIAL_CLUSTER=members, **urls)
+    for name in shape.meta_names:
+        services[name] = {**_copy(known["meta0"], name, QMQ_ETCD=endpoints), "depends_on": needs}
+    port = FIRST_DATA_PORT
+    for group, replicas in shape.replica_names.items():
+        for name in replicas:
+            own = {"QMQ_GROUP": group, "QMQ_REPLICA": name, "QMQ_REPLICAS": ",".join(replicas), "QMQ_ADVERTISE": name}
+            body = _copy(known["g1-a"], name, QMQ_ETCD=endpoints, QMQ_DATA_PORT=str(port), **own)
+            services[name] = {**body, "depends_on": needs}
+            port += 1
+    volumes = {name: {} for name, body in services.items() if "volumes" in body}
+    return {"name": model.get("name", "qmq"), "services": services, "volumes": volumes}
+
+
+def _copy(body: Mapping[str, Any], name: str, **environment: str) -> dict[str, Any]:
+    found = copy.deepcopy({key: value for key, value in body.items() if key not in ("ports", "build", "networks", "depends_on")})
+    found["environment"] = {**found.get("environment", {}), **environment}
+    for volume in found.get("volumes", ()):
+        volume["source"] = name
+    return found
+
+
+class OrderedCluster:
+    """Some broker groups of a running cluster."""
+
+    def __init__(self, cluster: Cluster, shape: Shape) -> None:
+        self.cluster = cluster
+        self.shape = shape
+        self.replicas = shape.replica_names
+        self.metas = shape.meta_names
+        self.server = cluster.translate(",".join(f"{name}:{META_PORT}" for name in self.metas))
+
+    async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
+        """What the replicas of a broker group say of themselves; who is silent is left out."""
+        names = self.replicas[group]
+        found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}") for name in names])
+        return {name: status for name, status in zip(names, found, strict=True) if status is not None}
+
+    async def master(self, group: str, *, other_than: str = "", within_s: float = 60.0) -> str:
+        """The serving master of the highest epoch, waited for."""
+        async with asyncio.timeout(within_s):
+            while True:
+                serving = {name: each for name, each in (await self.statuses(group)).items() if each.is_serving}
+                best = max(serving, key=lambda name: serving[name].epoch, default="")
+                if best and best != other_than:
+                    return best
+                await asyncio.sleep(0.05)
+
+    async def settled(self, group: str, *, within_s: float = 60.0) -> str:
+        """The master, when all replicas of a broker group are there and in step."""
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await self.statuses(group)
+                masters = [name for name, each in found.items() if each.is_serving]
+                is_whole = len(found) == len(self.replicas[group]) and len(masters) == 1
+                if is_whole and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1:
+                    return masters[0]
+                await asyncio.sleep(0.05)
+
+    async def start(self, name: str, *, within_s: float = 90.0) -> None:
+        """Start a service again, and wait until it answers. Asked from here: a health check's process costs more than its answer."""
+        await self.do(self.cluster.start, name, wait=False)
+        async with asyncio.timeout(within_s):
+            while not await self._answers(name):
+                await asyncio.sleep(0.1)
+
+    async def _answers(self, name: str) -> bool:
+        if name not in self.metas:
+            return await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}") is not None
+        metadata = MetadataClient([f"{self.cluster.address(name)}:{META_PORT}"])
+        try:
+            await metadata.cluster()
+        except QmqError:
+            return False
+        finally:
+            await metadata.close()
+        return True
+
+    async def do(self, act: Callable[..., None], *names: str, **options: Any) -> None:
+        """One of the cluster's verbs, without holding up the loop."""
+        await asyncio.to_thread(act, *names, **options)
+
+
+@contextmanager
+def running_cluster(
+    folder: Path, shape: Shape, network: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[OrderedCluster]:
+    """A cluster of that shape, until the end of the block."""
+    settings = {**ETCD_TIMES, **(environment or {})}
+    file = folder / "compose.json"
+    file.write_text(json.dumps(shaped(resolve(COMPOSE_FILE, settings), shape)))
+    network = network or ("netns" if can_use_namespaces() else "loopback")
+    with Cluster(folder / "cluster", network=network, environment=settings, file=file) as cluster:
+        cluster.up()
+        yield OrderedCluster(cluster, shape)

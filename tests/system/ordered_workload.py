@@ -1,0 +1,256 @@
+"""Load for tests of ordered subjects: producers and consumers on the real client, everything they do written to a history.
+
+    work = OrderedWorkload(server, subject, folder / "history.jsonl", sources=flight_sources(2), consumers={"g": 2})
+    await work.start()
+    await work.wait_for_acks(10_000)
+    report = await work.stop()
+    assert report.ok, report
+
+Each producer has keys of its own, so that order is promised for each key as a whole. `sources` says what they send:
+
+    flight_sources    every flight of the examples' data, for ever; the key is the aircraft
+    binlog_sources    the changes of a made-up table, as many as wanted; `Follower` applies them, and must end with the same bytes
+
+Consumers may run here, as tasks, or as processes (`ordered_consumer.py`), which can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from zlib import crc32
+
+from binlog import Change, MemoryReplica, Source
+from flights import flights
+from history import Note, Recorder, load
+from history.events import Operation
+from history.ordered import Deliver, OrderedReport, check_ordered
+
+import qmq
+from qmq.errors import QmqError
+from system.ordered_recording import DeliveryRecorder, Item, PutRecorder, RouteRecorder, is_drained
+
+BATCH = 50
+UNDER_WAY_MAX = 20
+"""Batches of one producer: a slow partition must not stop the others for long, nor be flooded."""
+PAUSE_S = 0.01
+LOOK_S = 0.2
+LEASE_MS = 5_000
+CONCURRENCY = 256
+
+
+def share_of(key: str, shares: int) -> int:
+    """Whose key it is."""
+    return crc32(key.encode()) % shares
+
+
+def flight_sources(producers: int) -> list[Iterator[Item]]:
+    """All flights again and again, each producer with its own aircraft."""
+    rows = [Item(row.tail_number, row.line.encode()) for row in flights()]
+    return [itertools.cycle([row for row in rows if share_of(row.key, producers) == number]) for number in range(producers)]
+
+
+def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[Item]]:
+    """So many changes of a table, each producer with its own keys. The table is at its end when they have all been read."""
+    changes = [Item(change.key, change.encode()) for change in source.changes(count)]
+    return [iter([change for change in changes if share_of(change.key, producers) == number]) for number in range(producers)]
+
+
+class Follower:
+    """A table that follows what a group is given. Raises OutOfOrder from the handler: the consumer's lane stops, and `stop` says why."""
+
+    def __init__(self) -> None:
+        self.replica = MemoryReplica()
+        self.failure: Exception | None = None
+
+    def __call__(self, payload: bytes) -> None:
+        """Apply one change."""
+        try:
+            self.replica.apply(Change.decode(payload))
+        except Exception as failure:
+            self.failure = self.failure or failure
+            raise
+
+
+def followed(events: Iterable[Operation], changes: Iterable[Change], group: str) -> bytes:
+    """The table that follows the changes in the order in which a history says that a group was given them.
+
+    A change's serial is the message's, since each key has one producer that sends all its changes. Raises OutOfOrder.
+    """
+    known = {(change.key, change.serial): change for change in changes}
+    replica = MemoryReplica()
+    for event in events:
+        if isinstance(event, Deliver) and event.group == group:
+            for handed in event.handed:
+                replica.apply(known[handed.key, handed.serial])
+    return replica.dump()
+
+
+class OrderedWorkload:
+    """Producers and consumers of one ordered subject. `consumers` says how many of each group run here; other groups are only checked."""
+
+    def __init__(
+        self, server: str, subject: str, path: Path, *, sources: Sequence[Iterator[Item]], consumers: Mapping[str, int],
+        elsewhere: Sequence[str] = (), followers: Mapping[str, Follower] | None = None, gate: str = "", pause_s: float = PAUSE_S,
+    ) -> None:  # fmt: skip
+        self.server = server
+        self.subject = subject
+        self.path = path
+        self.groups = (*consumers, *elsewhere)
+        self.puts: list[PutRecorder] = []
+        self.recorder = Recorder(path)
+        self._sources, self._consumers = sources, consumers
+        self._followers = followers or {}
+        self._gate, self._pause_s = gate, pause_s
+        self._clients: list[qmq.Client] = []
+        self._producing: list[asyncio.Task[None]] = []
+        self._consuming: list[asyncio.Task[None]] = []
+        self._looking: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._stops = asyncio.Event()
+        self.client = self._new_client()
+        self.routes = RouteRecorder(self.recorder, self.client.metadata, subject)
+
+    def _new_client(self) -> qmq.Client:
+        client = qmq.connect(self.server)
+        self._clients.append(client)
+        return client
+
+    @property
+    def acked(self) -> int:
+        """Messages that were acknowledged to producers."""
+        return sum(put.acked for put in self.puts)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Messages that failed, by outcome and code."""
+        return dict(sum([put.failures for put in self.puts], start=type(self.puts[0].failures)()) if self.puts else {})
+
+    async def start(self) -> None:
+        """Begin. One client for each producer and consumer, as separate processes would have."""
+        await self.routes.look()
+        self._looking = asyncio.create_task(self._look())
+        for group, count in self._consumers.items():
+            for number in range(count):
+                self._consuming.append(asyncio.create_task(self._consume(group, f"{group}-{number}")))
+        for number, source in enumerate(self._sources):
+            self.puts.append(PutRecorder(self.recorder, f"p{number}", self.subject))
+            self._producing.append(asyncio.create_task(self._produce(self.puts[-1], source)))
+
+    def note(self, text: str) -> None:
+        """Write a fault into the history, for people."""
+        self.recorder.record(Note(process="nemesis", type="info", f="fault", text=text))
+
+    async def _look(self) -> None:
+        while True:
+            with suppress(QmqError):
+                await self.routes.look()
+            await asyncio.sleep(LOOK_S)
+
+    # --- producing -----------------------------------------------------------------------------------------------------
+
+    async def _produce(self, put: PutRecorder, source: Iterator[Item]) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        async with self._new_client().ordered_producer(self.subject, delivery_timeout_s=120.0) as producer:
+            while not self._stops.is_set():
+                items = list(itertools.islice(source, BATCH))
+                if not items:
+                    break
+                if len(under_way) >= UNDER_WAY_MAX:
+                    _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                under_way.add(asyncio.create_task(put.send(producer, items)))
+                await asyncio.sleep(self._pause_s)
+            await asyncio.gather(*under_way)
+
+    # --- consuming -----------------------------------------------------------------------------------------------------
+
+    async def _consume(self, group: str, name: str) -> None:
+        await consume(self._new_client(), self.recorder, self.subject, group, name, gate=self._gate, follower=self._followers.get(group))
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def wait_for_acks(self, count: int, *, within_s: float = 60.0) -> None:
+        """Until so many more messages were acknowledged."""
+        goal = self.acked + count
+        async with asyncio.timeout(within_s):
+            while self.acked < goal:
+                await asyncio.sleep(0.005)
+                self._raise_failures()
+
+    async def wait_for_end(self, *, within_s: float = 600.0) -> None:
+        """Until the sources are empty and everything is decided."""
+        async with asyncio.timeout(within_s):
+            await asyncio.gather(*self._producing)
+
+    def _raise_failures(self) -> None:
+        for task in (*self._producing, *self._consuming):
+            if task.done():
+                task.result()
+        for follower in self._followers.values():
+            if follower.failure is not None:
+                raise follower.failure
+
+    async def stop(
+        self, *, within_s: float = 120.0, strict: Sequence[str] = (), slow_s: float = 1.0, after_s: float = 2.0
+    ) -> OrderedReport:  # fmt: skip
+        """No more sends; drain; check the whole history."""
+        self._stops.set()
+        async with asyncio.timeout(within_s):
+            await asyncio.gather(*self._producing)
+            await self._drained()
+            await self.routes.look()
+        await self.close()
+        events = await asyncio.to_thread(load, self.path)
+        return check_ordered(
+            events, drained=True, groups=self.groups, strict=strict, slow_ns=int(slow_s * 1e9), after_ns=int(after_s * 1e9)
+        )
+
+    async def _drained(self) -> None:
+        while True:
+            self._raise_failures()
+            with suppress(QmqError):
+                if await is_drained(self.client.metadata, self.subject, self.groups):
+                    return
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        """End everything, whatever state it is in. Harmless to repeat."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        tasks = [*self._consuming, *self._producing, *([self._looking] if self._looking else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in self._clients:
+            await client.close()
+        self.recorder.close()
+
+
+async def consume(
+    client: qmq.Client, recorder: Recorder, subject: str, group: str, name: str, *, gate: str = "", follower: Follower | None = None,
+    lease_ms: int = LEASE_MS,
+) -> None:  # fmt: skip
+    """One consumer, until it is cancelled. Whatever it is given is written down, then followed, then acknowledged."""
+    async with client.ordered_consumer(subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms) as consumer:
+        log = DeliveryRecorder(recorder, f"{name}.{consumer.incarnation}", group)
+
+        async def handle(message: qmq.OrderedMessage) -> None:
+            _, _, payload = log.delivered(message)
+            if follower is not None:
+                follower(payload)
+            await log.ack(message)
+
+        try:
+            await consumer.run(handle, concurrency=CONCURRENCY)
+        finally:
+            log.flush()
+
+
+def now_s() -> float:
+    """The history's clock."""
+    return time.monotonic_ns() / 1e9

@@ -1,0 +1,28 @@
+"""Real processes, real faults, and an ordered subject whose route changes all the while: no promise of docs/ORDERING.md is broken.
+
+The short form of `scripts/ordered_faults`: two broker groups of three replicas, one of them frozen for longer than its lease.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from system.ordered_plan import KILLS
+from system.ordered_run import Options, run_in
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("faults")]
+
+
+async def test_every_promise_is_kept_while_the_route_changes_and_brokers_metaservers_and_consumers_die(tmp_path: Path) -> None:
+    options = Options(changes=6, kills=len(KILLS), freezes=1, seconds=25.0, seed=1, rate=1_500.0)
+    result = await run_in(tmp_path, options)
+    assert result.ok, result.report
+    assert result.report.counts["changes"] >= 6
+    assert result.faults == {**dict.fromkeys(KILLS, 1), "freeze-group": 1}
+    assert result.report.counts["acknowledged"] >= 5_000
+    assert result.report.counts["acknowledged"] == result.report.counts["sent"], result.failures
+    assert result.report.write_pauses["a frozen group"].found_ns, "writers went on elsewhere"
+    assert json.dumps(result.figures)

@@ -1,0 +1,203 @@
+"""The nemesis mends what it breaks, and the history says when; the changer goes on until its change is made. On fakes, without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from history import Recorder, load
+from history.ordered import Outage
+
+from qmq.errors import NotConnected, RouteConflict
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+from system.ordered_nemesis import FREEZE_S, Changer, Nemesis, follow
+from system.ordered_plan import KILLS, Step
+
+
+class FakeMetadata:
+    """A route of two partitions that lets itself be moved; `failures` come first."""
+
+    def __init__(self, *groups: str) -> None:
+        self.groups = list(groups)
+        self.version = 1
+        self.failures: list[Exception] = []
+        self.asked: list[tuple[int, str]] = []
+
+    async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
+        parts = [
+            pb.OrderedPartition(number=self.version * 10 + at, lps=control.LpRange(first=at * 4, end=at * 4 + 4), broker_group=group)
+            for at, group in enumerate(self.groups)
+        ]
+        return pb.DescribeRouteResponse(route=pb.OrderedRoute(version=self.version, logical_partitions=8, partitions=parts))
+
+    async def change_route(
+        self, subject: str, *, from_version: int, reason: str, move: pb.MoveOperation | None = None, **_: object
+    ) -> None:
+        self.asked.append((from_version, reason))
+        if self.failures:
+            self.version += 1  # somebody else's change
+            raise self.failures.pop(0)
+        assert from_version == self.version
+        if move is not None:
+            self.groups[move.partition - self.version * 10] = move.broker_group
+        self.version += 1
+
+
+class FakeCluster:
+    """Remembers what was done to it."""
+
+    services = ("etcd0", "meta0", "g1-a")
+
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        return lambda *names, **_: self._story.append(" ".join((verb, *names)))
+
+
+class FakeVictims:
+    """Two broker groups; the first replica is the master, and the second when another one is wanted."""
+
+    def __init__(self, story: list[str], replicas: int) -> None:
+        self.replicas = {f"g{group}": [f"g{group}-{'abc'[at]}" for at in range(replicas)] for group in (1, 2)}
+        self.metas = ["meta0"]
+        self.cluster: Any = FakeCluster(story)
+        self._story = story
+
+    async def master(self, group: str, *, other_than: str = "", within_s: float = 60.0) -> str:
+        self._story.append(f"{group} has a master")
+        return self.replicas[group][1 if other_than else 0]
+
+    async def settled(self, group: str, *, within_s: float = 60.0) -> str:
+        self._story.append(f"{group} is settled")
+        return self.replicas[group][0]
+
+    async def do(self, act: Callable[..., None], *names: str, **options: Any) -> None:
+        act(*names, **options)
+
+    async def start(self, name: str) -> None:
+        self._story.append(f"start {name}")
+
+
+class FakeConsumer:
+    """Remembers what was done to it."""
+
+    name = "c"
+
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+
+    def __getattr__(self, verb: str) -> Callable[[], None]:
+        return lambda: self._story.append(f"{verb} consumer")
+
+
+class World:
+    """All fakes, and the story that they tell together with the history's lines."""
+
+    def __init__(self, folder: Path, *, replicas: int = 3, seed: int = 1) -> None:
+        self.story: list[str] = []
+        self.slept_s = 0.0
+        self.path = folder / "h.jsonl"
+        self.recorder = Recorder(self.path)
+        self.metadata: Any = FakeMetadata("g1", "g1")
+        self.changer = Changer(self.metadata, "orders", ["g1", "g2"], Random(seed))
+        self.nemesis = Nemesis(
+            FakeVictims(self.story, replicas),
+            [FakeConsumer(self.story)],  # type: ignore[list-item]
+            self.recorder,
+            self.changer,
+            Random(seed),
+            note=lambda text: self.story.append(f"note {text.split(':')[0]}"),
+            progress=self.progress,
+            consumer_lease_s=3.0,
+            sleep=self.sleep,
+        )
+
+    async def progress(self, count: int, within_s: float) -> None:
+        self.story.append("writers go on")
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        self.story.append("wait")
+
+    def outages(self) -> list[tuple[str, str]]:
+        return [(event.type, event.kind) for event in load(self.path) if isinstance(event, Outage)]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("kind", [*KILLS, "freeze-group", "cut-group"])
+async def test_whatever_is_broken_is_mended_and_outages_end(kind: str, replicas: int, tmp_path: Path) -> None:
+    world = World(tmp_path, replicas=replicas)
+    await world.nemesis.strike(kind)
+    verbs = [line.split()[0] for line in world.story]
+    assert verbs.count("kill") == verbs.count("start")
+    assert verbs.count("pause") == verbs.count("resume")
+    assert ("partition" in verbs) == ("heal" in verbs) == (kind == "cut-group")
+    assert world.nemesis.done == {kind: 1}
+    assert [end for end, _ in world.outages()] in ([], ["invoke", "ok"])
+    assert bool(world.outages()) == (kind.endswith(("master", "group")) or (kind == "kill-slave" and replicas == 1))
+
+
+async def test_a_killed_master_is_started_when_its_successor_serves(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.nemesis.strike("kill-master")
+    assert world.story == ["g1 is settled", "note a kill of the master", "kill g1-a", "g1 has a master", "start g1-a"]
+
+
+async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_by_then(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.nemesis.strike("freeze-group")
+    assert world.story == [
+        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers go on", "wait", "resume g1-a g1-b g1-c", "g1 is settled")
+    ]
+    assert world.metadata.groups == ["g2", "g2"]
+    assert FREEZE_S - 1.0 < world.slept_s <= FREEZE_S
+
+
+async def test_a_group_that_cannot_be_left_wakes_up_all_the_same_and_its_outage_has_no_end(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.metadata.failures = [ValueError("a bug")]
+    with pytest.raises(ValueError, match="a bug"):
+        await world.nemesis.strike("freeze-group")
+    assert world.story[-1] == "resume g1-a g1-b g1-c"
+    assert [end for end, _ in world.outages()] == ["invoke"]
+
+
+async def test_a_stopped_consumer_sleeps_for_longer_than_its_lease(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.nemesis.strike("stop-consumer")
+    assert world.story == ["note stop consumer c", "pause consumer", "wait", "resume consumer"]
+    assert world.slept_s > 3.0
+
+
+async def test_a_change_that_conflicts_is_tried_again_from_the_route_as_it_is_then(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.metadata.failures = [RouteConflict("another one"), NotConnected("the metaserver died")]
+    await world.changer.change("move")
+    assert world.metadata.asked == [(1, "move"), (2, "move"), (3, "move")]
+    assert (world.changer.done, world.changer.refused) == ({"move": 1}, {"E114": 1, "E301": 1})
+
+
+async def test_a_drain_goes_on_until_the_group_has_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.metadata.failures = [RouteConflict("another one")]
+    await world.changer.evacuate("g1")
+    assert world.metadata.groups == ["g2", "g2"]
+    assert await world.changer.holders() == ["g2"]
+
+
+async def test_steps_are_taken_one_after_the_other_and_none_before_its_time() -> None:
+    taken: list[str] = []
+
+    async def act(kind: str) -> None:
+        taken.append(kind)
+        await asyncio.sleep(0)
+        taken.append(f"{kind} done")
+
+    await follow([Step(0.0, "split"), Step(0.0, "merge")], act, lambda: taken.append("bar"), begin_s=0.0)
+    assert taken == ["split", "split done", "bar", "merge", "merge done", "bar"]
