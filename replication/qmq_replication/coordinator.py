@@ -167,14 +167,22 @@ class Coordinator:
             await self._store.keep_alive(self._lease)
         except LeaseNotFound:
             await self._set_again(claim)
-        lease = self._lease
         state = await read_group(self._store, self._group)
+        if "master" not in state.items and state.claim == claim and self._claim is claim:
+            # Our lease lives and the key is not there: what should have set it never arrived.
+            await self._put_key(claim)
+            state = await read_group(self._store, self._group)
+        lease = self._lease
         item = state.items.get("master")
         is_ours = item is not None and item.lease == lease and state.claim == claim
         return Holding(state.claim.epoch, lease if is_ours else NO_LEASE)
 
     async def _set_again(self, claim: Claim) -> None:
         self._lease = await self._store.grant(self._lease_s)
+        await self._put_key(claim)
+
+    async def _put_key(self, claim: Claim) -> None:
+        """Under our lease, if nobody is there; whether it was done is read back."""
         key = self._key("master")
         compares = [Compare(self._key("epoch"), Target.VALUE, "=", claim.encode()), absent(key)]
         with suppress(CoordinationUnknown):

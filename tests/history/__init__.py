@@ -7,6 +7,7 @@
     deliveries delivered_after_ack, delivered_twice, recovered
     gaps       availability
     checkers   `check_all`: all of them, and the `Report`
+    ordered    the same for ordered subjects, with events and checkers of their own: `check_ordered`
 
 In a test, three lines: `recorder.record(...)` around each call, `report = check_all(load(path), drained=True)`, `assert report.ok, report`.
 """

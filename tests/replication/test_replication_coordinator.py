@@ -240,3 +240,16 @@ async def test_the_store_is_put_to_use_by_compare_alone(store: Lossy) -> None:
     await a.change(before, before.with_learner("x"))
     assert len(seen) == 3
     assert all(seen)
+
+
+async def test_a_key_that_never_arrived_is_set_while_the_lease_lives(store: Lossy) -> None:
+    """The simulator of ordered subjects found it: the put was lost, the lease lived on, and the group had no master for anybody."""
+    a = coordinator(store, "a")
+    await a.bootstrap(VOTERS)
+    await a.campaign()
+    state = await read_group(store, "g")
+    lease = state.items["master"].lease
+    await store.delete(state.items["master"].key)
+    held = await a.hold()
+    assert (held.epoch, held.lease) == (1, lease)
+    assert (await read_group(store, "g")).master == state.master

@@ -18,7 +18,7 @@ from pathlib import Path
 from history import Recorder
 
 import qmq
-from system.ordered_workload import LEASE_MS, consume
+from system.ordered_workload import LEASE_MS, consume, reads_in_bulk
 
 TESTS = Path(__file__).resolve().parents[1]
 GRACE_S = 20.0
@@ -94,7 +94,10 @@ async def run(chosen: argparse.Namespace) -> None:
             assert task is not None
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             orphaned = asyncio.create_task(end_with_parent(task))
-            await consume(client, recorder, chosen.subject, chosen.group, chosen.name, gate=chosen.gate, lease_ms=chosen.lease_ms)
+            await consume(
+                client, recorder, chosen.subject, chosen.group, chosen.name, gate=chosen.gate, lease_ms=chosen.lease_ms,
+                in_bulk=reads_in_bulk(chosen.name),
+            )  # fmt: skip
             orphaned.cancel()
 
 

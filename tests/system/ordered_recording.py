@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from history import Recorder
+from history.events import Type
 from history.ordered import Deliver, Handed, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 
 from qmq import OrderedMessage, OrderedProducer
 from qmq.client.metadata import MetadataClient
+from qmq.client.ordered.lane_core import Cell, State
+from qmq.client.ordered.message import LaneMessage
+from qmq.client.ordered.messages import OrderedMessages
 from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import LaneLost, Outcome, QmqError
 
@@ -112,45 +116,64 @@ class DeliveryRecorder:
     """One consumer's deliveries and acknowledgements. `process` is one life of it.
 
     Deliveries are written at once, before they can be acknowledged. Acknowledgements that were answered together are one line.
+
+    A lane that is lost while an acknowledgement is on its way leaves nobody knowing: it may have been committed before. It was certainly
+    not if the lane was lost before anything was said.
     """
 
     def __init__(self, recorder: Recorder, process: str, group: str) -> None:
-        self.handed = self.settled = self.lost = 0
         self._recorder = recorder
         self._process = process
         self._group = group
-        self._answered: defaultdict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
+        self._answered: defaultdict[tuple[int, int, Type], list[tuple[int, int]]] = defaultdict(list)
         self._is_flushing = False
 
-    def delivered(self, message: OrderedMessage) -> tuple[str, int, bytes]:
-        """The handler is given it. Producer, serial and payload."""
-        producer, serial, payload = parse(message.body)
-        lps = message.lane.lane.range  # type: ignore[attr-defined]
-        handed = Handed(message.sequence, message.key or "", producer, serial, message.attempt, id_of(message.id))
+    def delivered(self, message: OrderedMessage) -> bytes:
+        """The handler is given it. The payload."""
+        return self._deliver([message])[0]
+
+    def delivered_in_bulk(self, messages: OrderedMessages) -> list[bytes]:
+        """The same for many of one lane."""
+        return self._deliver(list(messages))
+
+    def _deliver(self, messages: Sequence[LaneMessage]) -> list[bytes]:
+        rows, payloads = list[Handed](), list[bytes]()
+        for message in messages:
+            producer, serial, payload = parse(message.body)
+            rows.append(Handed(message.sequence, message.key or "", producer, serial, message.attempt, id_of(message.id)))
+            payloads.append(payload)
+        first = messages[0]
+        lps = first.lane.lane.range  # type: ignore[attr-defined]
         self._recorder.record(
             Deliver(
-                process=self._process, type="ok", group=self._group, partition=message.partition, first=lps.first, end=lps.end,
-                token=message.token, version=message.route_version, handed=(handed,),
+                process=self._process, type="ok", group=self._group, partition=first.partition, first=lps.first, end=lps.end,
+                token=first.token, version=first.route_version, handed=tuple(rows),
             )
         )  # fmt: skip
-        self.handed += 1
-        return producer, serial, payload
+        return payloads
 
     async def ack(self, message: OrderedMessage) -> None:
         """Acknowledge it, and write down what is known of that. Raises nothing."""
-        began_ns = time.monotonic_ns()
-        try:
-            await message.ack()
-            self.settled += 1
-            self._answer(message, "ok", began_ns)
-        except LaneLost:
-            self.lost += 1
-            self._answer(message, "fail", began_ns)
-        except QmqError:
-            self._answer(message, "info", began_ns)
+        await self._ack(message.ack, [message.cell], message.partition, message.token, [message.sequence])
 
-    def _answer(self, message: OrderedMessage, kind: str, began_ns: int) -> None:
-        self._answered[message.partition, message.token, kind].append((message.sequence, began_ns))
+    async def ack_in_bulk(self, messages: OrderedMessages) -> None:
+        """The same for many of one lane."""
+        cells = [run.cell for run in messages.runs]
+        await self._ack(messages.ack, cells, messages.partition, messages.token, [each.sequence for each in messages])
+
+    async def _ack(
+        self, ack: Callable[[], Awaitable[None]], cells: Sequence[Cell], partition: int, token: int, sequences: Sequence[int]
+    ) -> None:  # fmt: skip
+        is_void = all(cell.state is State.VOID for cell in cells)
+        began_ns = time.monotonic_ns()
+        end: Type = "ok"
+        try:
+            await ack()
+        except LaneLost:
+            end = "fail" if is_void else "info"
+        except QmqError:
+            end = "info"
+        self._answered[partition, token, end] += [(sequence, began_ns) for sequence in sequences]
         if not self._is_flushing:
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self.flush)
@@ -159,13 +182,11 @@ class DeliveryRecorder:
         """Write down what was answered since."""
         self._is_flushing = False
         answered, self._answered = self._answered, defaultdict(list)
-        for (partition, token, kind), found in answered.items():
-            sequences = tuple(sequence for sequence, _ in found)
-            began_ns = min(began_ns for _, began_ns in found)
+        for (partition, token, end), found in answered.items():
             self._recorder.record(
                 Settle(
-                    process=self._process, type=kind, group=self._group, partition=partition, token=token, sequences=sequences,  # type: ignore[arg-type]
-                    began_ns=began_ns,
+                    process=self._process, type=end, group=self._group, partition=partition, token=token,
+                    sequences=tuple(sequence for sequence, _ in found), began_ns=min(began_ns for _, began_ns in found),
                 )
             )  # fmt: skip
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -41,11 +40,17 @@ PAUSE_S = 0.01
 LOOK_S = 0.2
 LEASE_MS = 5_000
 CONCURRENCY = 256
+BULK = 200
 
 
 def share_of(key: str, shares: int) -> int:
     """Whose key it is."""
     return crc32(key.encode()) % shares
+
+
+def reads_in_bulk(name: str) -> bool:
+    """Consumers are named group-0, group-1, ...: every second one reads in bulk."""
+    return int(name.rpartition("-")[2]) % 2 == 1
 
 
 def flight_sources(producers: int) -> list[Iterator[Item]]:
@@ -169,7 +174,8 @@ class OrderedWorkload:
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     async def _consume(self, group: str, name: str) -> None:
-        await consume(self._new_client(), self.recorder, self.subject, group, name, gate=self._gate, follower=self._followers.get(group))
+        follower, in_bulk = self._followers.get(group), reads_in_bulk(name)
+        await consume(self._new_client(), self.recorder, self.subject, group, name, gate=self._gate, follower=follower, in_bulk=in_bulk)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -233,24 +239,30 @@ class OrderedWorkload:
 
 async def consume(
     client: qmq.Client, recorder: Recorder, subject: str, group: str, name: str, *, gate: str = "", follower: Follower | None = None,
-    lease_ms: int = LEASE_MS,
+    lease_ms: int = LEASE_MS, in_bulk: bool = False,
 ) -> None:  # fmt: skip
     """One consumer, until it is cancelled. Whatever it is given is written down, then followed, then acknowledged."""
     async with client.ordered_consumer(subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms) as consumer:
         log = DeliveryRecorder(recorder, f"{name}.{consumer.incarnation}", group)
-
-        async def handle(message: qmq.OrderedMessage) -> None:
-            _, _, payload = log.delivered(message)
-            if follower is not None:
-                follower(payload)
-            await log.ack(message)
-
+        follow = follower or (lambda payload: None)
         try:
-            await consumer.run(handle, concurrency=CONCURRENCY)
+            await (_read_in_bulk(consumer, log, follow) if in_bulk else _read_one_by_one(consumer, log, follow))
         finally:
             log.flush()
 
 
-def now_s() -> float:
-    """The history's clock."""
-    return time.monotonic_ns() / 1e9
+async def _read_one_by_one(consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]) -> None:
+    async def handle(message: qmq.OrderedMessage) -> None:
+        follow(log.delivered(message))
+        await log.ack(message)
+
+    await consumer.run(handle, concurrency=CONCURRENCY)
+
+
+async def _read_in_bulk(consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]) -> None:
+    while True:
+        found = await consumer.pull(BULK)
+        if found:
+            for payload in log.delivered_in_bulk(found):
+                follow(payload)
+            await log.ack_in_bulk(found)

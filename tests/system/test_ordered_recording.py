@@ -12,6 +12,7 @@ import pytest
 from history import Recorder, load
 from history.ordered import Deliver, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 
+from qmq.client.ordered.lane_core import State
 from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqError
 from qmq.model import MessageId
@@ -88,10 +89,11 @@ class FakeMessage:
     partition, token, route_version, attempt, key = 4, 6, 2, 1, "a"
     lane = SimpleNamespace(lane=SimpleNamespace(range=SimpleNamespace(first=0, end=512)))
 
-    def __init__(self, sequence: int, failure: QmqError | None = None) -> None:
+    def __init__(self, sequence: int, failure: QmqError | None = None, state: State = State.WORKING) -> None:
         self.sequence = sequence
         self.body = body_of("p0", sequence, b"x")
         self.id = MessageId(1, 0, sequence)
+        self.cell = SimpleNamespace(state=state)
         self._failure = failure
 
     async def ack(self) -> None:
@@ -99,13 +101,23 @@ class FakeMessage:
             raise self._failure
 
 
+class FakeMessages(list[FakeMessage]):
+    """Many of that lane, in two cells."""
+
+    partition, token = 4, 6
+    runs = (SimpleNamespace(cell=SimpleNamespace(state=State.WORKING)), SimpleNamespace(cell=SimpleNamespace(state=State.VOID)))
+
+    async def ack(self) -> None:
+        raise LaneLost("lost")
+
+
 async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answers(tmp_path: Path) -> None:
-    path = tmp_path / "h.jsonl"
+    path, lost = tmp_path / "h.jsonl", LaneLost("lost")
     with Recorder(path) as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")
-        messages: list[Any] = [FakeMessage(0), FakeMessage(1), FakeMessage(2, LaneLost("lost")), FakeMessage(3, NotConnected("away"))]
+        messages: list[Any] = [FakeMessage(0), FakeMessage(1), FakeMessage(2, lost, State.VOID), FakeMessage(3, NotConnected("away"))]
         for at, message in enumerate(messages, 1):
-            assert log.delivered(message) == ("p0", at - 1, b"x")
+            assert log.delivered(message) == b"x"
             assert len(load(path)) == at
         for message in messages:
             await log.ack(message)
@@ -119,7 +131,22 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
     ends = {event.type: event.sequences for event in events if isinstance(event, Settle)}
     assert ends == {"ok": (0, 1), "fail": (2,), "info": (3,)}
     assert all(event.began_ns and event.began_ns <= event.t_ns for event in events if isinstance(event, Settle))
-    assert (log.handed, log.settled, log.lost) == (4, 2, 1)
+
+
+async def test_a_lane_that_is_lost_behind_an_acknowledgement_leaves_nobody_knowing(tmp_path: Path) -> None:
+    """It may have been committed before the lane was lost; one by one, and in bulk if any of it was still held."""
+    with Recorder(tmp_path / "h.jsonl") as recorder:
+        log = DeliveryRecorder(recorder, "c.1", "g")
+        one: Any = FakeMessage(0, LaneLost("lost"))
+        many: Any = FakeMessages([FakeMessage(1), FakeMessage(2)])
+        log.delivered(one)
+        assert log.delivered_in_bulk(many) == [b"x", b"x"]
+        await log.ack(one)
+        await log.ack_in_bulk(many)
+        log.flush()
+    _, given, settled = load(tmp_path / "h.jsonl")
+    assert [row.sequence for row in given.handed] == [1, 2]
+    assert (settled.type, settled.sequences) == ("info", (0, 1, 2))
 
 
 class FakeMetadata:

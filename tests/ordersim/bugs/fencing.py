@@ -1,0 +1,48 @@
+"""Bugs in leases and fences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qmq_coordination.groups import read_group
+from qmq_coordination.ordered import Fence, fence_key
+from qmq_coordination.store import Put, absent
+
+from ordersim.bugs.planting import plant
+from qmq.errors import CoordinationUnknown
+from qmq.meta.ordered.sealing import Sealing
+from qmq.node import right as rights
+from qmq.node.right import Right
+
+
+async def _fence(self: Sealing, subject: str, part: Any, change: Any, began_ms: int, *, looks: bool) -> bool:
+    key = fence_key(part.group, subject, part.number)
+    if looks:
+        if self._now_ms() - began_ms < 1_000 or "master" in (await read_group(self._store, part.group)).items:
+            return False
+        await self._arrow("before fence")
+    try:
+        await self._store.txn([absent(key)], [Put(key, Fence(change.id, change.to_version).encode())])
+    except CoordinationUnknown:
+        return False
+    return await self._store.get(key) is not None
+
+
+async def _at_once(self: Sealing, subject: str, part: Any, change: Any, began_ms: int) -> bool:
+    return await _fence(self, subject, part, change, began_ms, looks=False)
+
+
+async def _without_comparing(self: Sealing, subject: str, part: Any, change: Any, began_ms: int) -> bool:
+    return await _fence(self, subject, part, change, began_ms, looks=True)
+
+
+async def _look_at_nothing(self: Right) -> None:
+    self._epoch, self._lease = self._heard[:2]
+    self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - rights.MARGIN))
+
+
+plant("fence without waiting for the lease", (Sealing, "_is_fenced", _at_once))
+plant("fence without comparing the master's key", (Sealing, "_is_fenced", _without_comparing))
+plant("never end the right by the clock", (Right, "__call__", lambda self: self._until_ms > 0))
+plant("keep the right for longer than the lease", (rights, "MARGIN", -0.5))
+plant("do not list the fences under a new lease", (Right, "_look", _look_at_nothing))

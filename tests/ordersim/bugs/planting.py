@@ -1,0 +1,24 @@
+"""How a bug is planted: methods of a class, or names of a module, are replaced while a run lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+
+
+def plant(name: str, *places: tuple[Any, str, Any]) -> None:
+    """A bug: what is replaced (where, name, by what)."""
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        with ExitStack() as stack:
+            for where, attribute, other in places:
+                stack.enter_context(patch.object(where, attribute, other))
+            yield
+
+    assert name not in BUGS
+    BUGS[name] = planted

@@ -1,0 +1,80 @@
+"""Bugs in who reads what: grants, leases, tokens, what is handed out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ordersim.bugs.planting import plant
+from qmq.broker import lanes as lanes_module
+from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.lanes import Lanes
+from qmq.client.ordered.keys import KeyQueue
+from qmq.client.ordered.lane import LaneReader
+from qmq.log.actions import LaneBegin
+from qmq.log.lanes import LaneHolder, LaneShare
+
+_attach, _find, _share = Lanes.attach, Lanes._find, Lanes._share
+_describe = LaneAdmin._describe
+_next = KeyQueue.next
+_finished = KeyQueue.finished
+
+
+def _answer_at_once(self: Lanes, peer: Any, request_id: int, request: Any) -> None:
+    broker = self._broker
+    waiting = len(broker.settled)
+    _attach(self, peer, request_id, request)
+    if len(broker.settled) > waiting:
+        held = broker.settled.pop()
+        held.peer.send(held.answer)
+
+
+def _without_others(holders: list[LaneHolder], request: Any) -> tuple[list[LaneHolder], list[LaneHolder]]:
+    return [each for each in holders if each.consumer == request.consumer], []
+
+
+def _take_over(holders: list[LaneHolder], _request: Any) -> tuple[list[LaneHolder], list[LaneHolder]]:
+    """Whoever asks gets the lane; the one before is released in order, but its lease still ran."""
+    return holders, []
+
+
+async def _describe_early(self: LaneAdmin, subject: str, numbers: list[int], group: str) -> list[Any]:
+    self._broker.require_serving()
+    queues = [queue for (name, number), queue in sorted(self._broker.store.queues.items()) if name == subject.encode() and number > 0]
+    return [_describe(self, queue, group) for queue in queues if not numbers or queue.id.partition in numbers]
+
+
+def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> LaneShare:
+    share = queue.lanes.get(group)
+    if share is None or not share.progress:
+        self._broker.store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0))
+    return _share(self, queue, group, whole)
+
+
+def _open_anything(self: Lanes, request: Any, lps: Any) -> Any:
+    routing = self._broker.routing
+    found = routing.partition(request.subject, request.partition)
+    if found is None:
+        return _find(self, request, lps)
+    return self._broker.find_queue(request.subject.encode(), request.partition).queue, found.range
+
+
+def _many_of_a_key(self: KeyQueue[Any, Any]) -> Any:
+    found = _next(self)
+    if found is not None:
+        _finished(self, found[0])
+        self._in_work.add(found[0])
+    return found
+
+
+def _finish_if_there(self: KeyQueue[Any, Any], key: bytes) -> None:
+    if key in self._in_work:
+        _finished(self, key)
+
+
+plant("answer a grant before it is committed", (Lanes, "attach", _answer_at_once))
+plant("grant a lane that overlaps another one", (lanes_module, "_divide", _without_others))
+plant("take a lane over while its lease runs", (lanes_module, "_divide", _take_over))
+plant("report a lane finished before that is committed", (LaneAdmin, "describe", _describe_early))
+plant("begin a target at its end", (Lanes, "_share", _begin_at_end))
+plant("hand out after the lease may be over", (LaneReader, "is_sure", lambda self: True))
+plant("hand out several messages of a key at once", (KeyQueue, "next", _many_of_a_key), (KeyQueue, "finished", _finish_if_there))

@@ -1,0 +1,162 @@
+"""An event loop for each process, on the world's clock: what asyncio needs of a loop, and no more.
+
+A process that is paused does what came meanwhile when it goes on. One that is killed does nothing any more: no `finally`, no answer, no
+last word; its coroutines are kept until the end of the run, so that nothing happens when they are collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from sim.world import World
+
+from ordersim.violation import RAISED, Violation
+from qmq.errors import QmqError
+
+AT_ONCE_MAX = 20_000
+"""So many steps in one millisecond are a loop without end."""
+LOOK_S = 1e-9
+"""To look at the clock takes time: who waits for a part of a millisecond shall see it pass."""
+
+
+class Timer:
+    """A callback to come."""
+
+    __slots__ = ("_args", "_callback", "_context", "_is_cancelled", "_loop", "_when")
+
+    def __init__(
+        self, loop: ProcessLoop, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
+        self._loop, self._when, self._callback, self._args = loop, when, callback, args
+        self._context = context or contextvars.copy_context()
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """It shall not come."""
+        self._is_cancelled = True
+
+    def cancelled(self) -> bool:
+        """Whether it shall not."""
+        return self._is_cancelled
+
+    def when(self) -> float:
+        """When it comes, on the loop's clock."""
+        return self._when
+
+    def fire(self) -> None:
+        """Now, if the process can."""
+        loop = self._loop
+        if self._is_cancelled or not loop.is_alive:
+            return
+        if loop.is_paused:
+            loop.frozen.append(self)
+            return
+        asyncio._set_running_loop(loop)
+        self._context.run(self._callback, *self._args)
+        if RAISED:
+            raise RAISED[0]
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """See the module. `broken` is told of what nobody caught."""
+
+    def __init__(self, world: World, name: str, broken: Callable[[str, BaseException], None]) -> None:
+        self.world = world
+        self.name = name
+        self.is_alive = True
+        self.is_paused = False
+        self.frozen: list[Timer] = []
+        self._now = self._count = 0
+        self._looked_at = self._looks = 0
+        self._broken = broken
+
+    # --- asyncio's side --------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        if self.world.now != self._looked_at:
+            self._looked_at, self._looks = self.world.now, 0
+        self._looks += 1
+        return self.world.now / 1000 + self._looks * LOOK_S
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+        return self._in(0, callback, args, context)
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+        return self._in(max(-int(-delay * 1000 // 1), 0), callback, args, context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+        return self._in(max(-int((self.world.now - when * 1000) // 1), 0), callback, args, context)
+
+    def _in(self, ms: int, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None) -> Timer:
+        timer = Timer(self, (self.world.now + ms) / 1000, callback, args, context)
+        if self.world.now != self._now:
+            self._now, self._count = self.world.now, 0
+        self._count += 1
+        if self._count > AT_ONCE_MAX and not RAISED:
+            raise Violation(f"livelock: {self.name} does not let time pass; it calls {callback}")
+        if self.is_alive:
+            self.world.after(ms, timer.fire)
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        cause = context.get("exception")
+        if self.is_alive and cause is not None and not isinstance(cause, QmqError):
+            self._broken(self.name, cause)
+
+    async def create_connection(self, factory: Callable[[], Any], host: str = "", port: int = 0, **_: Any) -> Any:  # type: ignore[override]
+        return await self.connect(factory, host)
+
+    connect: Callable[[Callable[[], Any], str], Awaitable[Any]]
+
+    # --- the simulator's side --------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Do nothing for now."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on, with all that came meanwhile, in its order."""
+        self.is_paused = False
+        frozen, self.frozen = self.frozen, []
+        for timer in frozen:
+            self.world.after(0, timer.fire)
+
+    def enter(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Call something as if the loop had."""
+        asyncio._set_running_loop(self)
+        return do(*args)
+
+    def kill(self) -> list[asyncio.Task[Any]]:
+        """The end; what was under way, to be kept until `bury`."""
+        self.is_alive = False
+        self.frozen.clear()
+        return [task for task in asyncio.all_tasks(self) if not task.done()]
+
+
+def bury(tasks: list[asyncio.Task[Any]]) -> None:
+    """Let go of what killed processes had under way."""
+    for task in tasks:
+        try:
+            task.get_coro().close()  # type: ignore[union-attr]
+        except BaseException:
+            continue

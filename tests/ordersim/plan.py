@@ -1,0 +1,104 @@
+"""What a seed's run is like: its own probabilities, some of them zero, so that rare things happen together (swarm testing)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+FAULTS = (
+    "kill_master", "pause_master", "failover", "isolate_master", "isolate_group", "isolate_group_long", "hide_group", "stall_group",
+    "handover", "kill_broker_process", "disk_full",
+    "etcd_cut_one", "etcd_cut_all", "lease_end",
+    "kill_metaserver", "pause_metaserver", "isolate_metaserver",
+    "cut_connections", "isolate_client",
+    "kill_producer", "pause_producer",
+    "kill_consumer", "pause_consumer", "leave_consumer", "join_consumer", "pause_consumer_long",
+    "flip_gate", "new_group", "unpark",
+)  # fmt: skip
+
+OBSESSIONS = (
+    ("isolate_group_long",), ("isolate_group_long", "cut_connections"), ("hide_group",), ("stall_group", "cut_connections", "pause_master"),
+    ("failover", "pause_consumer_long"), ("kill_master", "etcd_cut_one"), ("pause_consumer_long",), ("kill_metaserver",), ("disk_full",),
+)  # fmt: skip
+"""Seeds that have little else."""
+
+CHANGES = ("split", "merge", "move", "split_many", "merge_many", "drain")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Probabilities per message, request or step; mean times in milliseconds."""
+
+    rounds: int = 2
+    logical_partitions: int = 16
+    partitions: int = 2
+    broker_groups: int = 2
+    metaservers: int = 2
+    producers: int = 2
+    keys: int = 5
+    """Of each producer."""
+    consumers: int = 2
+    """Of each group, at first."""
+    groups: tuple[str, ...] = ("g",)
+    is_lease: bool = True
+    unknown: str = "resend"
+    delivery_s: float = 600.0
+    on_failure: str = "block"
+    gate: str = ""
+    """What consumers ask for."""
+    send_every_ms: int = 400
+    handler_ms: int = 40
+    handler_fails: float = 0.0
+    prefetch: int = 20
+    concurrency: int = 4
+    slow: float = 0.0
+    slow_ms: int = 100
+    loss: float = 0.0
+    """Of calls."""
+    etcd_loss: float = 0.0
+    etcd_late: float = 0.0
+    arrow_kill: float = 0.0
+    arrow_stall: float = 0.0
+    aim: float = 0.0
+    """How often a step of a change is struck at its weak moment."""
+    fault_every_ms: int = 4_000
+    change_every_ms: int = 6_000
+    faults: tuple[str, ...] = ()
+    changes: tuple[str, ...] = CHANGES
+
+
+def draw(random: Random) -> Plan:
+    """A plan of its own for each seed."""
+    is_obsessed = random.random() < 0.4
+    faults = random.choice(OBSESSIONS) if is_obsessed else random.sample(FAULTS, random.randint(4, 14))
+    return Plan(
+        partitions=random.choice((1, 2, 3)),
+        broker_groups=random.choice((2, 2, 3)),
+        metaservers=random.choice((2, 2, 3)),
+        producers=random.choice((1, 2, 2)),
+        keys=random.choice((2, 5, 8)),
+        consumers=random.choice((1, 2, 3)),
+        groups=random.choice((("g",), ("g", "h"))),
+        is_lease=random.random() < 0.75,
+        unknown=random.choice(("resend", "resend", "resend", "fail")),
+        delivery_s=random.choice((600.0, 600.0, 12.0)),
+        gate=random.choice(("", "", "strict")),
+        on_failure=random.choice(("block", "block", "park")),
+        send_every_ms=random.choice((300, 700, 2_000)),
+        handler_ms=random.choice((5, 40, 200)),
+        handler_fails=random.choice((0.0, 0.0, 0.02, 0.1)),
+        prefetch=random.choice((1, 6, 40)),
+        concurrency=random.choice((1, 4, 16)),
+        slow=random.choice((0.0, 0.0, 0.02, 0.2)),
+        slow_ms=random.choice((50, 300, 2_000)),
+        loss=random.choice((0.0, 0.0, 0.02, 0.15)),
+        etcd_loss=random.choice((0.0, 0.0, 0.02, 0.1)),
+        etcd_late=random.choice((0.0, 0.0, 0.03)),
+        arrow_kill=random.choice((0.0, 0.0, 0.05, 0.2)),
+        arrow_stall=random.choice((0.0, 0.0, 0.1, 0.3)),
+        aim=random.choice((0.0, 0.0, 0.3, 0.7)),
+        fault_every_ms=random.choice((3_000, 6_000, 12_000) if is_obsessed else (1_500, 3_000, 6_000)),
+        change_every_ms=random.choice((2_000, 4_000, 10_000)),
+        faults=tuple(sorted(faults)),
+        changes=tuple(sorted(random.sample(CHANGES, random.randint(2, len(CHANGES))))),
+    )  # fmt: skip
