@@ -378,7 +378,7 @@ class LaneReader:
     def _lost_error(self) -> LaneLost:
         return LaneLost(
             f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} is not this consumer's any more, or was let go:"
-            " the message will be seen again"
+            " the message may be seen again"
         )
 
     def _detach(self) -> None:

@@ -115,7 +115,7 @@ class OrderedMessage(LaneMessage):
     async def ack(self) -> None:
         """It was worked on. Returns when that is committed.
 
-        Raises LaneLost if the lane went to another consumer first: the message will be seen again. Raises NotConnected if no answer came in
+        Raises LaneLost if the lane went to another consumer first: the message may be seen again. Raises NotConnected if no answer came in
         time (the verdict is sent again and again), ClientClosed.
         """
         self.ack_later()

@@ -281,7 +281,11 @@ async def test_progress_tells_what_is_finished_only_when_the_command_message_is_
         (info,) = await admin(it).describe(SUBJECT, [1], "g")
         assert info.share is not None
         assert not queue.is_finished(info.share, LpRange(0, 8))
+        before = info.share
         await it.settle(lane, (40, 40))
+        assert not queue.is_finished(before, LpRange(0, 8))  # what was told is of the moment at which its commit was waited for
+        (info,) = await admin(it).describe(SUBJECT, [1], "g")
+        assert info.share is not None
         assert queue.is_finished(info.share, LpRange(0, 8))
         assert not queue.is_finished(info.share, LpRange(0, 9))
         assert not queue.is_finished(info.share, WHOLE)
