@@ -153,7 +153,8 @@ class Ledger:
         name = f"message {message.number} of {message.key!r}"
         copies = self.by_key.setdefault(message.key, {}).setdefault(message.number, [])
         for number, other in copies:
-            if self.parts[number].fenced_ms < 0 or other.id != message.id:
+            older = min(self.parts[number], part, key=lambda each: each.since)
+            if older.fenced_ms < 0 or other.id != message.id:
                 raise Violation(
                     f"stored twice: {name} is in partition {number} at {other.sequence} (id {other.id.hex()}), and in partition "
                     f"{part.part.number} at {message.sequence} (id {message.id.hex()})"
