@@ -143,7 +143,8 @@ class OrderedService:
             await self._controller.placing.begin(*pair, Start.of_new(request.start), gate or Gate.LANES)
             await self._controller.read_back(group_record_key(*pair))
             record = self._record(pair)
-        if record is not None and gate is not None and record.gate is not gate:
+        # Who joins says so, and not who has long been there: two that want different things would change it back and forth for ever.
+        if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
             await self._controller.placing.set_gate(*pair, gate)
             await self._controller.read_back(group_record_key(*pair))
 
