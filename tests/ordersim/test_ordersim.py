@@ -54,7 +54,6 @@ FOUND_AT = {
     "take an unknown outcome for not stored": 17,
     "send on before the fate of earlier batches is known": 33,
     "send again under another message id": 17,
-    "give up waiting for a partition that is not fenced": 108,
 }
 """The seed that finds it first (scripts/sim_order --bugs --json)."""
 
