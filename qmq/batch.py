@@ -171,6 +171,11 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     return Envelope._make(fields[2:10])
 
 
+def region_crc_of(envelope: bytes) -> int:
+    """The region's checksum that an envelope holds."""
+    return int.from_bytes(envelope[12:16], "little")
+
+
 class BatchView:
     """A batch with its columns decoded when they are first asked for.
 
@@ -267,6 +272,11 @@ class BatchView:
         if at < 0:
             return [header.create_time_ms] * header.count
         return [header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)]
+
+    def dues_ms(self) -> tuple[int, ...] | None:
+        """When each message is to be delivered, milliseconds since 1970; None if it is no delayed batch."""
+        at = self.layout.due
+        return None if at < 0 else int_column(self.region, at, "q", self.header.count)
 
     def message_ids(self) -> list[bytes] | None:
         """The 16-byte ids that were stored; None where they follow from producer and place (`model.MessageId`)."""

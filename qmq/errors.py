@@ -17,7 +17,9 @@
     │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the other way round
     │   ├── RouteConflict           E114  another change is under way, or the route is not what the request took it for
     │   ├── LaneLost                E115  the lane is another consumer's now, or its lease is over: attach again
-    │   └── UnknownPartition        E116  the subject has no such partition
+    │   ├── UnknownPartition        E116  the subject has no such partition
+    │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
+    │   └── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -143,6 +145,14 @@ class LaneLost(CallerError):
 
 class UnknownPartition(CallerError):
     code = 116
+
+
+class DelayTooLong(CallerError):
+    code = 117
+
+
+class TooLate(CallerError):
+    code = 118
 
 
 class PeerError(QmqError):

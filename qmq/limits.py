@@ -48,6 +48,9 @@ KEY_BYTES_MAX: Final = 4 * KIB
 HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""
 
+DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
+"""Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15 minutes)."""
+
 LOGICAL_PARTITIONS_MAX: Final = 65_536
 """Logical partitions of an ordered subject: one takes 16 bits in a batch."""
 

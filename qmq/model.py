@@ -89,6 +89,30 @@ class MessageId:
         return cls(int(text[:16], 16), int(text[16:28], 16), int(text[28:], 16))
 
 
+@dataclass(frozen=True, slots=True)
+class DelayedId:
+    """Names a delayed message, and says where it is kept: docs/DELAY.md. `str()` of it is what applications keep."""
+
+    message_id: MessageId
+    due_ms: int
+    """As it was sent."""
+    append_ms: int
+    """When the delay group stored it."""
+    group: str
+    """The delay group."""
+
+    def __str__(self) -> str:
+        return f"{self.message_id}-{self.due_ms:x}-{self.append_ms:x}-{self.group}"
+
+    @classmethod
+    def parse(cls, text: str) -> DelayedId:
+        """The inverse. Raises InvalidArgument."""
+        match = re.fullmatch(r"([0-9a-f]{32})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)", text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidArgument(f"{text!r} is no id of a delayed message: take the receipt's `delayed_id`")
+        return cls(MessageId.parse(match[1]), int(match[2], 16), int(match[3], 16), check_name("delay group", match[4]))
+
+
 class Order(Enum):
     """What a subject promises about the messages of one key."""
 

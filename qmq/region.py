@@ -38,10 +38,12 @@ class Column(IntFlag):
     LOGICAL_PARTITION = 8
     TAGS = 16
     HEADERS = 32
+    DUE = 64
+    """Of a delayed message: when it is to be delivered. Only delay servers take batches that have it."""
 
 
 _KNOWN_COLUMNS: Final = sum(Column)
-_CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS = map(int, Column)
+_CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
 """As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""
 
 
@@ -50,6 +52,12 @@ class BatchFlag(IntFlag):
 
     BENT = 1
     """Best-effort order: its messages belong to another partition, whose broker group was in trouble."""
+    ORDERED = 2
+    """Delayed messages to an ordered subject."""
+    RECURRING = 4
+    """One delayed message with the headers `qmq-cron` and `qmq-zone`: it comes again and again."""
+    DIRECTED = 8
+    """For one consumer group, which the header `qmq-group` of each message names: others pass over it."""
 
 
 class RegionHeader(NamedTuple):
@@ -97,6 +105,7 @@ class Columns:
     create_deltas: list[int] | None = None
     message_ids: list[bytes] | None = None
     logical_partitions: Sequence[int] | None = None
+    dues: Sequence[int] | None = None
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------
@@ -154,6 +163,9 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
     if columns.headers is not None:
         flags |= Column.HEADERS
         buffers += _header_buffers(columns.headers)
+    if columns.dues is not None:
+        flags |= Column.DUE
+        buffers.append(array("q", columns.dues).tobytes())
     return flags, buffers
 
 
@@ -204,6 +216,7 @@ class Layout:
     header_name_data: int = -1
     header_value: int = -1
     header_value_data: int = -1
+    due: int = -1
     body: int = -1
     body_data: int = -1
 
@@ -235,6 +248,8 @@ class Layout:
                 at = self._walk_tags(region, at, count)
             if columns & _HEADERS:
                 at = self._walk_headers(region, at, count)
+            if columns & _DUE:
+                self.due, at = at, at + 8 * count
         self.body = at
         self.body_data = at + pad(4 * (count + 1))
         return self.body_data + pad(header.body_bytes)

@@ -4,6 +4,7 @@
     /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never goes
     /qmq/groups/GROUP/master             Master, JSON, under the master's lease: where clients find it
     /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
+    /qmq/groups/GROUP/delay              DelaySettings, JSON: it is a delay group (docs/DELAY.md). Put when it is founded, never changed
     /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
     /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
 
@@ -72,6 +73,16 @@ class ReplicaRecord(_Json):
     folder: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DelaySettings(_Json):
+    """What all replicas of a delay group must agree on, for their schedules are the same bytes."""
+
+    bucket_ms: int
+    """The schedule log's files hold so much time each."""
+    delay_ms_max: int
+    """Longer delays are refused."""
+
+
 class Mode(Enum):
     """What an operator wants of a group."""
 
@@ -129,6 +140,12 @@ class GroupState:
 
     def _replicas(self, kind: str) -> tuple[str, ...]:
         return tuple(json.loads(self.members)[kind]) if self.members else ()
+
+    @property
+    def delay(self) -> DelaySettings | None:
+        """Of a delay group."""
+        item = self._item("delay")
+        return None if item is None else DelaySettings.decode(item.value)
 
     @property
     def mode(self) -> Mode:

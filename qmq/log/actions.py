@@ -23,6 +23,16 @@ On partitions of ordered subjects (qmq/log/lanes.py):
     LANE_PARK     token, sequence, lp, key         a message is set aside with its key
     LANE_UNPARK   key, replays                     an operator gives a key's messages back, or drops them
     LANE_RESET    first, end, sequence             an operator moved the group
+
+On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `ordinal` name a delayed message:
+
+    PLAN          number, subject, partition, broker_group, producer_id, batch_sequence, [bucket, ordinals]*     it will be sent so
+    PLAN_DONE     numbers               these plans are stored where they were to go
+    PLAN_VOID     numbers               these certainly are not: their messages are pending again
+    CANCEL        bucket, ordinal       the message is not to be delivered
+    POSTPONE      bucket, ordinal, due_ms    it is to be delivered at another time
+    RECUR         bucket, ordinal, due_ms    a run of a recurring message is planned: the next one is due then
+    CLOSE         before                the buckets before this one have nothing left
 """
 
 from __future__ import annotations
@@ -54,6 +64,13 @@ class ActionKind(IntEnum):
     LANE_PARK = 12
     LANE_UNPARK = 13
     LANE_RESET = 14
+    PLAN = 20
+    PLAN_DONE = 21
+    PLAN_VOID = 22
+    CANCEL = 23
+    POSTPONE = 24
+    RECUR = 25
+    CLOSE = 26
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
@@ -151,8 +168,58 @@ class LaneReset(Action, frozen=True, tag=int(ActionKind.LANE_RESET)):
     sequence: int
 
 
+class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
+    """What a delay server's master did."""
+
+
+class PlanAction(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN)):
+    """A batch that will be sent: to a partition of a broker group, under a producer's number, with these messages in this order."""
+
+    number: int
+    """Plans of a delay group are numbered from 1, over all its masters."""
+    subject: str
+    partition: int
+    broker_group: str
+    producer_id: int
+    batch_sequence: int
+    items: tuple[tuple[int, bytes], ...]
+    """(bucket, ordinals as little-endian u32) runs; the messages' order is theirs."""
+
+
+class PlanDone(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN_DONE)):
+    numbers: tuple[int, ...]
+
+
+class PlanVoid(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN_VOID)):
+    numbers: tuple[int, ...]
+
+
+class Cancel(ScheduleStruct, frozen=True, tag=int(ActionKind.CANCEL)):
+    bucket: int
+    ordinal: int
+
+
+class Postpone(ScheduleStruct, frozen=True, tag=int(ActionKind.POSTPONE)):
+    bucket: int
+    ordinal: int
+    due_ms: int
+
+
+class Recur(ScheduleStruct, frozen=True, tag=int(ActionKind.RECUR)):
+    bucket: int
+    ordinal: int
+    due_ms: int
+
+
+class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
+    before: int
+    """The first bucket that stays."""
+
+
+ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset
-AnyAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | LaneAction
+ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset
+AnyAction = ShareAction | LaneAction | ScheduleAction
 """What the action log holds."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -48,6 +48,8 @@ class Checkpoint(msgspec.Struct, array_like=True):
     queues: list[QueueState]
     epochs: list[tuple[int, int]] = []
     """(epoch, its first index), ascending."""
+    projection: Any = None
+    """See qmq/log/projection.py."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:

@@ -15,6 +15,7 @@ from qmq.log import checkpoint as checkpoints
 from qmq.log.checkpoint import VERSION, Checkpoint, QueueState
 from qmq.log.consume_log import ENTRY_BYTES, Spill
 from qmq.log.disk import Disk
+from qmq.log.projection import ProjectionPlan
 from qmq.log.queue import Queue
 from qmq.log.store import FlushPlan, Store
 
@@ -34,12 +35,15 @@ class CheckpointPlan:
     flush: FlushPlan
     spills: tuple[Spill, ...]
     checkpoint: Checkpoint
+    projection: ProjectionPlan | None = None
 
     def run(self) -> None:
         """Raises FlushFailed; DiskFull, and then there is no new checkpoint."""
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
         self._sync(written)
+        if self.projection is not None:
+            self.projection.run()
         data = checkpoints.encode(self.checkpoint)
         checkpoints.save(self.disk, self.folder / "checkpoint", self.checkpoint.index, data)
 
@@ -74,7 +78,10 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
         VERSION, store.applied_index, store.epoch, store.last_time_ms, store.messages.start, messages,
         store.actions.start, actions, states, [each for each in store.epochs if each[1] <= store.applied_index],
     )  # fmt: skip
-    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found)
+    projected = store.projection.begin_checkpoint() if store.projection is not None else None
+    if projected is not None:
+        found.projection = projected.state
+    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found, projected)
 
 
 def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | None]:
@@ -95,6 +102,8 @@ def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
     """The plan was run; everything up to the index that this gives survives a power cut."""
     for spill in plan.spills:
         spill.log.spilled(spill)
+    if plan.projection is not None and store.projection is not None:
+        store.projection.end_checkpoint(plan.projection)
     return store.end_flush(plan.flush)
 
 

@@ -32,6 +32,7 @@ from qmq.log.consumption import Share
 from qmq.log.disk import Disk
 from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk
 from qmq.log.lanes import LaneShare
+from qmq.log.projection import Projection
 from qmq.log.queue import Queue
 from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
@@ -47,15 +48,18 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 
 def open_store(
     folder: Path, config: LogConfig, clock: Clock, *, disk: Disk | None = None, progress: Progress = _no_progress,
-    is_replicated: bool = False, until: int | None = None,
+    is_replicated: bool = False, until: int | None = None, projection: Projection | None = None,
 ) -> Store:  # fmt: skip
     """Open the folder's store, or make an empty one. A replica may be told to cut what lies behind index `until`.
+
+    `projection` gets every entry behind its checkpoint's.
 
     Raises:
         FolderInUse: another process has it.
         LogDamaged: acknowledged data is hurt; nothing was changed.
     """
     store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated)
+    store.projection = projection
     try:
         _recover(store, progress, until)
     except BaseException:
@@ -75,6 +79,8 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     else:
         for path in store.consume_folder.iterdir():
             path.unlink()
+    if store.projection is not None:
+        store.projection.load(found.projection if found is not None else None)
     _Replay(store, place, found is not None, progress, until).run()
     if lost:
         rebuild(store, lost, place[0], progress)

@@ -25,12 +25,12 @@ from typing import Final, NamedTuple
 import msgspec
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place
+from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log import commands
-from qmq.log.actions import AnyAction, LaneAction, decode_actions, encode_actions
+from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, ShareAction, decode_actions, encode_actions
 from qmq.log.cache import TailCache
 from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
@@ -39,6 +39,7 @@ from qmq.log.disk import Disk
 from qmq.log.envelopes import damaged, head_at, unwrap, wrap
 from qmq.log.lanes import LaneShare
 from qmq.log.lock import FolderLock
+from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
@@ -50,6 +51,7 @@ _SNAPSHOT_STATES: Final = 200
 _LANES: Final = 1
 """Marks the state of lanes in a snapshot."""
 _FREE_CHECK_BYTES: Final = 4 * MIB
+_NOTHING: Final = Settled(0, 0)
 
 
 class Intake(NamedTuple):
@@ -120,6 +122,8 @@ class Store:
         """Whether opening had to cut what may have been acknowledged."""
         self.unflushed_messages = 0
         self.unwritten: list[AnyAction] = []
+        self.projection: Projection | None = None
+        """What follows from the logs besides; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
         self._invisible: deque[tuple[int, Queue, int]] = deque()
         self._free_checked_at = 0
@@ -206,6 +210,8 @@ class Store:
         put = self.cache.put
         for at, (queue, entry) in enumerate(entries):
             queue.add(entry)
+            if self.projection is not None:
+                self.projection.take(first + at, entry.append_time_ms, buffers[2 * at + 1], region_crc_of(buffers[2 * at]))
             put(entry.position, buffers[2 * at], buffers[2 * at + 1])
             self.unflushed_messages += entry.count
             if self.commits_at_once:
@@ -334,9 +340,9 @@ class Store:
     # --- actions -------------------------------------------------------------------------------------------------------
 
     def act(self, action: AnyAction) -> Settled:
-        """Apply the action at once, and have it written by the next `write_actions`."""
+        """Apply the action at once, and have it written by the next `write_actions`; those of a schedule are applied only then."""
         self.unwritten.append(action)
-        return self.apply(action)
+        return _NOTHING if isinstance(action, ScheduleAction) else self.apply(action)
 
     def write_actions(self) -> None:
         """Write what was done since the last time, with one write.
@@ -348,14 +354,19 @@ class Store:
             return
         self.actions.drop_empty()
         self._append_wrapped(ACTIONS, Kind.ACTIONS, [encode_actions(self.unwritten)], len(self.unwritten))
-        self.unwritten.clear()
+        written, self.unwritten = self.unwritten, []
+        if self.projection is not None:
+            for action in written:
+                if isinstance(action, ScheduleAction):
+                    self.projection.act(self.index, self.last_time_ms, action)
         if self.actions.must_roll(0):
             # The shares have these actions already, so the snapshot comes behind them. What does not fit now is tried again next time.
             with suppress(DiskFull):
                 self._open_segment(ACTIONS, self._share_states())
 
     def apply(self, action: AnyAction) -> Settled:
-        """Change the share that the action names. Used alike when acting and when replaying."""
+        """Change the share or the lanes that the action names. Used alike when acting and when replaying."""
+        assert not isinstance(action, ScheduleAction), action
         if isinstance(action, LaneAction):
             return Settled(self.lane_share_of(action).apply(action), 0)
         return self.share_of(action).apply(action)
@@ -364,11 +375,11 @@ class Store:
         """Apply at once, and have it written by the next `write_actions`; what `LaneShare.apply` gave."""
         return self.act(action).settled
 
-    def lane_share_of(self, action: AnyAction) -> LaneShare:
+    def lane_share_of(self, action: LaneAction) -> LaneShare:
         """The lanes that the action is about; made if absent."""
         return self.open_queue(action.subject, action.partition).lane_share(action.group)
 
-    def share_of(self, action: AnyAction) -> Share:
+    def share_of(self, action: ShareAction) -> Share:
         """The share that the action is about; made if absent."""
         return self.open_queue(action.subject, action.partition).share(action.group)
 
@@ -378,11 +389,16 @@ class Store:
             self._apply_snapshot(log, position, envelope, region)
         elif envelope.kind == Kind.ACTIONS:
             for action in decode_actions(unwrap(region)):
-                self.apply(action)
+                if not isinstance(action, ScheduleAction):
+                    self.apply(action)
+                elif self.projection is not None:
+                    self.projection.act(envelope.index, envelope.append_time_ms, action)
         elif envelope.kind in (Kind.DATA, Kind.COMMAND):
             queue, entry = self.index_entry(position, envelope, region)
             queue.add(entry)
             queue.visible_sequence = queue.next_sequence
+            if self.projection is not None:
+                self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
             if envelope.kind == Kind.COMMAND:
                 queue.sealed = commands.read(region, entry.base_sequence)
 
@@ -467,6 +483,8 @@ class Store:
 
     def close(self) -> None:
         """Close files and give the folder free. Does not flush: `recovery.close_store` does."""
+        if self.projection is not None:
+            self.projection.close()
         self.messages.close()
         self.actions.close()
         self.lock.release()

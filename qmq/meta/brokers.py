@@ -17,7 +17,7 @@ from qmq_coordination.groups import Master, group_key
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationError, DeadlineExceeded, NotConnected, NotMaster, QmqError, Unavailable
-from qmq.proto.v1 import control_pb2_grpc
+from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
 BROKER_S: Final = 2.5
@@ -66,7 +66,10 @@ class Brokers:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        call: Callable[..., Awaitable[Any]] = getattr(control_pb2_grpc.BrokerControlStub(channel), method)
+        stub: Any = control_pb2_grpc.BrokerControlStub(channel)
+        if not hasattr(stub, method):
+            stub = delay_pb2_grpc.DelayControlStub(channel)
+        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as cause:

@@ -11,6 +11,7 @@ meanwhile, so the answer is CoordinationUnavailable, not "there is none". Change
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -76,8 +77,8 @@ class Cluster:
             found = self._view.subject(name)
         return found
 
-    async def locate(self, name: str, *, create: bool) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
-        """A subject, and where it is now. Raises UnknownSubject, and NotConnected if none of its groups has a master."""
+    async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
+        """A subject, and where it is now, or where its delayed messages go. Raises UnknownSubject; NotConnected if nobody is master there."""
         config = await self._find(name)
         if config is None:
             if not (create and self._auto_create):
@@ -85,20 +86,31 @@ class Cluster:
             config = await self.create(SubjectConfig(name))
         if config.order is not Order.NONE:
             await self.ordered(config)
-        routes = self._routes(config)
+        if delayed:
+            return config, await self._delay_routes()
+        routes = self._routes(config.former_groups, self.hosts(config))
         if not routes:
             raise NotConnected(
                 f"none of subject {name!r}'s broker groups has a master just now ({', '.join(self.hosts(config)) or 'no group is known'})"
             )
         return config, routes
 
-    def _routes(self, config: SubjectConfig) -> list[pb.QueueRoute]:
+    async def _delay_routes(self) -> list[pb.QueueRoute]:
+        if not self.delay_groups():
+            await self._view.refresh()
+        routes = self._routes((), self.delay_groups())
+        if not routes:
+            names = ", ".join(self.delay_groups())
+            raise NotConnected(f"no delay group has a master just now ({names})" if names else "there is no delay group: start `qmq delay`")
+        return routes
+
+    def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
         routes = []
-        for group in self.hosts(config):
+        for group in groups:
             state = self._view.group(group)
             master = state.master
             if master is not None and master.data_address:
-                is_writable = group not in config.former_groups and state.mode is Mode.READ_WRITE
+                is_writable = group not in former_groups and state.mode is Mode.READ_WRITE
                 routes.append(
                     pb.QueueRoute(
                         partition=0, broker_group=group, data_address=master.data_address, epoch=master.epoch, is_writable=is_writable
@@ -122,6 +134,7 @@ class Cluster:
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)
+            self._require_real_time(config.groups)
         else:
             config = replace(config, groups=await self._choose())
         if config.order is not Order.NONE:
@@ -181,6 +194,7 @@ class Cluster:
         candidates = [
             Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, counts[state.name])
             for state in self._view.groups()
+            if state.delay is None
         ]
         return choose(candidates, self._groups_per_subject)
 
@@ -189,6 +203,7 @@ class Cluster:
         if (await self.subject(name)).order is not Order.NONE:
             raise InvalidArgument(f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`")
         await self._require_groups(groups)
+        self._require_real_time(groups)
         known = self.group_names()
         placed = await self._catalog.update(name, lambda config: move(config, groups, known))
         await self._read_back(subject_key(name))
@@ -197,8 +212,12 @@ class Cluster:
     # --- broker groups -------------------------------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
-        """All broker groups, in order."""
-        return [state.name for state in self._view.groups()]
+        """All broker groups that keep subjects, in order: not the delay groups."""
+        return [state.name for state in self._view.groups() if state.delay is None]
+
+    def delay_groups(self) -> list[str]:
+        """All delay groups, in order."""
+        return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def group(self, name: str) -> GroupState:
         """A broker group that exists. Raises InvalidName, InvalidArgument; CoordinationUnavailable if nobody can tell."""
@@ -208,6 +227,7 @@ class Cluster:
     async def require_writable(self, names: tuple[str, ...]) -> None:
         """New partitions go to broker groups that exist and are not drained. Raises InvalidArgument, CoordinationError."""
         await self._require_groups(names)
+        self._require_real_time(names)
         drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]
         if drained:
             raise InvalidArgument(f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it")
@@ -218,8 +238,13 @@ class Cluster:
         await self._view.refresh()
         strangers = [name for name in names if not self._view.group(name).items]
         if strangers:
-            known = ", ".join(self.group_names()) or "none"
+            known = ", ".join(state.name for state in self._view.groups()) or "none"
             raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {known}")
+
+    def _require_real_time(self, names: tuple[str, ...]) -> None:
+        delays = [name for name in names if self._view.group(name).delay is not None]
+        if delays:
+            raise InvalidArgument(f"{', '.join(delays)} is a delay group: subjects live on broker groups, {', '.join(self.group_names())}")
 
     async def set_mode(self, name: str, mode: str) -> Mode:
         """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable, CoordinationUnknown."""

@@ -35,6 +35,7 @@ async def _group(view: ClusterView, brokers: Brokers, state: GroupState) -> pb.G
     return pb.GroupDescription(
         broker_group=state.name, health=state.health.value, mode=state.mode.value, master=master.replica if master else "",
         epoch=state.claim.epoch if master is None else master.epoch, voters=state.voters, learners=state.learners, replicas=replicas,
+        is_delay=state.delay is not None,
     )  # fmt: skip
 
 

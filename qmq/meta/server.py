@@ -13,6 +13,7 @@ from qmq.broker.control import bind
 from qmq.clock import SystemClock
 from qmq.meta.brokers import Brokers
 from qmq.meta.cluster import Cluster
+from qmq.meta.delays import Delays
 from qmq.meta.ordered.asking import Masters
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.evacuation import Evacuation
@@ -56,7 +57,7 @@ class MetaServer:
         ordered = OrderedService(
             cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
         )
-        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered)
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, Delays(view, self._brokers))
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 

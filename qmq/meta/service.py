@@ -15,11 +15,13 @@ from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSu
 from qmq.meta.brokers import CHANGE_S, Brokers
 from qmq.meta.cluster import Cluster
 from qmq.meta.convert import config_of, route_of, settings_of
+from qmq.meta.delays import Delays
 from qmq.meta.describe import describe_cluster
 from qmq.meta.ordered.service import OrderedService
 from qmq.meta.watchers import Watchers
 from qmq.model import Order, check_name
 from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import answering, streaming
@@ -29,8 +31,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     """See meta.proto."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService
+        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService, delays: Delays
     ) -> None:
+        self._delays = delays
         self._ordered = ordered
         self._cluster = cluster
         self._view = view
@@ -42,7 +45,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
         """See meta.proto."""
-        config, routes = await self._cluster.locate(check_name("subject", request.subject), create=request.create_if_missing)
+        config, routes = await self._cluster.locate(
+            check_name("subject", request.subject), create=request.create_if_missing, delayed=request.delayed
+        )
         if config.order is Order.NONE:
             return pb.LocateResponse(settings=settings_of(config), routes=routes)
         state = await self._cluster.ordered(config)
@@ -204,3 +209,30 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def ExplainReshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
         """See meta.proto."""
         return await self._ordered.explain_reshard(request)
+
+    # --- delayed messages ----------------------------------------------------------------------------------------------
+
+    @answering
+    async def CancelDelayed(self, request: delay.CancelDelayedRequest) -> delay.DelayedMessage:
+        """See meta.proto."""
+        return await self._delays.one("CancelDelayed", request)
+
+    @answering
+    async def MoveDelayed(self, request: delay.MoveDelayedRequest) -> delay.DelayedMessage:
+        """See meta.proto."""
+        return await self._delays.one("MoveDelayed", request)
+
+    @answering
+    async def ShowDelayed(self, request: delay.ShowDelayedRequest) -> delay.DelayedMessage:
+        """See meta.proto."""
+        return await self._delays.one("ShowDelayed", request)
+
+    @answering
+    async def ListDelayed(self, request: delay.ListDelayedRequest) -> delay.ListDelayedResponse:
+        """See meta.proto."""
+        return await self._delays.listed(request)
+
+    @answering
+    async def DescribeDelays(self, request: pb.DescribeDelaysRequest) -> pb.DescribeDelaysResponse:
+        """See meta.proto."""
+        return await self._delays.describe()

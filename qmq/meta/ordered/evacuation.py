@@ -87,7 +87,7 @@ class Evacuation:
     def _living(self, config: SubjectConfig, route: Route) -> list[str]:
         """The subject's groups that take messages now, those with the fewest partitions first."""
         counts = Counter(part.group for part in route.partitions)
-        names = {*config.groups, *counts} or {state.name for state in self._view.groups()}
+        names = {*config.groups, *counts} or {state.name for state in self._view.groups() if state.delay is None}
         living = [name for name in names if (group := self._view.group(name)).master is not None and group.mode is Mode.READ_WRITE]
         return sorted(living, key=lambda name: (counts[name], name))
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from qmq.proto.v1 import control_pb2 as _control_pb2
+from qmq.proto.v1 import delay_pb2 as _delay_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,67 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class DescribeDelaysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDelaysRequest: _TypeAlias = DescribeDelaysRequest  # noqa: Y015
+
+@_typing.final
+class DescribeDelaysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SilentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DELAYS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def delays(self) -> _containers.RepeatedCompositeFieldContainer[_delay_pb2.DelayDescription]: ...
+    @_builtins.property
+    def silent(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Delay groups that did not answer, and why."""
+
+    def __init__(
+        self,
+        *,
+        delays: _abc.Iterable[_delay_pb2.DelayDescription] | None = ...,
+        silent: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delays", b"delays", "silent", b"silent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDelaysResponse: _TypeAlias = DescribeDelaysResponse  # noqa: Y015
 
 @_typing.final
 class OrderedPartition(_message.Message):
@@ -996,17 +1058,21 @@ class LocateRequest(_message.Message):
 
     SUBJECT_FIELD_NUMBER: _builtins.int
     CREATE_IF_MISSING_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     create_if_missing: _builtins.bool
+    delayed: _builtins.bool
+    """Where the subject's delayed messages go: the routes are those of the delay groups."""
     def __init__(
         self,
         *,
         subject: _builtins.str = ...,
         create_if_missing: _builtins.bool = ...,
+        delayed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_if_missing", b"create_if_missing", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_if_missing", b"create_if_missing", "delayed", b"delayed", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1243,6 +1309,7 @@ class GroupDescription(_message.Message):
     VOTERS_FIELD_NUMBER: _builtins.int
     LEARNERS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    IS_DELAY_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     health: _builtins.str
     """read-write, read-only, offline"""
@@ -1250,6 +1317,8 @@ class GroupDescription(_message.Message):
     master: _builtins.str
     """Empty if there is none."""
     epoch: _builtins.int
+    is_delay: _builtins.bool
+    """Whether it is a delay group."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1267,10 +1336,11 @@ class GroupDescription(_message.Message):
         voters: _abc.Iterable[_builtins.str] | None = ...,
         learners: _abc.Iterable[_builtins.str] | None = ...,
         replicas: _abc.Iterable[Global___ReplicaDescription] | None = ...,
+        is_delay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "health", b"health", "learners", b"learners", "master", b"master", "mode", b"mode", "replicas", b"replicas", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "health", b"health", "is_delay", b"is_delay", "learners", b"learners", "master", b"master", "mode", b"mode", "replicas", b"replicas", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from qmq.proto.v1 import control_pb2 as qmq_dot_proto_dot_v1_dot_control__pb2
+from qmq.proto.v1 import delay_pb2 as qmq_dot_proto_dot_v1_dot_delay__pb2
 from qmq.proto.v1 import meta_pb2 as qmq_dot_proto_dot_v1_dot_meta__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -139,6 +140,31 @@ class MetaStub(object):
                 '/qmq.v1.Meta/ExplainReshard',
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.FromString,
+                _registered_method=True)
+        self.CancelDelayed = channel.unary_unary(
+                '/qmq.v1.Meta/CancelDelayed',
+                request_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.CancelDelayedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+                _registered_method=True)
+        self.MoveDelayed = channel.unary_unary(
+                '/qmq.v1.Meta/MoveDelayed',
+                request_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.MoveDelayedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+                _registered_method=True)
+        self.ShowDelayed = channel.unary_unary(
+                '/qmq.v1.Meta/ShowDelayed',
+                request_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ShowDelayedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+                _registered_method=True)
+        self.ListDelayed = channel.unary_unary(
+                '/qmq.v1.Meta/ListDelayed',
+                request_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedResponse.FromString,
+                _registered_method=True)
+        self.DescribeDelays = channel.unary_unary(
+                '/qmq.v1.Meta/DescribeDelays',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.FromString,
                 _registered_method=True)
 
 
@@ -288,6 +314,37 @@ class MetaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelDelayed(self, request, context):
+        """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists and descriptions come from all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveDelayed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowDelayed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDelayed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeDelays(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -395,6 +452,31 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.ExplainReshard,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.SerializeToString,
+            ),
+            'CancelDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelDelayed,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.CancelDelayedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.SerializeToString,
+            ),
+            'MoveDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveDelayed,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.MoveDelayedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.SerializeToString,
+            ),
+            'ShowDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowDelayed,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ShowDelayedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.SerializeToString,
+            ),
+            'ListDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDelayed,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedResponse.SerializeToString,
+            ),
+            'DescribeDelays': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeDelays,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -964,6 +1046,141 @@ class Meta(object):
             '/qmq.v1.Meta/ExplainReshard',
             qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.ExplainReshardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/CancelDelayed',
+            qmq_dot_proto_dot_v1_dot_delay__pb2.CancelDelayedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/MoveDelayed',
+            qmq_dot_proto_dot_v1_dot_delay__pb2.MoveDelayedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ShowDelayed',
+            qmq_dot_proto_dot_v1_dot_delay__pb2.ShowDelayedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_delay__pb2.DelayedMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ListDelayed',
+            qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_delay__pb2.ListDelayedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeDelays(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DescribeDelays',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ The metaserver's service: where things are, and administration. Clients, the CLI
 from collections import abc as _abc
 from grpc import aio as _aio
 from qmq.proto.v1 import control_pb2 as _control_pb2
+from qmq.proto.v1 import delay_pb2 as _delay_pb2
 from qmq.proto.v1 import meta_pb2 as _meta_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -72,6 +73,12 @@ class MetaStub:
     SetReshardPolicy: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetReshardPolicyRequest, _meta_pb2.ReshardPolicy]
     """The policy by which a subject is resharded automatically, and its last decision."""
     ExplainReshard: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ExplainReshardRequest, _meta_pb2.ExplainReshardResponse]
+    CancelDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.CancelDelayedRequest, _delay_pb2.DelayedMessage]
+    """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists and descriptions come from all of them."""
+    MoveDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.MoveDelayedRequest, _delay_pb2.DelayedMessage]
+    ShowDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]
+    ListDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]
+    DescribeDelays: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeDelaysRequest, _meta_pb2.DescribeDelaysResponse]
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -116,6 +123,12 @@ class MetaAsyncStub(MetaStub):
     SetReshardPolicy: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetReshardPolicyRequest, _meta_pb2.ReshardPolicy]  # type: ignore[assignment]
     """The policy by which a subject is resharded automatically, and its last decision."""
     ExplainReshard: _aio.UnaryUnaryMultiCallable[_meta_pb2.ExplainReshardRequest, _meta_pb2.ExplainReshardResponse]  # type: ignore[assignment]
+    CancelDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.CancelDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
+    """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists and descriptions come from all of them."""
+    MoveDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.MoveDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
+    ShowDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
+    ListDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]  # type: ignore[assignment]
+    DescribeDelays: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeDelaysRequest, _meta_pb2.DescribeDelaysResponse]  # type: ignore[assignment]
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -283,5 +296,41 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.ExplainReshardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.ExplainReshardResponse, _abc.Awaitable[_meta_pb2.ExplainReshardResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CancelDelayed(
+        self,
+        request: _delay_pb2.CancelDelayedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delay_pb2.DelayedMessage, _abc.Awaitable[_delay_pb2.DelayedMessage]]:
+        """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists and descriptions come from all of them."""
+
+    @_abc_1.abstractmethod
+    def MoveDelayed(
+        self,
+        request: _delay_pb2.MoveDelayedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delay_pb2.DelayedMessage, _abc.Awaitable[_delay_pb2.DelayedMessage]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowDelayed(
+        self,
+        request: _delay_pb2.ShowDelayedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delay_pb2.DelayedMessage, _abc.Awaitable[_delay_pb2.DelayedMessage]]: ...
+
+    @_abc_1.abstractmethod
+    def ListDelayed(
+        self,
+        request: _delay_pb2.ListDelayedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delay_pb2.ListDelayedResponse, _abc.Awaitable[_delay_pb2.ListDelayedResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeDelays(
+        self,
+        request: _meta_pb2.DescribeDelaysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DescribeDelaysResponse, _abc.Awaitable[_meta_pb2.DescribeDelaysResponse]]: ...
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
