@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.log.actions import PlanAction
+from qmq.model import DelayedId
 
 INDEX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
 """A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the schedule log divided by 8, its place in
@@ -86,4 +87,98 @@ class Ledger(Protocol):
 
     def void(self, plan: PlanAction) -> None:
         """It is certainly not stored, and will not be sent again under this plan: the outlet drafts its messages anew."""
+        ...
+
+
+class BucketInfo(NamedTuple):
+    """One bucket, as the schedule knows it without reading anything."""
+
+    bucket: int
+    messages: int
+    pending: int
+    """Neither delivered, cancelled nor moved; planned ones count."""
+    stored_bytes: int
+
+
+class Source(Protocol):
+    """The schedule, as the loader reads it."""
+
+    bucket_ms: int
+
+    def buckets(self) -> list[BucketInfo]:
+        """All that are kept, ascending."""
+        ...
+
+    def count(self, bucket: int) -> int:
+        """How many messages it has, 0 if there is no such bucket."""
+        ...
+
+    def reader(self, bucket: int) -> RowReader:
+        """Its index up to now, for reading in a thread, whatever is stored meanwhile."""
+        ...
+
+    def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
+        """Lines of its index (INDEX_ROW), those not written yet too."""
+        ...
+
+    def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
+        """By ordinal: planned, delivered, cancelled or moved. A copy, as of now."""
+        ...
+
+
+class RowReader(Protocol):
+    """A bucket's index as it was when this was made. Safe in a thread."""
+
+    count: int
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.void]:
+        """Its lines. Raises LogDamaged, OSError."""
+        ...
+
+
+class Standing(NamedTuple):
+    """How the delivery stands, for people. See DelayDescription in delay.proto."""
+
+    buckets: list[BucketInfo]
+    wheel_messages: int
+    wheel_bytes: int
+    horizon_ms: int
+    waiting: int
+    planned: int
+    lateness_p50_ms: int
+    lateness_p99_ms: int
+    delivered: int
+    troubles: list[tuple[str, int, str]]
+    """(subject, messages that wait, why)."""
+    time_ms: int
+    clock_step_ms: int
+
+
+class Desk(Protocol):
+    """What administration asks of the master: the engine."""
+
+    async def cancel(self, delayed: DelayedId) -> DueMessage:
+        """It will not be delivered; returns when that is committed. Raises TooLate, MessageNotFound, NotMaster (outcome unknown)."""
+        ...
+
+    async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
+        """It will be delivered then; what it is from now on. Raises as `cancel`, and DelayTooLong."""
+        ...
+
+    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        """The message and "pending", "planned", "delivered" or "cancelled". Raises MessageNotFound, NotMaster."""
+        ...
+
+    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in the order of (due, id); and
+        whether there are more.
+        """
+        ...
+
+    def id_of(self, message: DueMessage) -> DelayedId:
+        """The id by which it is known."""
+        ...
+
+    def standing(self) -> Standing:
+        """How the delivery stands."""
         ...

@@ -78,7 +78,7 @@ class Cluster:
         return found
 
     async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
-        """A subject, and where it is now, or where its delayed messages go. Raises UnknownSubject; NotConnected if nobody is master there."""
+        """A subject, and where it is, or its delayed messages go. Raises UnknownSubject; NotConnected if nobody is master there."""
         config = await self._find(name)
         if config is None:
             if not (create and self._auto_create):

@@ -39,7 +39,9 @@ class Delays:
     async def listed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         """The groups' lists as one, in the order of due times.
 
-        `next` is the due time and the id behind which to go on, and so it does for every group. Raises NotConnected if a group is missing: a list with holes is a lie.
+        `next` is the due time and the id behind which to go on, the same for every group.
+
+        Raises NotConnected if a group is missing: a list with holes is a lie.
         """
         if request.subject:
             check_name("subject", request.subject)
