@@ -194,6 +194,10 @@ class Broker:
         if not self.is_serving or self.is_paused:
             raise NotMaster(self._not_master())
 
+    def require_consumption(self) -> None:
+        """Raises NotMaster; on a broker that nobody consumes from, InvalidArgument."""
+        self.require_serving()
+
     # --- producing -----------------------------------------------------------------------------------------------------
 
     def produce(self, peer: Peer, request_id: int, payload: memoryview, *, is_fast: bool = False) -> None:

@@ -143,7 +143,7 @@ class Connection(Flushable):
 
     def _consuming(self) -> Dispatch:
         """Consumption, if this broker serves. Raises NotMaster."""
-        self._broker.require_serving()
+        self._broker.require_consumption()
         return self._broker.dispatch
 
     def _produce_fast(self, each: Frame) -> None:
@@ -179,7 +179,7 @@ class Connection(Flushable):
 
     def _lanes(self) -> Lanes:
         """Consumption of ordered subjects, if this broker serves. Raises NotMaster."""
-        self._broker.require_serving()
+        self._broker.require_consumption()
         return self._broker.lanes
 
     def _lane_attach(self, each: Frame) -> None:

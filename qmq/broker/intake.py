@@ -25,6 +25,10 @@ from qmq.region import REGION_BYTES, Layout, RegionHeader, check_region, int_col
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""
 
+CheckDues = Callable[[bytes, RegionHeader, Layout], None]
+"""(region, its header, its layout). Raises CallerError."""
+
+
 class Destination(NamedTuple):
     """Where a batch is to go."""
 
@@ -34,6 +38,8 @@ class Destination(NamedTuple):
     """Of a partition of an ordered subject: its range."""
     needs_right: bool = False
     """Whether it may be appended to only while the master's lease in the coordination store holds."""
+    check_dues: CheckDues | None = None
+    """On a delay server: what is wrong with a delayed batch. None: the broker takes no delayed ones."""
 
 
 FindQueue = Callable[[bytes, int], Destination]
@@ -68,7 +74,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     header = parse_header(region)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
-    queue, body_bytes_max, lps, _ = find_queue(subject, header.partition)
+    queue, body_bytes_max, lps, _, check_dues = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
@@ -77,6 +83,10 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
             "send a reference to it instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
+    if check_dues is not None:
+        check_dues(region, header, layout)
+    elif layout.due >= 0:
+        raise InvalidArgument("a delayed batch belongs to a delay group, and this broker is of another kind: locate the subject with `delayed`")
     if lps is not None:
         _check_order(region, header, layout, lps)
     return Intake(queue, region, region_crc, header, bloom)

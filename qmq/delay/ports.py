@@ -59,6 +59,8 @@ class DueMessage:
     create_time_ms: int
     message_id: bytes
     flags: int
+    append_ms: int = 0
+    """When its batch was stored by the delay group."""
 
 
 class Draft(NamedTuple):
@@ -170,8 +172,9 @@ class Desk(Protocol):
         ...
 
     def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in the order of (due, id); and
-        whether there are more.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id); and whether there are more.
+
+        Their order is that of (due, id).
         """
         ...
 
