@@ -45,6 +45,11 @@ class Places:
         return len(self.dues)
 
 
+def places_of_one(place: Place, due_ms: int = 0) -> Places:
+    """One message's place."""
+    return Places(np.array([due_ms], np.int64), np.array([place.bucket], np.int32), np.array([place.ordinal], np.uint32))
+
+
 @dataclass(frozen=True, slots=True)
 class DueMessage:
     """One message as the schedule log has it. `message_id` is 16 bytes; `flags` are its batch's."""

@@ -1,0 +1,38 @@
+"""What an operator may choose about a delay server, with defaults and reasons. What all replicas must agree on is `DelaySettings`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.errors import InvalidArgument
+
+BUCKET_MS: Final = 3_600_000
+"""Default of a bucket's length: an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayConfig:
+    """One replica's choices; they may differ between replicas. Times in milliseconds."""
+
+    tick_ms: int = 500
+    """Due messages leave at multiples of it (the Java original's tick)."""
+    load_ahead_ms: int = 600_000
+    """The wheel holds what is due within this time, if there is room."""
+    wheel_messages_max: int = 16_000_000
+    """16 bytes each: 256 MB."""
+    slice_messages_max: int = 2_000_000
+    """Loaded at once."""
+    waiting_messages_max: int = 20_000
+    """Read and not planned yet; what is due beyond that stays in the wheel, 16 bytes a message."""
+    read_messages: int = 500
+    """Read from the schedule log in one go: what the event loop waits for."""
+    keep_ms: int = 24 * 3_600_000
+    """A bucket that is over and has nothing left is kept for so long, so that it can be said what became of its messages."""
+
+    def __post_init__(self) -> None:
+        for name in ("tick_ms", "load_ahead_ms", "wheel_messages_max", "slice_messages_max", "waiting_messages_max", "read_messages"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")
+        if self.keep_ms < 0:
+            raise InvalidArgument(f"keep_ms must not be negative, and is {self.keep_ms}")

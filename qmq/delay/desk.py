@@ -1,0 +1,124 @@
+"""Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.ports.Desk`.
+
+A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: a message that is with an outlet is
+taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from qmq.delay.ports import DueMessage, Place, Standing, places_of_one
+from qmq.errors import DelayTooLong, InvalidArgument, TooLate
+from qmq.headers import SCHEDULE_ID
+from qmq.log.actions import Cancel, Postpone, ScheduleAction
+from qmq.model import DelayedId, MessageId
+
+if TYPE_CHECKING:
+    from qmq.delay.engine import Engine
+
+TRIES: Final = 10
+"""How often the newest run of a recurring message is looked for while it changes."""
+_CANCELLED: Final = "cancelled"
+
+
+class EngineDesk:
+    """See the module. `engine` raises NotMaster while there is none."""
+
+    def __init__(self, engine: Callable[[], Engine], group: str, delay_ms_max: int) -> None:
+        self._engine = engine
+        self._group = group
+        self._delay_ms_max = delay_ms_max
+
+    async def cancel(self, delayed: DelayedId) -> DueMessage:
+        """See `Desk`. Asked again, it answers as the first time."""
+        engine = self._engine()
+        place = engine.schedule.find(delayed)
+        if engine.schedule.state_of(place) == _CANCELLED:
+            await engine.writer.committed()
+            return self._message(place)
+        return await self._take(delayed, lambda found: Cancel(*found))
+
+    async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
+        """See `Desk`."""
+        engine = self._engine()
+        check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
+        await self._take(delayed, lambda found: Postpone(*found, due_ms))
+        return self._message(self._engine().schedule.find(delayed))
+
+    async def _take(self, delayed: DelayedId, act: Callable[[Place], ScheduleAction]) -> DueMessage:
+        engine = self._engine()
+        for _ in range(TRIES):
+            place = engine.schedule.find(delayed)
+            message = self._message(place)
+            if self._is_free(place):
+                engine.ledger.leaving.add(place)
+                try:
+                    engine.writer.act(act(place))
+                    await engine.writer.committed()
+                finally:
+                    engine.ledger.leaving.discard(place)
+                return message
+            await engine.writer.committed()
+            if engine.schedule.find(delayed) == place:
+                break  # else it recurs, and its next run is another message
+        raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
+
+    def _is_free(self, place: Place) -> bool:
+        """Whether it is pending, and here: not with an outlet that has planned it."""
+        engine = self._engine()
+        if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
+            return False
+        if place not in engine.ledger.custody:
+            return True
+        if not engine.outlets.withdraw(place):
+            return False
+        engine.ledger.custody.discard(place)
+        return True
+
+    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        """See `Desk`."""
+        schedule = self._engine().schedule
+        place = schedule.find(delayed)
+        return self._message(place), schedule.state_of(place)
+
+    def _message(self, place: Place) -> DueMessage:
+        return self._engine().schedule.read(places_of_one(place))[0]
+
+    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
+        """See `Desk`."""
+        found: list[DueMessage] = []
+        for message in self._behind(subject, from_ms, to_ms, after):
+            if len(found) > most and message.due_ms > found[most].due_ms:
+                break  # they come by due time: what is due at one time is sorted by id
+            found.append(message)
+        found.sort(key=self._order)
+        return found[:most], len(found) > most
+
+    def _behind(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str]) -> Iterator[DueMessage]:
+        for message in self._engine().schedule.scan(subject, max(from_ms, after[0]), to_ms):
+            if self._order(message) > after:
+                yield message
+
+    def _order(self, message: DueMessage) -> tuple[int, str]:
+        return message.due_ms, str(self.id_of(message))
+
+    def id_of(self, message: DueMessage) -> DelayedId:
+        """See `Desk`. A run is known by the id of its recurring message."""
+        first = message.headers.get(SCHEDULE_ID)
+        digits = first.decode() if first is not None else message.message_id.hex()
+        return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
+
+    def standing(self) -> Standing:
+        """See `Desk`."""
+        return self._engine().standing()
+
+
+def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
+    """Raises DelayTooLong, InvalidArgument."""
+    if due_ms < 0:
+        raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
+    if due_ms - now_ms > delay_ms_max:
+        days = delay_ms_max / 86_400_000
+        raise DelayTooLong(f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, and {days:g} is the most: send it again on the way")

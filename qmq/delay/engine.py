@@ -1,0 +1,274 @@
+"""The engine: what a delay group's master does as time passes. It lives from the moment the master serves until it does no longer.
+
+    tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
+    feed        due and late messages, half and half, a few hundred at a time: read, and handed to the outlets, as long as those have room
+    late        what was due before this master began, slice by slice
+    close       buckets that are over and have nothing left
+
+Nothing waits for a commit here: a plan is in the log behind the message that it is about, so a committed plan means a committed message.
+What is due and finds no room stays in the wheel. On ordered subjects nothing overtakes: while there are late messages, what becomes due of
+them is *held*, and goes when the late ones are through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from qmq.clock import Clock
+from qmq.delay.config import DelayConfig
+from qmq.delay.ledger import LogLedger, Writer, is_seed, places_of
+from qmq.delay.loader import Loader
+from qmq.delay.ports import DueMessage, Place, Places, Standing
+from qmq.delay.wheel import Wheel
+from qmq.errors import LogDamaged, NotMaster
+from qmq.log.actions import Close, PlanAction
+from qmq.region import BatchFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from qmq.delay.schedule import Schedule
+
+log = logging.getLogger("qmq.delay")
+
+CLOSE_S: Final = 30.0
+_ORDERED: Final = int(BatchFlag.ORDERED)
+_T = TypeVar("_T")
+
+
+class Outlet(Protocol):
+    """The outlets, as the engine needs them: see qmq/delay/outlets."""
+
+    waiting: int
+    planned: int
+
+    def put(self, messages: Sequence[DueMessage]) -> None:
+        """Due messages, in their order."""
+        ...
+
+    def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
+        """A plan of an earlier master: sent again under its number before anything else of its subject."""
+        ...
+
+    def withdraw(self, place: Place) -> bool:
+        """Take back a message that is not planned yet; False if it is."""
+        ...
+
+    def troubles(self) -> list[tuple[str, int, str]]:
+        """(subject, messages that wait, why)."""
+        ...
+
+    async def stop(self) -> None:
+        """Send nothing more."""
+        ...
+
+
+class Engine:
+    """See the module. `start` once, `stop` once."""
+
+    def __init__(
+        self, schedule: Schedule, writer: Writer, clock: Clock, config: DelayConfig, make_outlets: Callable[[LogLedger], Outlet],
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self.schedule = schedule
+        self.clock = clock
+        self.config = config
+        self._fatal = fatal
+        self.writer = writer
+        self._loop = asyncio.get_running_loop()
+        self.wheel = Wheel(config.tick_ms)
+        self.loader = Loader(
+            schedule, self.wheel, self._in_thread, wheel_messages_max=config.wheel_messages_max,
+            slice_messages_max=config.slice_messages_max, load_ahead_ms=config.load_ahead_ms,
+        )  # fmt: skip
+        self.ledger = LogLedger(writer, schedule, clock.time_ms, self.wake)
+        self.outlets = make_outlets(self.ledger)
+        self._held: deque[Places] = deque()
+        """Due, of ordered subjects, while late ones are not through."""
+        self.damaged: list[tuple[Place, str]] = []
+        """Due, and not readable: why. They stay pending."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._awake = asyncio.Event()
+        self._is_late_turn = False
+        self._boundary_ms = 0
+
+    async def _in_thread(self, run: Callable[[], _T]) -> _T:
+        return await self._loop.run_in_executor(None, run)
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The master serves: everything in the schedule is committed."""
+        self.schedule.on_pending = self._pending
+        self.loader.begin(self.clock.time_ms())
+        for plan in list(self.schedule.plans.values()):
+            self.outlets.resume(plan, self.schedule.read(_as_places(places_of(plan))))
+        for work in (self._tick(), self._feed(), self._late(), self._close()):
+            self._tasks.append(self._loop.create_task(self._guarded(work)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except NotMaster:
+            pass  # who took the mastership away stops this engine
+        except Exception as cause:
+            self._fatal(cause)
+
+    def halt(self) -> None:
+        """It is master no longer, or the process ends: nothing is planned from now on."""
+        self.schedule.on_pending = _nobody
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """End what `halt` stopped."""
+        self.halt()
+        await self.outlets.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """There may be something to hand out, or room for it."""
+        self._awake.set()
+
+    def _pending(self, places: Places) -> None:
+        """Messages were stored, moved, or are the next runs of others."""
+        self.loader.stored(places)
+        if int(places.dues.min()) <= self._boundary_ms:
+            self.wake()
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        tick_ms = self.config.tick_ms
+        while True:
+            now_ms = self.clock.time_ms()
+            self._boundary_ms = now_ms // tick_ms * tick_ms
+            self.wake()
+            await self.loader.ahead(now_ms)
+            left_ms = tick_ms - self.clock.time_ms() % tick_ms
+            await asyncio.sleep(left_ms / 1000)
+
+    async def _late(self) -> None:
+        while not self.loader.is_late_done:
+            if len(self.loader.late) < self.config.read_messages:
+                await self.loader.more_late()
+                self.wake()
+            else:
+                await asyncio.sleep(self.config.tick_ms / 5000)
+        self.wake()
+
+    async def _close(self) -> None:
+        """The buckets before the first one that is not over, or has something left."""
+        while True:
+            await asyncio.sleep(CLOSE_S)
+            before = self.closable()
+            if before > self.schedule.closed_before:
+                self.writer.act(Close(before))
+
+    def closable(self) -> int:
+        """The first bucket that must stay."""
+        over = (self.clock.time_ms() - self.config.keep_ms) // self.schedule.bucket_ms
+        left = [info.bucket for info in self.schedule.buckets() if info.pending]
+        return min([over, *left])
+
+    # --- handing out ---------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            while self.outlets.waiting < self.config.waiting_messages_max:
+                found = self._next()
+                if found is None:
+                    break
+                self._hand_out(*found)
+                await asyncio.sleep(0)  # others have work too
+
+    def _next(self) -> tuple[Places, bool] | None:
+        """Some messages that are due, and whether nothing is before them any more; due and late in turns, while there are both."""
+        if self._held and self._is_late_through:
+            return self._held.popleft(), True
+        self._is_late_turn = not self._is_late_turn
+        for is_late in (self._is_late_turn, not self._is_late_turn):
+            wheel = self.loader.late if is_late else self.wheel
+            places = wheel.advance(self._boundary_ms, self.config.read_messages)
+            if len(places):
+                return places, is_late or self._is_late_through
+        return None
+
+    @property
+    def _is_late_through(self) -> bool:
+        return self.loader.is_late_done and not len(self.loader.late)
+
+    def _hand_out(self, places: Places, is_first: bool) -> None:
+        messages: list[DueMessage] = []
+        held: list[DueMessage] = []
+        for message in self._read(self._pending_of(places)):
+            if is_seed(message):
+                self.ledger.seed(message)
+            elif not is_first and message.flags & _ORDERED:
+                held.append(message)
+            else:
+                messages.append(message)
+        if held:
+            self._held.append(_as_places([message.place for message in held], [message.due_ms for message in held]))
+        if messages:
+            self.ledger.take(messages)
+            self.outlets.put(messages)
+
+    def _pending_of(self, places: Places) -> Places:
+        """Without those that were cancelled or moved since."""
+        mask = self.schedule.are_pending(places)
+        if self.ledger.leaving:
+            mask &= np.array([place not in self.ledger.leaving for place in _each(places)], np.bool_)
+        return places if mask.all() else Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])
+
+    def _read(self, places: Places) -> list[DueMessage]:
+        if not len(places):
+            return []
+        try:
+            return self.schedule.read(places)
+        except LogDamaged as failure:
+            if len(places) == 1:
+                log.error("a due message cannot be read, and stays: %s", failure)
+                self.damaged.append((next(iter(_each(places))), failure.message))
+                return []
+        middle = len(places) // 2
+        return self._read(_cut(places, 0, middle)) + self._read(_cut(places, middle, len(places)))
+
+    # --- for people ----------------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How the delivery stands."""
+        outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
+        damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
+        waiting = outlets.waiting + sum(map(len, self._held)) + len(self.loader.late)
+        return Standing(
+            [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms, waiting,
+            outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms, 0,
+        )  # fmt: skip
+
+
+def _nobody(_: Places) -> None:
+    return
+
+
+def _each(places: Places) -> Iterable[Place]:
+    return (Place(bucket, ordinal) for bucket, ordinal in zip(places.buckets.tolist(), places.ordinals.tolist(), strict=True))
+
+
+def _cut(places: Places, first: int, end: int) -> Places:
+    return Places(places.dues[first:end], places.buckets[first:end], places.ordinals[first:end])
+
+
+def _as_places(places: Sequence[Place], dues: Sequence[int] | None = None) -> Places:
+    return Places(
+        np.array(dues if dues is not None else [0] * len(places), np.int64), np.array([each.bucket for each in places], np.int32),
+        np.array([each.ordinal for each in places], np.uint32),
+    )  # fmt: skip
