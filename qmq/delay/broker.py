@@ -105,6 +105,10 @@ class DelayBroker(Broker):
         """Nobody consumes from a delay group. Raises InvalidArgument."""
         raise InvalidArgument("a delay group hands nothing to consumers: attach where the subject lives")
 
+    def subject_or_none(self, _name: str) -> SubjectConfig | None:
+        """How long a subject's messages are kept does not matter here: they stay in the schedule until they are delivered."""
+        return None
+
     # --- the log -------------------------------------------------------------------------------------------------------
 
     def act(self, action: ScheduleAction) -> None:

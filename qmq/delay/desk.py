@@ -1,7 +1,7 @@
 """Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.ports.Desk`.
 
-A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: a message that is with an outlet is
-taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
+A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with an outlet
+is taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
 """
 
 from __future__ import annotations
