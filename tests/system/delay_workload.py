@@ -1,0 +1,180 @@
+"""Load of delayed messages for fault tests: senders who cancel and move some of what they sent, and consumers who see all that comes.
+
+A message's body is its number. Half go to an unordered subject, half, with keys, to an ordered one. What nobody knows is written down so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from random import Random
+from typing import Final
+
+import qmq
+from qmq.errors import MessageNotFound, Outcome, QmqError, TooLate
+from qmq.model import Order, SubjectConfig
+from system.delay_judge import Sight, Wish
+
+PLAIN: Final = "plain"
+ORDERED: Final = "ordered"
+KEYS: Final = 16
+DELAYS_S: Final = (0.0, 0.3, 1.0, 2.5, 4.0, 8.0)
+MANY: Final = 20
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class DelayWorkload:
+    """`start`, faults, `finish`."""
+
+    def __init__(self, server: str, seed: int, *, pause_s: float = 0.02, delays_s: tuple[float, ...] = DELAYS_S) -> None:
+        self.wishes: dict[int, Wish] = {}
+        self.in_time: set[int] = set()
+        """Acknowledged a second before they were due: order is promised for these."""
+        self.sights: dict[str, list[Sight]] = {PLAIN: [], ORDERED: []}
+        self._server = server
+        self._random = Random(seed)
+        self._pause_s = pause_s
+        self._delays_s = delays_s
+        self._next = 0
+        self._stops = asyncio.Event()
+        self._clients: list[qmq.Client] = []
+        self._sending: list[asyncio.Task[None]] = []
+        self._consuming: list[asyncio.Task[None]] = []
+
+    def _client(self) -> qmq.Client:
+        client = qmq.connect(self._server)
+        self._clients.append(client)
+        return client
+
+    async def start(self) -> None:
+        """Begin."""
+        client = self._client()
+        await client.metadata.create_subject(SubjectConfig(PLAIN))
+        await client.metadata.create_subject(SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2)
+        self._consuming = [asyncio.create_task(self._see_plain(client)), asyncio.create_task(self._see_ordered(client))]
+        self._sending = [asyncio.create_task(self._send_forever(self._client(), subject)) for subject in (PLAIN, ORDERED)]
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    async def _send_forever(self, client: qmq.Client, subject: str) -> None:
+        asked: set[asyncio.Task[None]] = set()
+        while not self._stops.is_set():
+            sent = await self._send(client, subject, MANY if self._random.random() < 0.3 else 1)
+            for wish, delayed_id in sent:
+                # what moves has no one due time, and so no order
+                if delayed_id and self._random.random() < 0.2 and subject == PLAIN:
+                    change = self._cancel if self._random.random() < 0.5 else self._move
+                    asked.add(asyncio.create_task(change(client, wish, delayed_id)))
+            asked = {task for task in asked if not task.done()}
+            await asyncio.sleep(self._pause_s)
+        await asyncio.gather(*asked)
+
+    async def _send(self, client: qmq.Client, subject: str, count: int) -> list[tuple[Wish, str | None]]:
+        wishes = [self._wish() for _ in range(count)]
+        bodies = [str(wish.number).encode() for wish in wishes]
+        ats = [datetime.fromtimestamp(min(wish.dues) / 1000, UTC) for wish in wishes]
+        keys = [f"k{wish.key}" for wish in wishes] if subject == ORDERED else None
+        try:
+            if count == 1:
+                ids = [(await client.send(subject, bodies[0], key=keys[0] if keys else None, at=ats[0])).delayed_id]
+            else:
+                ids = [each.delayed_id for each in await client.send_many(subject, bodies, keys=keys, ats=ats)]
+        except QmqError as failure:
+            for wish in wishes:
+                wish.is_refused = failure.outcome is Outcome.NOT_STORED and count == 1  # of many, some batch may be stored
+            return []
+        acked_ms = _now_ms()
+        for wish in wishes:
+            wish.is_acked = True
+            if acked_ms + 1_000 <= min(wish.dues):
+                self.in_time.add(wish.number)
+        return list(zip(wishes, ids, strict=True))
+
+    def _wish(self) -> Wish:
+        self._next += 1
+        due_ms = _now_ms() + int(self._random.choice(self._delays_s) * 1000) + self._random.randrange(500)
+        wish = self.wishes[self._next] = Wish(self._next, self._random.randrange(KEYS), {due_ms})
+        return wish
+
+    # --- changing one's mind -------------------------------------------------------------------------------------------
+
+    async def _cancel(self, client: qmq.Client, wish: Wish, delayed_id: str) -> None:
+        await asyncio.sleep(self._random.random())
+        try:
+            await client.delayed.cancel(delayed_id)
+            wish.is_cancelled = True
+        except (TooLate, MessageNotFound):
+            pass
+        except QmqError as failure:
+            wish.may_be_cancelled = failure.outcome is not Outcome.NOT_STORED
+
+    async def _move(self, client: qmq.Client, wish: Wish, delayed_id: str) -> None:
+        await asyncio.sleep(self._random.random())
+        due_ms = _now_ms() + 1_000 + self._random.randrange(4_000)
+        before = set(wish.dues)
+        wish.dues.add(due_ms)
+        try:
+            await client.delayed.move(delayed_id, datetime.fromtimestamp(due_ms / 1000, UTC))
+            wish.dues = {due_ms}
+        except (TooLate, MessageNotFound):
+            wish.dues = before
+        except QmqError as failure:
+            if failure.outcome is Outcome.NOT_STORED:
+                wish.dues = before
+
+    # --- seeing --------------------------------------------------------------------------------------------------------
+
+    async def _see_plain(self, client: qmq.Client) -> None:
+        async with client.consumer(PLAIN, "judge") as consumer:
+            while True:
+                with suppress(QmqError):
+                    async for message in consumer:
+                        self._saw(PLAIN, message.body, message.broker_group, message.sequence, message.append_time_ms)
+
+    async def _see_ordered(self, client: qmq.Client) -> None:
+        async with client.ordered_consumer(ORDERED, "judge") as consumer:
+            while True:
+                with suppress(QmqError):
+                    async for message in consumer:
+                        queue = f"{message.broker_group}/{message.partition}"
+                        self._saw(ORDERED, message.body, queue, message.sequence, message.append_time_ms)
+
+    def _saw(self, subject: str, body: bytes, queue: str, sequence: int, append_ms: int) -> None:
+        self.sights[subject].append(Sight(int(body), f"{subject}@{queue}", sequence, append_ms))
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> int:
+        """Acknowledged, not cancelled, not seen."""
+        seen = {sight.number for sights in self.sights.values() for sight in sights}
+        wishes = [wish for wish in self.wishes.values() if wish.is_acked and not wish.is_cancelled and not wish.may_be_cancelled]
+        return sum(wish.number not in seen for wish in wishes)
+
+    async def finish(self, *, within_s: float = 60.0) -> None:
+        """Send no more; wait for what must come, and a while longer for what must not."""
+        self._stops.set()
+        await asyncio.gather(*self._sending)
+        last_ms = max((max(wish.dues) for wish in self.wishes.values()), default=0)
+        await asyncio.sleep(max(last_ms - _now_ms(), 0) / 1000)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.missing:
+                    await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        await self.close()
+
+    async def close(self) -> None:
+        """End it all."""
+        for task in (*self._sending, *self._consuming):
+            task.cancel()
+        await asyncio.gather(*self._sending, *self._consuming, return_exceptions=True)
+        for client in self._clients:
+            await client.close()
+
+

@@ -1,0 +1,21 @@
+"""The short form of `scripts/delay_faults`: real processes, real etcd, real faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from system.delay_run import DelayRun
+
+ROUNDS = 5
+
+
+@pytest.mark.timeout(240)
+async def test_no_delayed_message_is_early_lost_or_doubled_whatever_dies(tmp_path: Path) -> None:
+    run = DelayRun(tmp_path, seed=1, faults=("kill", "crash", "brokers", "off", "hand-over"), away_s=2.0)
+    outcome = await run.run(ROUNDS)
+    assert outcome.anomalies == []
+    assert sum(outcome.faults.values()) == ROUNDS
+    assert outcome.delivered > 100
+    assert outcome.acknowledged > outcome.cancelled > 0
