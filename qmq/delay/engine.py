@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -40,6 +40,8 @@ log = logging.getLogger("qmq.delay")
 CLOSE_S: Final = 30.0
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs something that takes long elsewhere; the simulator has no threads."""
 
 
 class Outlet(Protocol):
@@ -74,7 +76,7 @@ class Engine:
 
     def __init__(
         self, schedule: Schedule, writer: Writer, clock: Clock, config: DelayConfig, make_outlets: Callable[[LogLedger], Outlet],
-        fatal: Callable[[BaseException], None],
+        fatal: Callable[[BaseException], None], run: Run | None = None,
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.clock = clock
@@ -84,7 +86,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self.wheel = Wheel(config.tick_ms)
         self.loader = Loader(
-            schedule, self.wheel, self._in_thread, wheel_messages_max=config.wheel_messages_max,
+            schedule, self.wheel, run or self._in_thread, wheel_messages_max=config.wheel_messages_max,
             slice_messages_max=config.slice_messages_max, load_ahead_ms=config.load_ahead_ms,
         )  # fmt: skip
         self.ledger = LogLedger(writer, schedule, clock.time_ms, self.wake)

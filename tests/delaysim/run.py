@@ -1,0 +1,262 @@
+"""One seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off, or rests; then system/delay_judge.py.
+
+The world's clock is virtual: an hour takes a second or so. `python -m delaysim.run SEED` replays one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ordersim.loop import ProcessLoop, bury
+from ordersim.violation import RAISED, Violation
+from sim.world import World
+from system.delay_judge import Sight, Wish, judge, out_of_order
+
+from delaysim.group import DelayGroup
+from delaysim.outlets import RealTime, first_id
+from qmq.batch import encode
+from qmq.errors import MessageNotFound, QmqError, TooLate
+from qmq.headers import CRON, SCHEDULE_ID, ZONE
+from qmq.model import DelayedId, MessageId
+from qmq.region import BatchFlag, Columns
+
+PLAIN, ORDERED = "plain", "ordered"
+MINUTE_MS = 60_000
+DELAYS_MS = (-5_000, 0, 300, 2_000, 15_000, 70_000, 200_000)
+CALM_MS = 400_000
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    sent: int = 0
+    delivered: int = 0
+    cancelled: int = 0
+    runs: int = 0
+    lives: int = 0
+    failure: str = ""
+
+
+class Simulation:
+    """See the module."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.world = World(seed)
+        self.seed = seed
+        self.random = self.world.random
+        self.real_time = RealTime(self.world)
+        self.group = DelayGroup(self.world, folder, self.real_time, self.broke)
+        self.wishes: dict[int, Wish] = {}
+        self.in_time: set[int] = set()
+        self.recurring: dict[str, int] = {}
+        """First id -> when it was acknowledged."""
+        self.stopped: dict[str, int] = {}
+        """First id -> when it was cancelled."""
+        self.clients = ProcessLoop(self.world, "clients", self.broke)
+        self.is_calm = False
+        self._number = 0
+
+    def broke(self, name: str, cause: BaseException) -> None:
+        """Nobody caught it."""
+        if not RAISED:
+            RAISED.append(Violation(f"{name}: {type(cause).__name__}: {cause}"))
+            RAISED[0].__cause__ = cause
+
+    def run(self, minutes: int) -> Result:
+        """All of it."""
+        self.group.elect()
+        self.clients.call_soon(self._send_forever)
+        self.world.after(3_000, self._nemesis)
+        self.world.run(minutes * MINUTE_MS)
+        self.is_calm, self.real_time.is_away = True, False
+        if self.group.master is None:
+            self.group.elect()
+        self.world.run(self.world.now + CALM_MS)
+        return self._judged()
+
+    # --- clients -----------------------------------------------------------------------------------------------------------
+
+    def _send_forever(self) -> None:
+        if self.is_calm:
+            return
+        self.clients.create_task(self._send())
+        self.clients.call_later(self.random.random() * 0.6, self._send_forever)
+
+    async def _send(self) -> None:
+        master = self.group.master
+        if master is None:
+            return
+        self._number += 1
+        if self.random.random() < 0.02:
+            await self._send_recurring()
+            return
+        subject = self.random.choice((PLAIN, ORDERED))
+        wishes = [self._wish(at) for at in range(self.random.choice((1, 1, 3, 12)))]
+        _, region = encode(
+            subject.encode(),
+            Columns(
+                [str(wish.number).encode() for wish in wishes], [f"k{wish.key}".encode() for wish in wishes],
+                dues=[min(wish.dues) for wish in wishes],
+            ),
+            producer_id=1, batch_sequence=self._number, create_time_ms=self.world.now, flags=BatchFlag.ORDERED if subject == ORDERED else 0,
+        )  # fmt: skip
+        append_ms = await master.send(region)
+        for at, wish in enumerate(wishes):
+            wish.is_acked = True
+            if self.world.now + 1_000 <= min(wish.dues):
+                self.in_time.add(wish.number)
+            if subject == PLAIN and self.random.random() < 0.25:
+                delayed = DelayedId(MessageId(1, self._number, at), min(wish.dues), append_ms, "d1")
+                self.clients.create_task(self._change(wish, delayed))
+
+    def _wish(self, place: int) -> Wish:
+        due_ms = max(self.world.now + self.random.choice(DELAYS_MS) + self.random.randrange(700), 0)
+        number = self._number * 100 + place
+        wish = self.wishes[number] = Wish(number, self.random.randrange(4), {due_ms})
+        return wish
+
+    async def _change(self, wish: Wish, delayed: DelayedId) -> None:
+        """Cancel or move it, once or twice; what was lost on the way nobody knows."""
+        for _ in range(self.random.choice((1, 1, 2))):
+            await asyncio.sleep(self.random.random() * 20)
+            master, before = self.group.master, set(wish.dues)
+            if master is None:
+                return
+            is_cancel = self.random.random() < 0.5
+            due_ms = self.world.now + self.random.randrange(90_000)
+            try:
+                if is_cancel:
+                    wish.may_be_cancelled = True
+                    await master.desk.cancel(delayed)
+                    wish.is_cancelled = True
+                else:
+                    wish.dues.add(due_ms)
+                    await master.desk.move(delayed, due_ms)
+                    wish.dues = {due_ms}
+            except (TooLate, MessageNotFound):
+                wish.dues = before
+            except QmqError:
+                return
+            wish.may_be_cancelled = False
+
+    async def _send_recurring(self) -> None:
+        master, number = self.group.master, self._number
+        assert master is not None
+        headers = {CRON: self.random.choice((b"* * * * *", b"*/2 * * * *")), ZONE: b"Europe/Berlin"}
+        _, region = encode(
+            PLAIN.encode(), Columns([b"run"], headers=[headers], dues=[self.world.now]), producer_id=1, batch_sequence=number,
+            create_time_ms=self.world.now, flags=BatchFlag.RECURRING,
+        )  # fmt: skip
+        append_ms = await master.send(region)
+        first = MessageId(1, number, 0)
+        self.recurring[str(first)] = self.world.now
+        await asyncio.sleep(self.random.random() * 300)
+        master = self.group.master
+        if self.random.random() < 0.5 and master is not None:
+            try:
+                await master.desk.cancel(DelayedId(first, 0, append_ms, "d1"))
+                self.stopped[str(first)] = self.world.now
+            except QmqError:
+                del self.recurring[str(first)]
+
+    # --- faults ------------------------------------------------------------------------------------------------------------
+
+    def _nemesis(self) -> None:
+        if self.is_calm:
+            return
+        what = self.random.random()
+        master = self.group.master
+        if master is None:
+            self.group.elect()
+        elif what < 0.25:
+            self.group.lose(cut_off=self.random.random() < 0.3)
+            if self.random.random() < 0.1:
+                self.world.after(self.random.randrange(60_000, 200_000), self._nemesis)  # a day off
+                return
+        elif what < 0.5:
+            master.take_checkpoint()
+        elif what < 0.6:
+            self.real_time.is_away = not self.real_time.is_away
+        self.world.after(self.random.choice((20, 200, 1_000, 4_000)) + 1, self._nemesis)
+
+    # --- judgement ---------------------------------------------------------------------------------------------------------
+
+    def _judged(self) -> Result:
+        if RAISED:
+            raise RAISED[0]
+        runs = [(first_id(message), message.due_ms, at) for _, message, at in self.real_time.stored if SCHEDULE_ID in message.headers]
+        stored = [(subject, message, at) for subject, message, at in self.real_time.stored if SCHEDULE_ID not in message.headers]
+        sights = [Sight(int(message.body), subject, at, when) for at, (subject, message, when) in enumerate(stored)]
+        verdict = judge(self.wishes.values(), sights)
+        anomalies = verdict.anomalies + out_of_order(
+            [wish for wish in self.wishes.values() if wish.number in self.in_time], [each for each in sights if each.queue == ORDERED]
+        )
+        anomalies += self._judge_runs(runs)
+        if anomalies:
+            raise Violation(f"{len(anomalies)}: " + "; ".join(anomalies[:5]))
+        return Result(
+            self.seed, len(self.wishes), verdict.delivered, verdict.cancelled, len(runs), self.group.lives
+        )
+
+    def _judge_runs(self, runs: list[tuple[str, int, int]]) -> Iterator[str]:
+        counts = Counter((first, due_ms) for first, due_ms, _ in runs)
+        for (first, due_ms), count in counts.items():
+            if count > 1:
+                yield f"the run of {first} at {due_ms} came {count} times"
+        for first, due_ms, at in runs:
+            if due_ms > self.stopped.get(first, due_ms):
+                yield f"the run of {first} at {due_ms} came, and it was cancelled at {self.stopped[first]}"
+            if at < due_ms:
+                yield f"the run of {first} at {due_ms} came early, at {at}"
+        for first, began_ms in self.recurring.items():
+            dues = sorted(due_ms for each, due_ms in counts if each == first)
+            end_ms = self.stopped.get(first, self.world.now - 2_000)
+            gaps = {b - a for a, b in pairwise(dues)}
+            if len(gaps) > 1:
+                yield f"runs of {first} are missing: {gaps}"
+            step_ms = min(gaps, default=2 * MINUTE_MS)
+            if dues and dues[-1] + step_ms < end_ms - 1_000 and first not in self.stopped:
+                yield f"{first} came last at {dues[-1]}, and it is {self.world.now}"
+            if not dues and end_ms - began_ms > 3 * MINUTE_MS and first not in self.stopped:
+                yield f"{first} never came"
+
+
+@contextmanager
+def _memory_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="delaysim-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def simulate(seed: int, minutes: int = 12, folder: Path | None = None) -> Result:
+    """One seed. `failure` says what is wrong."""
+    RAISED.clear()
+    with nullcontext(folder) if folder is not None else _memory_folder() as where:
+        simulation = Simulation(seed, where)
+        try:
+            return simulation.run(minutes)
+        except (Violation, AssertionError) as failure:
+            return Result(seed, failure=f"seed {seed}: {failure}")
+        finally:
+            RAISED.clear()
+            if simulation.group.master is not None:
+                simulation.group.graveyard += simulation.group.master.loop.kill()
+            bury([*simulation.group.graveyard, *simulation.clients.kill()])
+
+
+if __name__ == "__main__":
+    print(simulate(int(sys.argv[1])))
