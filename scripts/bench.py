@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import bench_delay as delay
 import bench_ordered as ordered
 from bench_group import ReplicaSet
 from bench_processes import Node, in_loop, together
@@ -323,6 +324,15 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 KB, send, one replica, acknowledged/s": lambda: replicated(1, n(600_000), 1024, "send"),
             "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
         },
+        "delay": {
+            "due at 10,000/s, lateness": lambda: delay.lateness(10_000, max(20 * scale, 5)),
+            "100 B, send, acknowledged, messages/s": lambda: delay.intake(n(2_000_000), 100, "send", delayed=False),
+            "100 B, delayed, send, acknowledged, messages/s": lambda: delay.intake(n(2_000_000), 100, "send", delayed=True),
+            "100 B, send_many, acknowledged, messages/s": lambda: delay.intake(n(3_000_000), 100, "many", delayed=False),
+            "100 B, delayed, send_many, acknowledged, messages/s": lambda: delay.intake(n(3_000_000), 100, "many", delayed=True),
+            "an hour of 1 M messages": lambda: delay.load_hour(n(1_000_000)),
+            "an hour of 10 M messages": lambda: delay.load_hour(n(10_000_000)),
+        },
         "others": {
             "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
             "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),
@@ -383,12 +393,15 @@ def main() -> None:
         figures["broker memory after a tenth of 50 M messages, MiB"] = early
         figures["broker memory after 50 M messages, MiB"] = late
         figures["start on a 5 GiB log, s"] = start_time(5 * chosen.scale)
+        for part, value in delay.restart(int(50_000_000 * chosen.scale)).items():
+            figures[f"50 M messages scheduled over a year, {part}"] = value
     if chosen.json:
         sys.stdout.write(json.dumps(figures, indent=1) + "\n")
         return
     bases = {
         "to unordered": "{size}, {mode}, messages/s",
         "to unordered with keys": "{size} with keys, unordered, {mode}, messages/s",
+        "to sending at once": "{size}, {mode}, acknowledged, messages/s",
         "to loopback": "loopback {size}, messages/s",
         "to NATS publish": "NATS {size}, published, messages/s",
         "to NATS fetch": "NATS {size}, fetched, messages/s",
@@ -402,6 +415,8 @@ def main() -> None:
         ratios = [ratio(found, name, base.format(size=size, mode=mode)) for base in bases.values()]
         if "ordered" not in name:
             ratios[:2] = "", ""
+        if "delayed" not in name:
+            ratios[2] = ""
         table.add_row(name, f"{value:,.0f}" if value >= 100 else f"{value:,.3f}", *ratios)
     console.print(table)
 

@@ -1,0 +1,234 @@
+"""Benchmarks of delayed messages: how late they come, how fast they go in, what an hour costs to load and hold, a restart over a year."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from bench_processes import Node, together
+
+import qmq
+from qmq.batch import encode
+from qmq.limits import MIB
+from qmq.region import Columns
+
+HOUR_MS: Final = 3_600_000
+BATCH: Final = 1_000
+LEAD_S: Final = 4.0
+"""Between the first message sent and the first one due."""
+
+
+# --- lateness ------------------------------------------------------------------------------------------------------------
+
+
+async def schedule(address: str, rate: int, seconds: float) -> float:
+    """Send messages of 100 B that become due at `rate` a second, evenly; when the first is due, seconds since 1970."""
+    async with qmq.connect(address) as mq:
+        await mq.send("late", b"ready")
+        producer = mq.delayed_producer("late")
+        count = int(rate * seconds)
+        begin_ms = int((time.time() + LEAD_S + count / 200_000) * 1000)
+        body = os.urandom(100)
+        for at in range(0, count, BATCH):
+            some = min(BATCH, count - at)
+            producer.send_many([body] * some, due_ms=[begin_ms + (at + i) * 1000 // rate for i in range(some)])
+            await (producer.drain() if producer.full else asyncio.sleep(0))
+        await producer.flush()
+        return begin_ms / 1000
+
+
+async def stored_times(address: str, count: int) -> list[int]:
+    """When the real-time broker stored each, ascending."""
+    stored: list[int] = []
+    async with qmq.connect(address) as mq:
+        await asyncio.sleep(1.0)
+        consumer, got = mq.consumer("late", "g", prefetch=100_000), 0
+        while got < count + 1:
+            found = await consumer.pull(10_000)
+            stored += [message.append_time_ms for message in found if message.body != b"ready"]
+            got += len(found)
+            found.ack_later()
+    return sorted(stored)
+
+
+def lateness(rate: int, seconds: float) -> dict[str, float]:
+    """Lateness at the real-time brokers, milliseconds."""
+    node = Node()
+    try:
+        count = int(rate * seconds)
+        begin, stored = together((schedule, node.address, rate, seconds), (stored_times, node.address, count))
+        dues = int(begin * 1000) + np.arange(count) * 1000 // rate
+        late = np.array(stored, np.int64) - dues  # they come in the order of their due times: the n-th stored is the n-th due
+        return {
+            "p50, ms": float(np.percentile(late, 50)), "p99, ms": float(np.percentile(late, 99)), "max, ms": float(late.max()),
+            "earliest, ms": float(late.min()),
+        }  # fmt: skip
+    finally:
+        node.stop()
+
+
+# --- intake --------------------------------------------------------------------------------------------------------------
+
+
+async def acknowledged(address: str, count: int, size: int, mode: str, delayed: bool) -> float:
+    """Messages acknowledged a second."""
+    async with qmq.connect(address) as mq:
+        producer: Any = mq.delayed_producer("intake") if delayed else mq.producer("intake")
+        bodies = [os.urandom(size) for _ in range(BATCH)]
+        due_ms = int(time.time() * 1000) + 24 * HOUR_MS
+        dues = [due_ms + i for i in range(BATCH)]
+        if delayed:
+            await producer.send(b"ready", due_ms=due_ms)
+        else:
+            await producer.send(b"ready")
+        begin = time.monotonic()
+        for _ in range(count // BATCH):
+            if mode == "many":
+                producer.send_many(bodies, due_ms=dues) if delayed else producer.send_many(bodies)
+            elif delayed:
+                for body, due in zip(bodies, dues, strict=True):
+                    producer.send(body, due_ms=due)
+            else:
+                for body in bodies:
+                    producer.send(body)
+            await (producer.drain() if producer.full else asyncio.sleep(0))
+        await producer.flush()
+        return count / (time.monotonic() - begin)
+
+
+def intake(count: int, size: int, mode: str, *, delayed: bool) -> float:
+    """One producer process, one node; due in a day, over a second."""
+    node = Node()
+    try:
+        found: float = together((acknowledged, node.address, count, size, mode, delayed))[0]
+        return found
+    finally:
+        node.stop()
+
+
+# --- storage: a schedule of its own, without network -----------------------------------------------------------------------
+
+
+def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Batches of 1,000, each within one hour, spread evenly."""
+    body = os.urandom(size)
+    for at in range(0, count, BATCH):
+        hour_ms = begin_ms + int(at / count * span_ms) // HOUR_MS * HOUR_MS
+        step = HOUR_MS // BATCH
+        dues = [hour_ms + (i * 7919 % BATCH) * step for i in range(BATCH)]
+        yield encode(b"bench", Columns([body] * BATCH, dues=dues), producer_id=1, batch_sequence=at // BATCH, create_time_ms=0)
+
+
+def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) -> None:
+    """A node's delay folder with so many messages, as the node itself would have written it."""
+    from qmq.broker.intake import Destination, read_batch
+    from qmq.clock import SystemClock
+    from qmq.delay.schedule import Schedule
+    from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
+    from qmq.log.config import LogConfig
+    from qmq.log.disk import Disk
+    from qmq.log.recovery import open_store
+
+    disk = Disk()
+    projection = Schedule(folder / "schedule", disk, HOUR_MS)
+    store = open_store(folder, LogConfig(segment_bytes=256 * MIB), SystemClock(), disk=disk, projection=projection)
+    queue = store.open_queue("bench", 0)
+
+    def find(_subject: bytes, _partition: int) -> Destination:
+        return Destination(queue, 1 << 20, check_dues=lambda *_: None)
+
+    for number, (envelope, region) in enumerate(batches(count, begin_ms, span_ms, size)):
+        store.append([read_batch(region, int.from_bytes(envelope[12:16], "little"), find)])
+        if number % 20_000 == 19_999:
+            plan = begin_checkpoint(store)
+            plan.run()
+            end_checkpoint(store, plan)
+    close_store(store)
+
+
+def load_hour(count: int) -> dict[str, float]:
+    """Load an hour's bucket into the wheel, in a process of its own: seconds, and memory at its peak."""
+    import multiprocessing as mp
+
+    folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+    try:
+        begin_ms = 500_000 * HOUR_MS
+        fill(folder, count, begin_ms, HOUR_MS)
+        context = mp.get_context("spawn")
+        results = context.Queue()
+        child = context.Process(target=_load, args=(str(folder), begin_ms, results))
+        child.start()
+        found: dict[str, float] = results.get(timeout=300)
+        child.join()
+        return found
+    finally:
+        shutil.rmtree(folder)
+
+
+def _load(folder: str, begin_ms: int, results: Any) -> None:
+    from qmq.delay.loader import Loader
+    from qmq.delay.wheel import Wheel
+
+    from qmq.clock import SystemClock
+    from qmq.delay.schedule import Schedule
+    from qmq.log.config import LogConfig
+    from qmq.log.disk import Disk
+    from qmq.log.recovery import open_store
+
+    disk = Disk()
+    projection = Schedule(Path(folder) / "schedule", disk, HOUR_MS)
+    store = open_store(Path(folder), LogConfig(), SystemClock(), disk=disk, projection=projection)
+    wheel = Wheel(500)
+
+    async def at_once(run: Any) -> Any:
+        return run()
+
+    async def load() -> float:
+        loader = Loader(projection, wheel, at_once)
+        loader.begin(begin_ms)
+        begin = time.monotonic()
+        while loader.horizon_ms < begin_ms + HOUR_MS:
+            before = loader.horizon_ms
+            await loader.ahead(max(loader.horizon_ms, begin_ms))
+            if loader.horizon_ms == before:
+                break
+        return time.monotonic() - begin
+
+    took = asyncio.run(load())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = {"load, s": took, "messages": float(len(wheel)), "peak memory, MiB": peak}
+    results.put({**found, "bytes a message in the wheel": wheel.nbytes / max(len(wheel), 1)})
+    store.close()
+
+
+def restart(count: int) -> dict[str, float]:
+    """Start a node with so many messages scheduled over a year: seconds until it is ready, and its memory."""
+    folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+    try:
+        begin_ms = (int(time.time() * 1000) // HOUR_MS + 2) * HOUR_MS
+        fill(folder / "delay", count, begin_ms, 365 * 24 * HOUR_MS)
+        begin = time.monotonic()
+        node = Node(data=folder)
+        took = time.monotonic() - begin
+        memory = node.resident_mib()
+        node.stop(keep=True)
+        empty = time.monotonic()
+        other = Node()
+        empty_took = time.monotonic() - empty
+        other.stop()
+        return {"start, s": took, "start of an empty node, s": empty_took, "memory, MiB": memory}
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    print(globals()[sys.argv[1]](*map(int, sys.argv[2:])))
