@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
 from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, Found, GroupInfo, Latest, QueueInfo, Target
 from qmq.broker.broker import Broker
 from qmq.broker.lane_admin import LaneAdmin, PartitionInfo, Place
 from qmq.broker.standing import ReplicaInfo, Standing
+from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
 from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
@@ -18,13 +21,16 @@ from qmq.rpc import SERVER_OPTIONS, answering
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
-    """See control.proto."""
+    """See control.proto. `wall` is the machine's clock, which bears witness for others: never a kept time, which would only echo theirs."""
 
-    def __init__(self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str) -> None:
+    def __init__(
+        self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str, *, wall: Clock | None = None
+    ) -> None:
         self._admin = admin
         self._lanes = lanes
         self._standing = standing
         self._group = broker_group
+        self._wall = wall or SystemClock()
 
     @answering
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
@@ -108,7 +114,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             last_index=info.last_index, stored_index=info.stored_index, commit_index=info.commit_index,
             message_position=info.message_position, action_position=info.action_position, is_whole=info.is_whole,
             membership_version=info.membership_version, voters=info.voters, learners=info.learners, peers=peers,
-            is_serving=info.is_serving,
+            is_serving=info.is_serving, time_ms=self._wall.time_ms(),
         )  # fmt: skip
 
     @answering
@@ -231,12 +237,14 @@ def _target(request: pb.ResetGroupRequest) -> Target:
 
 
 async def serve_control(
-    broker: Broker, standing: Standing, broker_group: str, host: str, port: int
+    broker: Broker, standing: Standing, broker_group: str, host: str, port: int, *, also: Callable[[grpc.aio.Server], None] | None = None
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve the control port; the server and the port it got. Raises OSError if the port is taken."""
+    """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
+    if also is not None:
+        also(server)
     bound = bind(server, host, port)
     await server.start()
     return server, bound

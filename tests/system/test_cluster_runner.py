@@ -103,6 +103,13 @@ def test_a_broker_finds_its_own_address_and_its_volume(tmp_path: Path) -> None:
     assert found.check("g1-b").argv[1:] == ["health", "broker", f"{address}:20882"]
 
 
+def test_a_delay_server_is_started_and_checked_as_a_broker_is(tmp_path: Path) -> None:
+    found = launcher(tmp_path)
+    assert found.argv("d1-b") == [str(Path(sys.executable).with_name("qmq")), "delay"]
+    assert found.environment("d1-b")["QMQ_REPLICAS"] == "d1-a,d1-b,d1-c"
+    assert found.check("d1-b").argv[1:] == ["health", "broker", f"{found.network.addresses['d1-b']}:20882"]
+
+
 def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ETCD_NAME", "QMQ_SERVER", "HTTP_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "stray")
@@ -115,7 +122,7 @@ def test_services_start_in_the_steps_that_dependencies_draw() -> None:
     assert (sorted(first), third) == (sorted(ETCD), ["client"])
     assert with_dependencies(known, ["meta0"]) == {"meta0", *ETCD}
     assert waves(known, ["g1-a", "meta0"]) == [["g1-a", "meta0"]]
-    assert len(second) == 8
+    assert len(second) == 11
 
 
 @pytest.mark.parametrize(("text", "value"), [("10s", 10), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("250ms", 0.25)])

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 ETCD = ["etcd0", "etcd1", "etcd2"]
 META = ["meta0", "meta1"]
-BROKERS = ["g1-a", "g1-b", "g1-c", "g2-a", "g2-b", "g2-c"]
+REAL_TIME = ["g1-a", "g1-b", "g1-c", "g2-a", "g2-b", "g2-c"]
+DELAY = ["d1-a", "d1-b", "d1-c"]
+BROKERS = [*REAL_TIME, *DELAY]
 
 
 def compose(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +43,7 @@ def test_compose_accepts_the_file() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_cluster_is_three_etcds_two_metaservers_and_two_groups_of_three(services: dict[str, Any]) -> None:
+def test_the_cluster_is_three_etcds_two_metaservers_two_broker_groups_and_a_delay_group_of_three(services: dict[str, Any]) -> None:
     assert set(services) == {*ETCD, *META, *BROKERS, "client"}
     assert {name for name, each in services.items() if each.get("profiles")} == {"client"}
 
@@ -57,7 +59,7 @@ def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict
 def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
     for name in (*META, *BROKERS):
         assert set(services[name]["depends_on"]) == set(ETCD), name
-    assert set(services["client"]["depends_on"]) == {*META, *BROKERS}
+    assert set(services["client"]["depends_on"]) == {*META, *REAL_TIME}
     conditions = {each["condition"] for service in services.values() for each in service.get("depends_on", {}).values()}
     assert conditions == {"service_healthy"}
 
@@ -82,6 +84,12 @@ def test_a_broker_is_the_replica_it_is_named_after(services: dict[str, Any]) -> 
         assert environment["QMQ_GROUP"] == name.split("-")[0]
         assert environment["QMQ_REPLICAS"].split(",") == [each for each in BROKERS if each.startswith(environment["QMQ_GROUP"])]
         assert services[name]["healthcheck"]["test"][-1] == f"localhost:{environment['QMQ_CONTROL_PORT']}"
+
+
+def test_a_delay_server_is_a_broker_with_another_command(services: dict[str, Any]) -> None:
+    assert {tuple(services[name]["command"]) for name in DELAY} == {("qmq", "delay")}
+    assert {tuple(services[name]["command"]) for name in REAL_TIME} == {("qmq", "broker")}
+    assert len({services[name]["environment"]["QMQ_BUCKET"] for name in DELAY}) == 1
 
 
 def test_each_member_keeps_its_data_in_a_volume_of_its_own(services: dict[str, Any]) -> None:

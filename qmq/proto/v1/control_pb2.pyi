@@ -569,6 +569,7 @@ class ReplicaStatus(_message.Message):
     LEARNERS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     IS_SERVING_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     broker_group: _builtins.str
     role: _builtins.str
@@ -588,6 +589,8 @@ class ReplicaStatus(_message.Message):
     membership_version: _builtins.int
     is_serving: _builtins.bool
     """Whether it serves clients: a master whose epoch's first entry is committed."""
+    time_ms: _builtins.int
+    """What its machine's wall clock says, milliseconds since 1970; not the time that a delay server keeps."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -615,10 +618,11 @@ class ReplicaStatus(_message.Message):
         learners: _abc.Iterable[_builtins.str] | None = ...,
         peers: _abc.Iterable[Global___Peer] | None = ...,
         is_serving: _builtins.bool = ...,
+        time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "role", b"role", "stored_index", b"stored_index", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "role", b"role", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

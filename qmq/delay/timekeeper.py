@@ -1,0 +1,220 @@
+"""Which time it is, for a server that must not deliver early because somebody set the clock wrong.
+
+The *kept* time is CLOCK_BOOTTIME (which runs on while the machine sleeps, and which nobody sets) plus an offset. The offset follows the
+wall clock, by one table:
+
+    wall clock - kept time       what the witnesses say      what becomes of it
+    under 1 s                    (not asked)                 the kept time is pulled to it by 500 ppm: it never stops, never goes back
+    1 s or more: a *step*        the wall clock is right     believed at once: the kept time becomes the wall clock's
+                                 the kept time is right      not believed, as long as they say so
+                                 neither, or nothing         believed when it lasted 60 s, within 1 s, and nobody denied it meanwhile
+
+A believed step back is a real one: the kept time goes back. To stand still until the wall clock has come along would make everything late
+by as much as the clock was wrong; the store's append times do not fall anyway, and the wheel does not mind.
+
+A *witness* is somebody else's time: a broker's, a replica's. What it says is known up to half of the round trip. It counts for ten seconds,
+and in a step only if it was asked after the step was noticed. Of several the median decides; of an even number the earlier of the middle.
+Where its doubt lets it agree with both, it speaks for the nearer one; exactly between, for the kept time.
+
+When the process starts, the wall clock is all there is: it may have jumped just before. So until witnesses have spoken once (the time is
+*attested*) they can correct the kept time themselves: back on the word of one, forward on the word of two, since late is better than early.
+From then on the wall clock that they contradicted is a step like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+STEP_MS: Final = 1000
+SLEW_NS_PER_MS: Final = 500
+LASTING_MS: Final = 60_000
+FRESH_MS: Final = 10_000
+ROUND_TRIP_MS_MAX: Final = 2000
+"""A witness that took longer says too little."""
+SETTLING_MS: Final = 3000
+"""So long after its start a process waits for witnesses before it takes its wall clock's word."""
+
+_NS: Final = 1_000_000
+_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Testimony(NamedTuple):
+    """What a witness said: its time minus ours of CLOCK_BOOTTIME, give or take `doubt_ms`."""
+
+    offset_ms: int
+    doubt_ms: int
+    sent_boot_ms: int
+    heard_boot_ms: int
+
+
+@dataclass(slots=True)
+class Step:
+    """A difference between wall clock and kept time that is not believed (yet)."""
+
+    size_ms: int
+    noticed_boot_ms: int
+    """When it was seen first."""
+    since_boot_ms: int
+    """From when on nobody denied it."""
+    is_denied: bool = False
+    """Whether witnesses say, just now, that the kept time is right."""
+
+
+class Timekeeper:
+    """The table above, pure. Times are milliseconds; `boot_ms` is CLOCK_BOOTTIME and does not fall (a lower one counts as the last one)."""
+
+    def __init__(self, wall_ms: int, boot_ms: int) -> None:
+        self._offset_ns = (wall_ms - boot_ms) * _NS
+        self._start_boot_ms = self._boot_ms = boot_ms
+        self._testimonies: dict[str, Testimony] = {}
+        self.step: Step | None = None
+        self.is_attested = False
+        self.steps_believed = 0
+
+    @property
+    def step_ms(self) -> int:
+        """By how much the wall clock is ahead of the kept time, if that is not believed; else 0."""
+        return self.step.size_ms if self.step is not None else 0
+
+    @property
+    def wants_witnesses(self) -> bool:
+        """Whether there is something to decide: ask often."""
+        return self.step is not None or not self.is_attested
+
+    @property
+    def is_settled(self) -> bool:
+        """False in the first moments, when a wall clock that jumped before the start could still be found out: deliver nothing yet."""
+        return self.is_attested or self._boot_ms - self._start_boot_ms >= SETTLING_MS
+
+    def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
+        """`name` said that it was `their_time_ms`, at some moment between asking and hearing. A later word replaces an earlier one."""
+        round_trip_ms = heard_boot_ms - sent_boot_ms
+        if not 0 <= round_trip_ms <= ROUND_TRIP_MS_MAX:
+            return
+        # half up, so that a word is never off by more than its doubt
+        doubt_ms = (round_trip_ms + 1) // 2
+        offset_ms = their_time_ms - sent_boot_ms - doubt_ms
+        self._testimonies[name] = Testimony(offset_ms, doubt_ms, sent_boot_ms, heard_boot_ms)
+
+    def time_ms(self, wall_ms: int, boot_ms: int) -> int:
+        """The kept time, from both clocks read now; follows the table."""
+        elapsed_ms = max(boot_ms - self._boot_ms, 0)
+        self._boot_ms += elapsed_ms
+        wall_ns = (wall_ms - self._boot_ms) * _NS
+        if not self.is_attested:
+            self._attest()
+        gap_ns = wall_ns - self._offset_ns
+        slew_ns = elapsed_ms * SLEW_NS_PER_MS
+        if abs(gap_ns) < STEP_MS * _NS + (slew_ns if self.step is None else 0):
+            self._offset_ns += max(-slew_ns, min(slew_ns, gap_ns))
+            self.step = None
+        else:
+            self._notice(gap_ns // _NS)
+            self._decide(wall_ns)
+        return self._boot_ms + self._offset_ns // _NS
+
+    # --- steps ---------------------------------------------------------------------------------------------------------
+
+    def _notice(self, size_ms: int) -> None:
+        if self.step is None or abs(size_ms - self.step.size_ms) > STEP_MS:
+            self.step = Step(size_ms, self._boot_ms, self._boot_ms)
+
+    def _decide(self, wall_ns: int) -> None:
+        step = self.step
+        assert step is not None
+        fresh = self._fresh(step.noticed_boot_ms)
+        step.is_denied = False
+        if fresh:
+            said = _median(fresh)
+            from_wall_ns, from_kept_ns = abs(said.offset_ms * _NS - wall_ns), abs(said.offset_ms * _NS - self._offset_ns)
+            is_near = min(from_wall_ns, from_kept_ns) <= (STEP_MS + said.doubt_ms) * _NS
+            if is_near and from_wall_ns < from_kept_ns:
+                self._believe(wall_ns)
+                self.is_attested = True
+                return
+            step.is_denied = is_near
+        if step.is_denied:
+            step.since_boot_ms = self._boot_ms
+            self.is_attested = True
+        elif self._boot_ms - step.since_boot_ms >= LASTING_MS:
+            self._believe(wall_ns)
+
+    def _believe(self, wall_ns: int) -> None:
+        self._offset_ns = wall_ns
+        self.step = None
+        self.steps_believed += 1
+
+    # --- witnesses -----------------------------------------------------------------------------------------------------
+
+    def _fresh(self, asked_since_boot_ms: int) -> list[Testimony]:
+        """By the time they say."""
+        for name in [name for name, said in self._testimonies.items() if self._boot_ms - said.heard_boot_ms > FRESH_MS]:
+            del self._testimonies[name]
+        return sorted(said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms)
+
+    def _attest(self) -> None:
+        """The first words after the start: they confirm the kept time, or correct it."""
+        fresh = self._fresh(self._start_boot_ms)
+        if not fresh:
+            return
+        said = _median(fresh)
+        said_ns = said.offset_ms * _NS
+        if abs(said_ns - self._offset_ns) <= (STEP_MS + said.doubt_ms) * _NS:
+            self.is_attested = True
+        elif said_ns < self._offset_ns or len(fresh) > 1:
+            self._offset_ns = said_ns
+            self.step = None
+            self.is_attested = True
+
+
+def _median(fresh: list[Testimony]) -> Testimony:
+    return fresh[(len(fresh) - 1) // 2]
+
+
+class SteadyClock:
+    """A `qmq.clock.Clock` whose wall time is the kept one. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.keeper = Timekeeper(wall_ms(), boot_ms())
+
+    def time_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC, as kept: goes back only when a step back is believed."""
+        with self._lock:
+            return self.keeper.time_ms(wall_ms(), boot_ms())
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some start; never goes back, and stands while the machine sleeps."""
+        return time.monotonic_ns() // _NS
+
+    def boot_ms(self) -> int:
+        """The clock by which witnesses are timed."""
+        return boot_ms()
+
+    def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
+        """See `Timekeeper.witness`."""
+        with self._lock:
+            self.keeper.witness(name, their_time_ms, sent_boot_ms, heard_boot_ms)
+
+    @property
+    def step_ms(self) -> int:
+        """See `Timekeeper.step_ms`."""
+        return self.keeper.step_ms
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Timekeeper.is_settled`; as of the last `time_ms()`."""
+        return self.keeper.is_settled
+
+
+def wall_ms() -> int:
+    """The machine's wall clock."""
+    return time.time_ns() // _NS
+
+
+def boot_ms() -> int:
+    """The machine's CLOCK_BOOTTIME; where there is none, its monotonic clock."""
+    return time.clock_gettime_ns(_BOOT) // _NS

@@ -1,0 +1,58 @@
+"""A wall clock that jumps, for one process: libfaketime, preloaded from the package of that name.
+
+Found out about 0.9.10, the version in libfaketime 3.0.1, and relied on here:
+
+* FAKETIME_DONT_FAKE_MONOTONIC=1 leaves CLOCK_MONOTONIC, its _RAW and _COARSE, and CLOCK_BOOTTIME as they are.
+* FAKETIME_TIMESTAMP_FILE is read again at every look at the clock with FAKETIME_NO_CACHE=1 (else for ten seconds it is not): so a
+  process that runs can be jumped. It holds an offset such as "+3600". The file is replaced, never half written.
+* A process keeps a semaphore and a page in /dev/shm under its pid; one that is killed leaves them there (a later process of the same pid
+  does without, and nothing here needs them): `sweep`.
+* This package compiles without faking stat, utime and sleep: times of files and timers stay true.
+* The environment is inherited: what the process starts, jumps along with it.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def _library() -> Path:
+    found = find_spec("libfaketime")
+    assert found is not None, "run scripts/setup: the package libfaketime is missing"
+    assert found.origin is not None
+    return Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+
+
+class FakeTime:
+    """One wall clock, for all processes that are started with `environment`. Begins true."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "wall-clock-offset"
+        self.jump(0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """This process's environment, and what the other one's wall clock needs."""
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(_library()),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def jump(self, seconds: float) -> None:
+        """From now on the wall clock is so far ahead of the true one (not of what it was); at the processes' next look at it."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+f}")
+        new.replace(self._file)
+
+    def sweep(self, pid: int) -> None:
+        """Remove what a process left in shared memory when it was killed."""
+        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
