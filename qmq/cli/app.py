@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import qmq
-from qmq.cli import broker, cluster, consume, dev, dlq, group, health, logs, message, meta, produce, replica, route, subject
+from qmq.cli import broker, cluster, consume, delay, dev, dlq, group, health, logs, message, meta, produce, replica, route, subject
 
 app = typer.Typer(
     name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command("dev")(dev.dev)
 app.command("meta")(meta.meta)
 app.add_typer(broker.app, name="broker")
+app.add_typer(delay.app, name="delay")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(subject.app, name="subject")

@@ -190,3 +190,20 @@ class Desk(Protocol):
     def standing(self) -> Standing:
         """How the delivery stands."""
         ...
+
+
+class ScheduleFiles(Protocol):
+    """The schedule as another replica copies it: files as the newest checkpoint says they are. Of any replica, serving or not. Called in a
+    thread.
+    """
+
+    def describe(self) -> tuple[bytes, int]:
+        """The projection's state in the newest checkpoint, as MessagePack, and the checkpoint's index. NotConnected: there is none."""
+        ...
+
+    def read(self, file: str, offset: int, bytes_max: int) -> bytes:
+        """Up to so many bytes of a file in the folder `schedule`; empty at its end.
+
+        Raises FileNotFoundError (its bucket was deleted since: begin again with `describe`), OSError.
+        """
+        ...

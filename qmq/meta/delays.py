@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from typing import Any, Final
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
 
+from qmq_coordination.groups import group_key
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import InvalidArgument, NotConnected
-from qmq.meta.brokers import Brokers
-from qmq.model import DelayedId, check_name
+from qmq.delay.requests import Mark, listing, mark_of, new_due_ms
+from qmq.errors import CoordinationError, InvalidArgument, NotConnected, QmqError
+from qmq.meta.brokers import LOOK_S, Brokers
+from qmq.model import DelayedId
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import meta_pb2
-
-LIST_MAX: Final = 1_000
-LIST_DEFAULT: Final = 100
 
 
 class Delays:
@@ -31,8 +33,13 @@ class Delays:
     async def one(self, method: str, request: Any) -> pb.DelayedMessage:
         """Ask the group that the request's id names. Raises InvalidArgument, what the master raised, NotConnected."""
         group = DelayedId.parse(request.id).group
-        if self._view.group(group).delay is None:
-            raise InvalidArgument(f"{request.id} names the delay group {group!r}, and there is none of that name")
+        if isinstance(request, pb.MoveDelayedRequest):
+            new_due_ms(request)
+        if group not in self.groups():
+            await self._look(self._view.fetch(group_key(group, "delay")))
+        groups = await self._require_groups()
+        if group not in groups:
+            raise InvalidArgument(f"{request.id} is of delay group {group!r}, and there is none of that name, but {', '.join(groups)}")
         found: pb.DelayedMessage = await self._brokers.ask_master(group, method, request, is_change=method != "ShowDelayed")
         return found
 
@@ -41,37 +48,48 @@ class Delays:
 
         `next` is the due time and the id behind which to go on, the same for every group.
 
-        Raises NotConnected if a group is missing: a list with holes is a lie.
+        Raises InvalidName, InvalidArgument; NotConnected if a group is missing: a list with holes is a lie.
         """
-        if request.subject:
-            check_name("subject", request.subject)
-        most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
+        most = listing(request).most
         asked = pb.ListDelayedRequest()
         asked.CopyFrom(request)
         asked.messages_max = most
-        answers = await self._brokers.ask_masters(self._require_groups(), "ListDelayed", asked)
-        pages = answers.complete()
-        merged = list(heapq.merge(*[page.messages for page in pages], key=_order))
-        is_more = len(merged) > most or any(page.next for page in pages)
-        kept = merged[:most]
-        return pb.ListDelayedResponse(messages=kept, next=_mark(kept[-1]) if is_more and kept else "")
+        answers = await self._brokers.ask_masters(await self._require_groups(), "ListDelayed", asked)
+        return merged(answers.complete(), most)
 
-    def _require_groups(self) -> list[str]:
+    async def _require_groups(self) -> list[str]:
+        """Where none is known, the store is asked: one may have been founded a moment ago. Raises NotConnected."""
+        if not self.groups():
+            await self._look(self._view.refresh())
         groups = self.groups()
         if not groups:
             raise NotConnected("there is no delay group: start one with `qmq delay`")
         return groups
 
+    async def _look(self, question: Coroutine[Any, Any, object]) -> None:
+        """Into the store, for a moment at most; if it does not say, what is known holds."""
+        with suppress(CoordinationError, TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await question
+
     async def describe(self) -> meta_pb2.DescribeDelaysResponse:
-        """All groups, and which of them are silent."""
-        answers = await self._brokers.ask_masters(self.groups(), "DescribeDelay", pb.DescribeDelayRequest())
-        silent = {group: failure.message for group, failure in answers.missing.items()}
+        """All groups, and which of them are silent, or failed to answer. Raises NotConnected if there is none."""
+        groups = await self._require_groups()
+        answers = await self._brokers.ask_masters(groups, "DescribeDelay", pb.DescribeDelayRequest(), absent=(QmqError,))
+        silent = {group: failure.message for group, failure in answers.absent.items()}
         return meta_pb2.DescribeDelaysResponse(delays=list(answers.found.values()), silent=silent)
 
 
-def _order(message: pb.DelayedMessage) -> tuple[int, str]:
-    return message.due_ms, message.id
+def merged(pages: Sequence[pb.ListDelayedResponse], most: int) -> pb.ListDelayedResponse:
+    """One page of several groups' pages. Pure.
 
-
-def _mark(message: pb.DelayedMessage) -> str:
-    return f"{message.due_ms}:{message.id}"
+    A group whose page goes on may have more right behind its mark: nothing behind the lowest of these marks is shown yet, or it would be
+    followed by what comes before it.
+    """
+    goes_on = [Mark.parse(page.next) for page in pages if page.next]
+    end = min(goes_on, default=None)
+    known = list(heapq.merge(*[page.messages for page in pages], key=mark_of))
+    shown = [message for message in known if end is None or mark_of(message) <= end]
+    if len(shown) > most:
+        return pb.ListDelayedResponse(messages=shown[:most], next=str(mark_of(shown[most - 1])))
+    return pb.ListDelayedResponse(messages=shown, next="" if end is None else str(end))

@@ -1,0 +1,156 @@
+"""`qmq delay`: list, show, cancel and move delayed messages, and how their delivery stands. Without a verb it runs a delay server."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import qmq
+from qmq.cli import delay_role
+from qmq.cli.delay_view import list_table, message_facts, message_view, moment, row_facts, stats_facts, stats_view
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show
+from qmq.cli.route import emit
+from qmq.cli.times import parse_duration, parse_when
+from qmq.client.dues import due_ms
+from qmq.errors import InvalidArgument, TooLate
+
+if TYPE_CHECKING:
+    from qmq.client.delayed_message import DelayedMessage
+
+app = typer.Typer(help="Run a delay server; list, show, cancel or move delayed messages.")
+delay_role.attach(app)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The delayed message: a receipt's `delayed_id`, or what `list` shows.")]
+
+_CANCEL_COLUMNS: Final = ("id", "subject", "due", "cron", "state")
+_MOVE_COLUMNS: Final = ("id", "subject", "from", "to")
+
+
+@app.command("list")
+def list_delayed(
+    subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "",
+    start: Annotated[str | None, typer.Option("--from", help="Due at this time or later: 2026-11-21T09:30:00+01:00, or +2h.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Due before this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """List messages that wait, in the order of their due times."""
+    found = run(_list(server, subject, start, end, limit))
+    rows = [row_facts(each) for each in found[:limit]]
+    emit(rows, [list_table(rows, console.width)], as_json=as_json)
+    if len(found) > limit:
+        more = f"these are the first {limit:,}; there are more: --limit, or --from {rows[-1]['due']}"
+        errors.print(more, highlight=False, soft_wrap=True)
+
+
+async def _list(server: str, subject: str, start: str | None, end: str | None, limit: int) -> list[DelayedMessage]:
+    """One more than the limit, if there are more."""
+    now = datetime.now(UTC)
+    first, last = (None if text is None else parse_moment(text, now) for text in (start, end))
+    async with qmq.connect(server) as mq:
+        return [each async for each in mq.delayed.list(subject, first, last, limit + 1)]
+
+
+@app.command("show")
+def show_delayed(delayed_id: Id, as_json: Json = False, server: Server = SERVER) -> None:
+    """Show a delayed message, and what became of it."""
+    facts = message_facts(run(_show(server, delayed_id)))
+    emit(facts, message_view(facts), as_json=as_json)
+
+
+async def _show(server: str, delayed_id: str) -> DelayedMessage:
+    async with qmq.connect(server) as mq:
+        return await mq.delayed.show(delayed_id)
+
+
+@app.command("cancel")
+def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
+    """Do not deliver a message; of a recurring one, no more runs."""
+
+    async def _cancel() -> DelayedMessage:
+        async with qmq.connect(server) as mq:
+            if not dry_run:
+                return await mq.delayed.cancel(delayed_id)
+            found = await mq.delayed.show(delayed_id)
+            if found.state != "cancelled":
+                _require_pending(found)
+            return found
+
+    found = run(_cancel())
+    row = (found.id, found.subject, moment(found.due), found.cron, found.state)
+    show("would be cancelled" if dry_run else "cancelled", _CANCEL_COLUMNS, [row], as_json=as_json)
+
+
+@app.command("move")
+def move(
+    delayed_id: Id,
+    to: Annotated[str | None, typer.Option("--to", help="When it shall be due: 2026-11-21T09:30:00+01:00, or +2h from now.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="How much later than it is due now: 30m, 1d; -30m: earlier.")] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Deliver a message at another time; a time that is past means at once. Of a recurring one, its next run."""
+    row = run(_move(server, delayed_id, to, by, dry_run))
+    show("would be moved" if dry_run else "moved", _MOVE_COLUMNS, [row], as_json=as_json)
+
+
+async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dry_run: bool) -> tuple[str, str, str, str]:
+    if (to is None) == (by is None):
+        raise InvalidArgument("say when it shall be due, --to 2026-11-21T09:30:00Z, or how much later, --by 30m: one of them")
+    wanted = parse_moment(to, datetime.now(UTC)) if to is not None else parse_shift(by or "")
+    async with qmq.connect(server) as mq:
+        before = await mq.delayed.show(delayed_id)
+        target = shifted(before.due, wanted) if isinstance(wanted, timedelta) else wanted
+        if dry_run:
+            _require_pending(before)
+            due_ms(target, time.time_ns())
+        after = target if dry_run else (await mq.delayed.move(delayed_id, target)).due
+        return (before.id, before.subject, moment(before.due), moment(after))
+
+
+def _require_pending(found: DelayedMessage) -> None:
+    """For those who change nothing: what the delay group would answer. Raises TooLate."""
+    if found.state != "pending":
+        raise TooLate(f"{found.id} is {found.state}: it can be cancelled or moved until it is due")
+
+
+@app.command("stats")
+def stats(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show how much waits and what is due when, how late deliveries are, and what cannot be delivered."""
+
+    async def _stats() -> dict[str, Any]:
+        async with qmq.connect(server) as mq:
+            found = await mq.delayed.stats()
+            return stats_facts(found, max([group.time for group in found.groups], default=datetime.now(UTC)))
+
+    facts = run(_stats())
+    emit(facts, stats_view(facts, console.width), as_json=as_json)
+
+
+# --- times --------------------------------------------------------------------------------------------------------------
+
+
+def parse_moment(text: str, now: datetime) -> datetime:
+    """A time with a time zone, or one relative to now: +2h, -1d. Raises InvalidArgument."""
+    if text.startswith(("+", "-")):
+        return shifted(now, parse_shift(text))
+    return parse_when(text)
+
+
+def parse_shift(text: str) -> timedelta:
+    """A duration with or without a sign. Raises InvalidArgument."""
+    found = parse_duration(text.removeprefix("-").removeprefix("+"))
+    return -found if text.startswith("-") else found
+
+
+def shifted(time: datetime, by: timedelta) -> datetime:
+    """Raises InvalidArgument beyond the calendar."""
+    try:
+        return time + by
+    except OverflowError:
+        raise InvalidArgument(f"{by.days:,} days from {moment(time)} is beyond the calendar") from None

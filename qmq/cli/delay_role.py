@@ -1,0 +1,126 @@
+"""`qmq delay` without a verb: runs one replica of one delay group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qmq.cli.output import fail, run
+from qmq.cli.roles import (
+    Etcd,
+    EtcdCa,
+    EtcdCert,
+    EtcdKey,
+    EtcdPassword,
+    EtcdUser,
+    Host,
+    Verbose,
+    etcd_options,
+    log_config,
+    names_of,
+    require_flush,
+    set_up_logging,
+)
+from qmq.cli.times import parse_duration
+from qmq.errors import InvalidArgument, QmqError
+from qmq.model import check_name
+
+
+def attach(app: typer.Typer) -> None:
+    """Have `app`, called without a verb, run a delay server."""
+    app.callback(invoke_without_command=True)(delay)
+
+
+def delay(
+    context: typer.Context,
+    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group that this replica belongs to.")] = "",
+    replica: Annotated[str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")] = "",
+    replicas: Annotated[
+        str, typer.Option(envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded.")
+    ] = "",
+    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; made if absent.")] = Path("qmq-data"),
+    host: Host = "127.0.0.1",
+    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20883,
+    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20884,
+    advertise: Annotated[
+        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
+    ] = "",
+    etcd: Etcd = "",
+    etcd_user: EtcdUser = None,
+    etcd_password: EtcdPassword = None,
+    etcd_ca: EtcdCa = None,
+    etcd_cert: EtcdCert = None,
+    etcd_key: EtcdKey = None,
+    bucket: Annotated[
+        str, typer.Option(envvar="QMQ_BUCKET", help="What a file of the schedule holds, 5m to 24h; fixed when the group is founded.")
+    ] = "1h",
+    longest: Annotated[
+        str, typer.Option("--max", envvar="QMQ_DELAY_MAX", help="Longer delays are refused; fixed when the group is founded.")
+    ] = "732d",
+    tick_ms: Annotated[int, typer.Option(envvar="QMQ_TICK_MS", help="Due messages leave at multiples of this.")] = 500,
+    load_ahead: Annotated[
+        str, typer.Option(envvar="QMQ_LOAD_AHEAD", help="What is due within this time is in memory, if there is room.")
+    ] = "10m",
+    wheel_messages: Annotated[
+        int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="So many messages are in memory at most, 16 bytes each.")
+    ] = 16_000_000,
+    flush: Annotated[str, typer.Option(envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")] = "async",
+    flush_messages: Annotated[int, typer.Option(envvar="QMQ_FLUSH_MESSAGES", help="With async: flush after so many messages ...")] = 1_000,
+    flush_interval_ms: Annotated[
+        int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="... or after so many milliseconds.")
+    ] = 10_000,
+    segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024,
+    retention_hours: Annotated[
+        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="The message log before this may be deleted; the schedule stays.")
+    ] = 24.0,
+    retention_mib: Annotated[
+        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go.")
+    ] = None,
+    disk_free_mib: Annotated[
+        int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
+    ] = 64,
+    verbose: Verbose = False,
+) -> None:
+    """Run one replica of a delay group, which keeps messages until they are due; or, with a verb, look after delayed messages.
+
+    Prints one line, `qmq delay is ready at HOST:PORT`, when it serves its control port. Ctrl-C or SIGTERM stops it cleanly.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from qmq_coordination.groups import DelaySettings
+
+    from qmq.broker.config import BrokerConfig
+    from qmq.delay.config import DelayConfig
+    from qmq.node.delay import DelayNode, DelayReplicaConfig
+    from qmq.node.replica import run_replica
+
+    set_up_logging(verbose)
+    require_flush(flush)
+    try:
+        if not group or not replica:
+            raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
+        config = DelayReplicaConfig(
+            group=check_name("delay group", group),
+            replica=check_name("replica", replica),
+            replicas=names_of(replicas or replica, "--replicas (QMQ_REPLICAS)"),
+            data=data,
+            host=host,
+            data_port=data_port,
+            control_port=control_port,
+            advertise=advertise or host,
+            etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
+            log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
+            broker=BrokerConfig(name=group),
+            settings=DelaySettings(_ms(bucket), _ms(longest)),
+            delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
+        )  # fmt: skip
+        run(run_replica(lambda: DelayNode(config), "delay"))
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+def _ms(text: str) -> int:
+    return parse_duration(text) // timedelta(milliseconds=1)

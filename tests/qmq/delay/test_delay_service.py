@@ -1,0 +1,298 @@
+"""The administration of delayed messages over gRPC, with a desk that is a dictionary, and a schedule that is a folder of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from qmq.delay.ports import BucketInfo, DueMessage, Place, Standing
+from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayService, Identity
+from qmq.errors import (
+    CallerError,
+    DelayTooLong,
+    InvalidArgument,
+    InvalidName,
+    MessageNotFound,
+    NotMaster,
+    Outcome,
+    QmqError,
+    TooLate,
+)
+from qmq.limits import HEADER_BYTES_MAX
+from qmq.model import DelayedId, MessageId
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.proto.v1 import delay_pb2_grpc
+from qmq.region import BatchFlag
+from qmq.rpc import CHANNEL_OPTIONS, typed_error
+
+HOUR = 3_600_000
+GROUP = "d1"
+
+
+def message(number: int, due_ms: int, **fields: Any) -> DueMessage:
+    """The `number`-th of producer 7."""
+    known = {
+        "place": Place(due_ms // HOUR, number), "due_ms": due_ms, "subject": "orders", "body": b"body", "key": b"key", "tags": ("a", "b"),
+        "headers": {"who": b"me"}, "create_time_ms": 5, "message_id": MessageId(7, 1, number).to_bytes(), "flags": 0,
+    }  # fmt: skip
+    return DueMessage(**(known | fields))
+
+
+class FakeDesk:
+    """Messages by id, with their states; what is in `failure` is raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, tuple[DueMessage, str]] = {}
+        self.failure: QmqError | None = None
+
+    def add(self, *messages: DueMessage, state: str = "pending") -> list[str]:
+        ids = [str(self.id_of(each)) for each in messages]
+        self.messages |= {text: (each, state) for text, each in zip(ids, messages, strict=True)}
+        return ids
+
+    def id_of(self, message: DueMessage) -> DelayedId:
+        return DelayedId(MessageId.parse(message.message_id.hex()), message.due_ms, 1, GROUP)
+
+    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        if str(delayed) not in self.messages:
+            raise MessageNotFound("no such message")
+        return self.messages[str(delayed)]
+
+    async def cancel(self, delayed: DelayedId) -> DueMessage:
+        if self.failure is not None:
+            raise self.failure
+        found, state = self.show(delayed)
+        if state != "pending":
+            raise TooLate(f"it is {state}")
+        self.messages[str(delayed)] = found, "cancelled"
+        return found
+
+    async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
+        if self.failure is not None:
+            raise self.failure
+        moved = replace(self.show(delayed)[0], due_ms=due_ms)
+        self.messages[str(delayed)] = moved, "pending"
+        return moved
+
+    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
+        found = [
+            (each.due_ms, text, each)
+            for text, (each, state) in self.messages.items()
+            if state == "pending" and subject in ("", each.subject) and from_ms <= each.due_ms < (to_ms or 1 << 62)
+        ]
+        behind = sorted(each for each in found if each[:2] > after)
+        return [each[2] for each in behind[:most]], len(behind) > most
+
+    def standing(self) -> Standing:
+        buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
+        return Standing(buckets, 6, 96, 12 * HOUR, 1, 2, 250, 490, 99, [("gone", 1, "[E105] there is no subject 'gone'")], 11 * HOUR, -3)
+
+
+class FakeFiles:
+    """One file."""
+
+    def __init__(self) -> None:
+        self.read_in: set[str] = set()
+
+    def describe(self) -> tuple[bytes, int]:
+        self.read_in.add(threading.current_thread().name)
+        return b"\x80", 42
+
+    def read(self, file: str, offset: int, bytes_max: int) -> bytes:
+        self.read_in.add(threading.current_thread().name)
+        if file != "20261121T130000Z.log":
+            raise FileNotFoundError(file)
+        return (bytes(range(256)) * (1 << 15))[offset : offset + bytes_max]
+
+
+class Service:
+    """A served desk, and calls as a metaserver makes them."""
+
+    def __init__(self) -> None:
+        self.desk, self.files = FakeDesk(), FakeFiles()
+        self.is_serving = True
+        self.server = grpc.aio.server()
+        DelayService(Identity(GROUP, "d1-a", HOUR), lambda: self.desk if self.is_serving else None, self.files).add_to(self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        self.stub: Any = delay_pb2_grpc.DelayControlStub(self.channel)
+
+    async def __call__(self, method: str, request: Any) -> Any:
+        call: Callable[..., Awaitable[Any]] = getattr(self.stub, method)
+        try:
+            return await call(request, timeout=30)
+        except grpc.aio.AioRpcError as cause:
+            raise typed_error(cause, self.address) from cause
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    found = Service()
+    await found.server.start()
+    yield found
+    await found.channel.close()
+    await found.server.stop(None)
+
+
+# --- one message --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_shown_whole_with_what_became_of_it(service: Service) -> None:
+    (name,) = service.desk.add(message(1, 11 * HOUR), state="planned")
+    shown = await service("ShowDelayed", pb.ShowDelayedRequest(id=name))
+    assert (shown.id, shown.subject, shown.group, shown.state) == (name, "orders", GROUP, "planned")
+    assert (shown.message_id, shown.due_ms, shown.create_time_ms) == (str(MessageId(7, 1, 1)), 11 * HOUR, 5)
+    assert (shown.key, list(shown.tags), shown.body, shown.body_bytes) == (b"key", ["a", "b"], b"body", 4)
+    assert [(each.name, each.value) for each in shown.headers] == [("who", b"me")]
+    assert (shown.cron, shown.zone) == ("", "")
+
+
+async def test_a_recurring_message_says_when_it_comes_again(service: Service) -> None:
+    headers = {"qmq-cron": b"0 9 * * *", "qmq-zone": b"Europe/Warsaw"}
+    recurring = message(1, HOUR, headers=headers, flags=int(BatchFlag.RECURRING | BatchFlag.ORDERED))
+    names = service.desk.add(recurring, message(2, HOUR, headers=headers))
+    found = [await service("ShowDelayed", pb.ShowDelayedRequest(id=name)) for name in names]
+    assert [(each.cron, each.zone) for each in found] == [("0 9 * * *", "Europe/Warsaw"), ("", "")]
+
+
+async def test_a_cancelled_message_is_said_to_be_cancelled_however_often_it_is_asked_for(service: Service) -> None:
+    (name,) = service.desk.add(message(1, HOUR))
+    answers = [await service("CancelDelayed", pb.CancelDelayedRequest(id=name)) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert (answers[0].id, answers[0].state, answers[0].body, answers[0].body_bytes) == (name, "cancelled", b"", 4)
+
+
+@pytest.mark.parametrize("state", ["planned", "delivered"])
+async def test_what_is_on_its_way_is_not_cancelled_and_who_asks_hears_it(service: Service, state: str) -> None:
+    (name,) = service.desk.add(message(1, HOUR), state=state)
+    with pytest.raises(TooLate, match=f"it is {state}"):
+        await service("CancelDelayed", pb.CancelDelayedRequest(id=name))
+
+
+async def test_a_message_keeps_its_id_when_it_is_moved(service: Service) -> None:
+    (name,) = service.desk.add(message(1, HOUR))
+    moved = await service("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=2 * HOUR))
+    assert (moved.id, moved.due_ms, moved.state) == (name, 2 * HOUR, "pending")
+    assert (await service("ShowDelayed", pb.ShowDelayedRequest(id=name))).due_ms == 2 * HOUR
+
+
+@pytest.mark.parametrize("failure", [NotMaster("lost it", outcome=Outcome.UNKNOWN), DelayTooLong("over two years"), TooLate("on its way")])
+async def test_what_the_desk_raises_arrives_with_its_outcome(service: Service, failure: QmqError) -> None:
+    (name,) = service.desk.add(message(1, HOUR))
+    service.desk.failure = failure
+    for method, request in (("CancelDelayed", pb.CancelDelayedRequest(id=name)), ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1))):
+        with pytest.raises(type(failure), match=failure.message) as caught:
+            await service(method, request)
+        assert caught.value.outcome is failure.outcome
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "kind", "says"),
+    [
+        ("CancelDelayed", pb.CancelDelayedRequest(id="x"), InvalidArgument, "take the receipt's `delayed_id`"),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=f"{MessageId(7, 1, 1)}-1-1-d2"), InvalidArgument, "kept by delay group 'd2'"),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=f"{MessageId(7, 1, 1)}-1-1-d1"), MessageNotFound, "no such message"),
+        ("CancelDelayed", pb.CancelDelayedRequest(id=f"{MessageId(7, 1, 1)}-1-1-d1"), MessageNotFound, "no such message"),
+        ("MoveDelayed", pb.MoveDelayedRequest(id=f"{MessageId(7, 1, 1)}-1-1-d1"), InvalidArgument, "say when"),
+        ("MoveDelayed", pb.MoveDelayedRequest(id=f"{MessageId(7, 1, 1)}-1-1-d1", due_ms=-1), InvalidArgument, "say when"),
+        ("ListDelayed", pb.ListDelayedRequest(subject="a b"), InvalidName, "may hold only"),
+        ("ListDelayed", pb.ListDelayedRequest(from_ms=-5), InvalidArgument, "not -5"),
+        ("ListDelayed", pb.ListDelayedRequest(to_ms=-5), InvalidArgument, "not -5"),
+        ("ListDelayed", pb.ListDelayedRequest(from_ms=5, to_ms=5), InvalidArgument, "not after its beginning"),
+        ("ListDelayed", pb.ListDelayedRequest(after="yesterday"), InvalidArgument, "`next` of the page before"),
+        ("ReadSchedule", pb.ReadScheduleRequest(file="../secret"), InvalidArgument, "no file of a schedule"),
+        ("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log\n"), InvalidArgument, "no file of a schedule"),
+        ("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", offset=-1), InvalidArgument, "byte 0"),
+        ("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.idx"), InvalidArgument, "begin again"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_told_why(
+    service: Service, method: str, request_: Any, kind: type[CallerError], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        await service(method, request_)
+
+
+# --- many ---------------------------------------------------------------------------------------------------------------
+
+
+async def pages(service: Service, **fields: Any) -> list[list[str]]:
+    """All pages of a list: ids."""
+    found, after = [], ""
+    while True:
+        page = await service("ListDelayed", pb.ListDelayedRequest(**fields, after=after))
+        found.append([each.id for each in page.messages])
+        after = page.next
+        if not after:
+            return found
+
+
+async def test_pending_messages_are_listed_by_due_time_in_pages_that_miss_none(service: Service) -> None:
+    same_time = [message(number, HOUR + number // 3) for number in range(10)]
+    names = service.desk.add(*same_time)
+    service.desk.add(message(20, HOUR), state="delivered")
+    service.desk.add(message(21, HOUR, subject="other"))
+    assert await pages(service, subject="orders", messages_max=4) == [names[:4], names[4:8], names[8:]]
+    assert await pages(service, subject="orders", messages_max=5) == [names[:5], names[5:]]
+    assert await pages(service, subject="orders", from_ms=HOUR + 1, to_ms=HOUR + 2) == [names[3:6]]
+    assert await pages(service, subject="nothing") == [[]]
+    assert len((await pages(service))[0]) == 11
+    page = await service("ListDelayed", pb.ListDelayedRequest(subject="orders", messages_max=1))
+    assert (page.messages[0].body, page.messages[0].body_bytes, page.messages[0].state) == (b"", 4, "pending")
+
+
+async def test_a_page_of_large_messages_ends_early_and_the_next_goes_on_there(service: Service) -> None:
+    headers = {"h": b"x" * (HEADER_BYTES_MAX - 1)}
+    names = service.desk.add(*[message(number, HOUR + number, headers=headers) for number in range(100)])
+    found = await pages(service, messages_max=1000)
+    assert [name for page in found for name in page] == names
+    assert [len(page) for page in found] == [PAGE_BYTES_MAX // HEADER_BYTES_MAX - 1, 100 - (PAGE_BYTES_MAX // HEADER_BYTES_MAX - 1)]
+
+
+async def test_a_description_tells_buckets_with_anything_pending_and_the_delivery(service: Service) -> None:
+    found = await service("DescribeDelay", pb.DescribeDelayRequest())
+    assert [(each.start_ms, each.length_ms, each.messages, each.pending, each.stored_bytes) for each in found.buckets] == [
+        (11 * HOUR, HOUR, 7, 4, 200), (30 * HOUR, HOUR, 2, 2, 300),
+    ]  # fmt: skip
+    assert (found.group, found.replica, found.pending, found.wheel_messages, found.wheel_bytes) == (GROUP, "d1-a", 6, 6, 96)
+    assert (found.horizon_ms, found.waiting, found.planned, found.delivered) == (12 * HOUR, 1, 2, 99)
+    assert (found.lateness_p50_ms, found.lateness_p99_ms, found.time_ms, found.clock_step_ms) == (250, 490, 11 * HOUR, -3)
+    (trouble,) = found.troubles
+    assert (trouble.subject, trouble.waiting, trouble.reason) == ("gone", 1, "[E105] there is no subject 'gone'")
+
+
+# --- replicas -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_replica_that_does_not_serve_answers_only_who_copies_its_schedule(service: Service) -> None:
+    (name,) = service.desk.add(message(1, HOUR))
+    service.is_serving = False
+    asked = [
+        ("CancelDelayed", pb.CancelDelayedRequest(id=name)), ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1)),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=name)), ("ListDelayed", pb.ListDelayedRequest()),
+        ("DescribeDelay", pb.DescribeDelayRequest()),
+    ]  # fmt: skip
+    for method, request in asked:
+        with pytest.raises(NotMaster, match="d1-a of delay group d1 does not serve") as caught:
+            await service(method, request)
+        assert caught.value.outcome is Outcome.NOT_STORED
+    assert service.desk.messages[name][1] == "pending"
+    found = await service("DescribeSchedule", pb.DescribeScheduleRequest())
+    assert (found.state, found.index) == (b"\x80", 42)
+    read = await service("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", offset=1, bytes_max=3))
+    assert read.data == b"\x01\x02\x03"
+
+
+async def test_a_schedule_file_is_read_outside_the_loop_and_in_bounded_parts(service: Service) -> None:
+    for most in (0, 1 << 31):
+        read = await service("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", bytes_max=most))
+        assert len(read.data) == READ_BYTES_MAX
+    end = await service("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", offset=1 << 23))
+    assert end.data == b""
+    await service("DescribeSchedule", pb.DescribeScheduleRequest())
+    assert threading.main_thread().name not in service.files.read_in
