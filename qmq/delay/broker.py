@@ -22,10 +22,11 @@ from qmq.client.producer import ProducerIds
 from qmq.clock import Clock
 from qmq.delay.config import DelayConfig
 from qmq.delay.desk import EngineDesk, check_due
-from qmq.delay.engine import Engine, Outlet
+from qmq.delay.engine import Engine, Keeper, Outlet
 from qmq.delay.ledger import LogLedger
 from qmq.delay.outlets.outlets import Outlets
 from qmq.delay.recurrence import check as check_recurrence
+from qmq.delay.timekeeper import SteadyClock
 from qmq.errors import InvalidArgument, NotMaster, OrderMismatch
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.log.actions import ScheduleAction
@@ -57,6 +58,7 @@ class DelayBroker(Broker):
         self._make_links = links
         self._links: Links | None = None
         self._new_producer_id = ProducerIds()
+        self.keeper: Keeper | None = clock if isinstance(clock, SteadyClock) else None
         self._ending: set[asyncio.Task[None]] = set()
         if is_serving:
             self._begin()
@@ -70,7 +72,7 @@ class DelayBroker(Broker):
 
     def _begin(self) -> None:
         self._links = self._make_links()
-        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._outlets, self.fatal)
+        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._outlets, self.fatal, self.keeper)
         self.engine.start()
 
     def _outlets(self, ledger: LogLedger) -> Outlet:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.delay")
 
 CLOSE_S: Final = 30.0
+SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -47,8 +48,15 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 class Outlet(Protocol):
     """The outlets, as the engine needs them: see qmq/delay/outlets."""
 
-    waiting: int
-    planned: int
+    @property
+    def waiting(self) -> int:
+        """Messages that were put and are not planned yet."""
+        ...
+
+    @property
+    def planned(self) -> int:
+        """Messages that are planned and not decided."""
+        ...
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages, in their order."""
@@ -71,16 +79,31 @@ class Outlet(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """What a clock that does not believe everything says of itself (timekeeper.py)."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it knows by now what time it is."""
+        ...
+
+    @property
+    def step_ms(self) -> int:
+        """How far the machine's clock is ahead of it."""
+        ...
+
+
 class Engine:
     """See the module. `start` once, `stop` once."""
 
     def __init__(
         self, schedule: Schedule, writer: Writer, clock: Clock, config: DelayConfig, make_outlets: Callable[[LogLedger], Outlet],
-        fatal: Callable[[BaseException], None], run: Run | None = None,
+        fatal: Callable[[BaseException], None], keeper: Keeper | None = None, run: Run | None = None,
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.clock = clock
         self.config = config
+        self._keeper = keeper
         self._fatal = fatal
         self.writer = writer
         self._loop = asyncio.get_running_loop()
@@ -106,13 +129,22 @@ class Engine:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The master serves: everything in the schedule is committed."""
-        self.schedule.on_pending = self._pending
-        self.loader.begin(self.clock.time_ms())
+        """The master serves: everything in the schedule is committed. Plans of earlier masters go out first."""
         for plan in list(self.schedule.plans.values()):
             self.outlets.resume(plan, self.schedule.read(_as_places(places_of(plan))))
+        self._begin(self._begin_counting())
+
+    async def _begin_counting(self) -> None:
+        """A process that has just started may have a wrong clock: until it knows, nothing is due. What was stored meanwhile is loaded."""
+        while self._keeper is not None and not self._keeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
+            await asyncio.sleep(SETTLE_S)
+        self.schedule.on_pending = self._pending
+        self.loader.begin(self.clock.time_ms())
         for work in (self._tick(), self._feed(), self._late(), self._close()):
-            self._tasks.append(self._loop.create_task(self._guarded(work)))
+            self._begin(work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._loop.create_task(self._guarded(work)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -253,7 +285,8 @@ class Engine:
         waiting = outlets.waiting + sum(map(len, self._held)) + len(self.loader.late)
         return Standing(
             [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms, waiting,
-            outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms, 0,
+            outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms,
+            self._keeper.step_ms if self._keeper is not None else 0,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The ledger: what outlets want to send becomes plans in the log, and what became of them is written there too. Nothing else writes plans.
 
-A plan's messages are in *custody* from the moment they go to the outlets until the plan is committed: who wants to cancel one of them must ask
-the outlet for it (`Outlets.withdraw`). With a run of a recurring message goes the next run, in the same entry of the log: the alias of the first
-run's id names the newest run, so a run that is planned a second time (its first plan was void) has its successor already.
+A plan's messages are in *custody* from the moment they go to the outlets until the plan is committed: who wants to cancel one of them must
+ask the outlet for it (`Outlets.withdraw`). With a run of a recurring message goes the next run, in the same entry of the log: the alias of
+the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its successor already.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def is_seed(message: DueMessage) -> bool:
 def runs_of(places: Sequence[Place]) -> tuple[tuple[int, bytes], ...]:
     """Places as a plan has them: runs of one bucket, in their order."""
     return tuple(
-        (bucket, np.array([place.ordinal for place in run], "<u4").tobytes()) for bucket, run in groupby(places, key=lambda each: each.bucket)
+        (bucket, np.array([place.ordinal for place in run], "<u4").tobytes())
+        for bucket, run in groupby(places, key=lambda each: each.bucket)
     )
 
 

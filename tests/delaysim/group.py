@@ -127,7 +127,7 @@ class SimMaster:
         def outlets(ledger: Any) -> SimOutlets:
             return SimOutlets(self.world, self.loop, ledger, self.group.real_time, self.name)
 
-        self.engine = Engine(self.schedule, self, self, CONFIG, outlets, self._fatal, self._in_thread)
+        self.engine = Engine(self.schedule, self, self, CONFIG, outlets, self._fatal, run=self._in_thread)
         self.engine.start()
 
     def _fatal(self, cause: BaseException) -> None:
@@ -171,7 +171,8 @@ class SimMaster:
     def _turn(self) -> None:
         self._is_scheduled = False
         staged, self._staged = tuple(self._staged), []
-        self._write(None, staged)
+        if staged:
+            self._write(None, staged)
 
     def _write(self, region: bytes | None, actions: tuple[ScheduleAction, ...]) -> int:
         """One more entry. One that is deposed writes into a log of its own, which nobody will see."""

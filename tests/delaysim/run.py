@@ -5,7 +5,6 @@ The world's clock is virtual: an hour takes a second or so. `python -m delaysim.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 import tempfile
@@ -16,15 +15,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ordersim.loop import ProcessLoop, bury
+from ordersim.loop import bury
 from ordersim.violation import RAISED, Violation
 from sim.world import World
 from system.delay_judge import Sight, Wish, judge, out_of_order
 
-from delaysim.group import DelayGroup
+from delaysim.group import DelayGroup, SimMaster
 from delaysim.outlets import RealTime, first_id
 from qmq.batch import encode
-from qmq.errors import MessageNotFound, QmqError, TooLate
+from qmq.errors import MessageNotFound, TooLate
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.model import DelayedId, MessageId
 from qmq.region import BatchFlag, Columns
@@ -64,7 +63,6 @@ class Simulation:
         """First id -> when it was acknowledged."""
         self.stopped: dict[str, int] = {}
         """First id -> when it was cancelled."""
-        self.clients = ProcessLoop(self.world, "clients", self.broke)
         self.is_calm = False
         self._number = 0
 
@@ -77,7 +75,7 @@ class Simulation:
     def run(self, minutes: int) -> Result:
         """All of it."""
         self.group.elect()
-        self.clients.call_soon(self._send_forever)
+        self._send_forever()
         self.world.after(3_000, self._nemesis)
         self.world.run(minutes * MINUTE_MS)
         self.is_calm, self.real_time.is_away = True, False
@@ -91,18 +89,15 @@ class Simulation:
     def _send_forever(self) -> None:
         if self.is_calm:
             return
-        self.clients.create_task(self._send())
-        self.clients.call_later(self.random.random() * 0.6, self._send_forever)
+        if self.group.master is not None:
+            # A client's call lives with the master that it is made to: when that dies, the caller does not know what became of it.
+            send = self._send_recurring if self.random.random() < 0.02 else self._send
+            self.group.master.loop.create_task(send(self.group.master))
+        self.world.after(self.random.randrange(600), self._send_forever)
 
-    async def _send(self) -> None:
-        master = self.group.master
-        if master is None:
-            return
+    async def _send(self, master: SimMaster) -> None:
         self._number += 1
-        if self.random.random() < 0.02:
-            await self._send_recurring()
-            return
-        subject = self.random.choice((PLAIN, ORDERED))
+        number, subject = self._number, self.random.choice((PLAIN, ORDERED))
         wishes = [self._wish(at) for at in range(self.random.choice((1, 1, 3, 12)))]
         _, region = encode(
             subject.encode(),
@@ -110,7 +105,7 @@ class Simulation:
                 [str(wish.number).encode() for wish in wishes], [f"k{wish.key}".encode() for wish in wishes],
                 dues=[min(wish.dues) for wish in wishes],
             ),
-            producer_id=1, batch_sequence=self._number, create_time_ms=self.world.now, flags=BatchFlag.ORDERED if subject == ORDERED else 0,
+            producer_id=1, batch_sequence=number, create_time_ms=self.world.now, flags=BatchFlag.ORDERED if subject == ORDERED else 0,
         )  # fmt: skip
         append_ms = await master.send(region)
         for at, wish in enumerate(wishes):
@@ -118,8 +113,9 @@ class Simulation:
             if self.world.now + 1_000 <= min(wish.dues):
                 self.in_time.add(wish.number)
             if subject == PLAIN and self.random.random() < 0.25:
-                delayed = DelayedId(MessageId(1, self._number, at), min(wish.dues), append_ms, "d1")
-                self.clients.create_task(self._change(wish, delayed))
+                delayed = DelayedId(MessageId(1, number, at), min(wish.dues), append_ms, "d1")
+                for _ in range(self.random.choice((1, 1, 2))):
+                    self.world.after(self.random.randrange(20_000), self._change, wish, delayed)
 
     def _wish(self, place: int) -> Wish:
         due_ms = max(self.world.now + self.random.choice(DELAYS_MS) + self.random.randrange(700), 0)
@@ -127,33 +123,31 @@ class Simulation:
         wish = self.wishes[number] = Wish(number, self.random.randrange(4), {due_ms})
         return wish
 
-    async def _change(self, wish: Wish, delayed: DelayedId) -> None:
-        """Cancel or move it, once or twice; what was lost on the way nobody knows."""
-        for _ in range(self.random.choice((1, 1, 2))):
-            await asyncio.sleep(self.random.random() * 20)
-            master, before = self.group.master, set(wish.dues)
-            if master is None:
-                return
-            is_cancel = self.random.random() < 0.5
-            due_ms = self.world.now + self.random.randrange(90_000)
-            try:
-                if is_cancel:
-                    wish.may_be_cancelled = True
-                    await master.desk.cancel(delayed)
-                    wish.is_cancelled = True
-                else:
-                    wish.dues.add(due_ms)
-                    await master.desk.move(delayed, due_ms)
-                    wish.dues = {due_ms}
-            except (TooLate, MessageNotFound):
-                wish.dues = before
-            except QmqError:
-                return
-            wish.may_be_cancelled = False
+    def _change(self, wish: Wish, delayed: DelayedId) -> None:
+        master = self.group.master
+        if master is not None:
+            master.loop.create_task((self._cancel if self.random.random() < 0.5 else self._move)(master, wish, delayed))
 
-    async def _send_recurring(self) -> None:
-        master, number = self.group.master, self._number
-        assert master is not None
+    async def _cancel(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
+        before, wish.may_be_cancelled = wish.may_be_cancelled, True
+        try:
+            await master.desk.cancel(delayed)
+            wish.is_cancelled = True
+        except (TooLate, MessageNotFound):
+            wish.may_be_cancelled = before
+
+    async def _move(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
+        before, due_ms = set(wish.dues), self.world.now + self.random.randrange(90_000)
+        wish.dues.add(due_ms)
+        try:
+            await master.desk.move(delayed, due_ms)
+            wish.dues, wish.may_be_cancelled = {due_ms}, False
+        except (TooLate, MessageNotFound):
+            wish.dues = before
+
+    async def _send_recurring(self, master: SimMaster) -> None:
+        self._number += 1
+        number = self._number
         headers = {CRON: self.random.choice((b"* * * * *", b"*/2 * * * *")), ZONE: b"Europe/Berlin"}
         _, region = encode(
             PLAIN.encode(), Columns([b"run"], headers=[headers], dues=[self.world.now]), producer_id=1, batch_sequence=number,
@@ -162,14 +156,18 @@ class Simulation:
         append_ms = await master.send(region)
         first = MessageId(1, number, 0)
         self.recurring[str(first)] = self.world.now
-        await asyncio.sleep(self.random.random() * 300)
-        master = self.group.master
-        if self.random.random() < 0.5 and master is not None:
-            try:
-                await master.desk.cancel(DelayedId(first, 0, append_ms, "d1"))
-                self.stopped[str(first)] = self.world.now
-            except QmqError:
-                del self.recurring[str(first)]
+        if self.random.random() < 0.5:
+            self.world.after(self.random.randrange(300_000), self._stop, DelayedId(first, self.world.now, append_ms, "d1"))
+
+    def _stop(self, delayed: DelayedId) -> None:
+        if self.group.master is not None:
+            self.group.master.loop.create_task(self._stop_recurring(self.group.master, delayed))
+
+    async def _stop_recurring(self, master: SimMaster, delayed: DelayedId) -> None:
+        first = str(delayed.message_id)
+        began_ms = self.recurring.pop(first)  # until the answer nobody knows
+        await master.desk.cancel(delayed)
+        self.recurring[first], self.stopped[first] = began_ms, self.world.now
 
     # --- faults ------------------------------------------------------------------------------------------------------------
 
@@ -255,7 +253,7 @@ def simulate(seed: int, minutes: int = 12, folder: Path | None = None) -> Result
             RAISED.clear()
             if simulation.group.master is not None:
                 simulation.group.graveyard += simulation.group.master.loop.kill()
-            bury([*simulation.group.graveyard, *simulation.clients.kill()])
+            bury(simulation.group.graveyard)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,200 @@
+"""The loader: moves the horizon on, and brings what is due before it into the wheel, each message once.
+
+`begin` draws a line through the schedule at the *origin*, the time at which this master begins:
+
+    due <  origin, stored before `begin`     late:  `more_late` brings it into `late`, oldest first, a slice at a time
+    due <  origin, stored since              `stored` puts it into the wheel
+    due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the horizon passed it, else by `stored`
+    due >= horizon                           on disk only
+
+Every message is in one of these lines, whatever happens at whatever moment, for its due time and its ordinal never change (a moved
+message is another one). What was stored before `begin` is known by the bucket's count at that moment.
+
+A slice is read in a thread. Up to the bucket's count when that begins, its messages come from the index; what is stored meanwhile and
+would fall into it is kept aside by `stored`, and joins it when it is there; only then does the horizon move:
+
+    horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; meanwhile ordinal 900 is stored, due 13:20
+    the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, and of the next slice
+
+What is settled is not loaded. What is settled while it is read, or later in the wheel, leaves like any other, and the engine passes over
+it.
+
+Which buckets: a bucket has what is due in its hour; only the first that is kept, `closed_before`, may also have what was due earlier. So
+at any horizon one bucket has what comes next, and buckets whose hour is far are not looked into.
+
+How far: the horizon stays `load_ahead_ms` before now, if the wheel has room for a slice. If more is stored in front of the horizon than
+the wheel may hold, the latest is given back: it is on disk, so it is enough to forget it and to take the horizon back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.delay.ports import Places, Source
+from qmq.delay.runs import Run
+from qmq.delay.slices import Sieve, sift
+from qmq.delay.wheel import Wheel
+from qmq.errors import LogDamaged
+
+_T = TypeVar("_T")
+_EVER: Final = -(1 << 62)
+
+
+class KeptSource(Source, Protocol):
+    """The schedule, as the loader reads it."""
+
+    @property
+    def closed_before(self) -> int:
+        """The first bucket that may be kept; what is due earlier goes there."""
+        ...
+
+
+class InThread(Protocol):
+    """Runs a function in a thread."""
+
+    def __call__(self, run: Callable[[], _T], /) -> Awaitable[_T]:
+        """What it returns."""
+        ...
+
+
+class Loader:
+    """See the module. `begin` once; `ahead` and `more_late` in a task each, everything on one event loop."""
+
+    def __init__(
+        self, source: KeptSource, wheel: Wheel, run: InThread, *, wheel_messages_max: int = 16_000_000,
+        slice_messages_max: int = 2_000_000, load_ahead_ms: int = 600_000,
+    ) -> None:  # fmt: skip
+        self.wheel = wheel
+        self.late = Wheel(wheel.tick_ms)
+        self.origin_ms = _EVER
+        self.horizon_ms = _EVER
+        self._source = source
+        self._run = run
+        self._wheel_messages_max = wheel_messages_max
+        self._slice_messages_max = min(slice_messages_max, wheel_messages_max)
+        self._load_ahead_ms = load_ahead_ms
+        self._aside: list[Places] | None = None
+        """Stored while a slice is read, due between the horizon and `_aside_end_ms`. None: no slice is read."""
+        self._aside_end_ms = _EVER
+        self._late_buckets: deque[tuple[int, int]] = deque()
+        """(bucket, its count at `begin`) where there may be late ones."""
+        self._late_ms = _EVER
+        """The late ones due before that are in `late`."""
+        self._is_late_read = False
+
+    def begin(self, now_ms: int) -> None:
+        """This master serves from now on."""
+        self.origin_ms = self.horizon_ms = now_ms
+        last = max(now_ms // self._source.bucket_ms, self._source.closed_before)
+        self._late_buckets.extend((info.bucket, info.messages) for info in self._source.buckets() if info.pending and info.bucket <= last)
+
+    def stored(self, places: Places) -> None:
+        """These became pending: what is due before the horizon goes into the wheel."""
+        is_near = places.dues < self.horizon_ms
+        if is_near.all():
+            self.wheel.add(places)
+            return
+        if is_near.any():
+            self.wheel.add(_those(places, is_near))
+        if self._aside is not None:
+            is_meant = ~is_near & (places.dues < self._aside_end_ms)
+            if is_meant.any():
+                self._aside.append(_those(places, is_meant))
+
+    # --- ahead ---------------------------------------------------------------------------------------------------------
+
+    async def ahead(self, now_ms: int) -> bool:
+        """Move the horizon on by a slice, if it is near and the wheel has room. True: there may be more to do at once.
+
+        Raises LogDamaged, OSError; then nothing has changed.
+        """
+        if self._aside is not None:
+            return False
+        self._give_back()
+        target_ms = now_ms + self._load_ahead_ms
+        if self.horizon_ms >= target_ms or self._wheel_messages_max - len(self.wheel) < self._slice_messages_max:
+            return False
+        bucket, first_ms = self._next_bucket()
+        if bucket is None or first_ms >= target_ms:
+            # Nothing is there, so the horizon moves further than it must, and buckets need not be listed at every tick.
+            self.horizon_ms = min(first_ms, target_ms + self._load_ahead_ms)
+            return False
+        await self._load(bucket, first_ms)
+        return True
+
+    def _give_back(self) -> None:
+        """So much that the wheel lacks room for half a slice, lest it be loaded again at once."""
+        if len(self.wheel) > self._wheel_messages_max:
+            cut_ms = self.wheel.shrink(self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms)
+            if cut_ms is not None:
+                self.horizon_ms = cut_ms
+
+    def _next_bucket(self) -> tuple[int | None, int]:
+        """The first that may have what is due from the horizon on, and when the first of that is due at the earliest."""
+        bucket_ms = self._source.bucket_ms
+        here = self.horizon_ms // bucket_ms
+        bucket = min((info.bucket for info in self._source.buckets() if info.pending and info.bucket >= here), default=None)
+        if bucket is None:
+            return None, 1 << 62
+        is_first = bucket <= self._source.closed_before
+        return bucket, self.horizon_ms if is_first else max(self.horizon_ms, bucket * bucket_ms)
+
+    async def _load(self, bucket: int, first_ms: int) -> None:
+        sieve = Sieve(first_ms, (bucket + 1) * self._source.bucket_ms, self._slice_messages_max)
+        aside: list[Places] = []
+        self._aside, self._aside_end_ms = aside, sieve.end_ms
+        try:
+            runs = await self._read(bucket, sieve, None)
+        finally:
+            self._aside = None
+        self.wheel.add_runs(runs)
+        self.horizon_ms = sieve.end_ms
+        for places in aside:
+            self.wheel.add(_those(places, places.dues < sieve.end_ms))
+
+    async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[Run]:
+        """The bucket's first `count` messages through the sieve, or all it has now."""
+        if not self._source.count(bucket):
+            return []
+        reader, settled = self._source.reader(bucket), self._source.settled(bucket)
+        upto = reader.count if count is None else count
+        try:
+            return await self._run(lambda: sift(sieve, bucket, reader, settled, upto))
+        except (OSError, LogDamaged):
+            if self._source.count(bucket):
+                raise
+            return []  # it was closed meanwhile: nothing in it was pending
+
+    # --- late ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_late_done(self) -> bool:
+        """Everything late is in `late`, or has left it."""
+        return not self._late_buckets
+
+    async def more_late(self) -> None:
+        """Bring the next slice of late messages, so many that `late` holds a slice at most. Raises LogDamaged, OSError."""
+        room = self._slice_messages_max - len(self.late)
+        if self._is_late_read or not self._late_buckets or room <= 0:
+            return
+        bucket, count = self._late_buckets[0]
+        end_ms = min(self.origin_ms, (bucket + 1) * self._source.bucket_ms)
+        sieve = Sieve(self._late_ms, end_ms, room)
+        self._is_late_read = True
+        try:
+            runs = await self._read(bucket, sieve, count)
+        finally:
+            self._is_late_read = False
+        self.late.add_runs(runs)
+        self._late_ms = sieve.end_ms
+        if sieve.end_ms >= end_ms:
+            self._late_buckets.popleft()
+
+
+def _those(places: Places, mask: npt.NDArray[np.bool_]) -> Places:
+    return Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])

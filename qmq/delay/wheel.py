@@ -1,0 +1,228 @@
+"""The wheel: what is due when, of what is near. 8 bytes a message, and it gives what is due tick by tick, oldest first. Pure.
+
+The classic wheel is an array of slots, one a tick; a message is hung into the slot of its due time, and the hand empties a slot at each
+tick. Here the slots are *computed*: messages lie in a few sorted runs (qmq/delay/runs.py), and a tick's slot is the front of each run up
+to that tick.
+
+    tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
+    advance( 499)   boundary    0: nothing is due                A  100 ...                   B  450 ...
+    advance( 500)   boundary  500: A gives 100 400, B gives 450  A  700 1300                  B  900
+    advance( 999)   boundary  500: nothing more
+    advance(1200)   boundary 1000: A gives 700, B gives 900      A  1300                      B  (gone)
+
+What that is better for: a loaded slice of two million messages becomes wheel by being sorted, in a thread, and is put in at no cost; a
+message takes 8 bytes and no object, a slot takes nothing, be the wheel an hour or a minute long; and what leaves a slot has an order. A
+slot of its own for each tick would have to be found for each message, and be an array that grows: 7,200 of them an hour, most half empty.
+
+Single messages and small lots gather in a *basket*, out of order, looked through at every tick; a full one becomes a run. Four runs of a
+like size become one, up to `RUN_MESSAGES_MAX`: a message is sorted three times in all, and the runs stay few: one for every 65,536
+messages that wait, and a handful.
+
+What is never done here: taking a message out. What was cancelled or moved leaves like any other, and who asked passes over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.delay.ports import Places
+from qmq.delay.runs import RUN_MESSAGES_MAX, Run, merged, runs_of
+
+MOST: Final = 65_536
+"""Leave at once if nothing else is said."""
+BASKET: Final = 8192
+_FAN: Final = 4
+_SAMPLES: Final = 16
+_NEVER: Final = -(1 << 62)
+NOTHING: Final = Places(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint32))
+"""No places."""
+
+
+class Wheel:
+    """See the module. `tick_ms`: messages leave at multiples of it."""
+
+    def __init__(self, tick_ms: int = 500) -> None:
+        self.tick_ms = tick_ms
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """What its arrays hold in memory."""
+        return sum(run.nbytes for run in self._runs) + self._dues.nbytes + self._buckets.nbytes + self._ordinals.nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._runs: list[Run] = []
+        self._dues = np.empty(BASKET, np.int64)
+        self._buckets = np.empty(BASKET, np.int32)
+        self._ordinals = np.empty(BASKET, np.uint32)
+        self._gathered = 0
+        self._count = 0
+        self.left_ms = _NEVER
+        """The latest due time of all that ever left."""
+
+    # --- coming in -----------------------------------------------------------------------------------------------------
+
+    def add(self, places: Places) -> None:
+        """Hang these in: any order, any due times, past ones too."""
+        count = len(places)
+        if count >= BASKET:
+            self.add_runs(runs_of(places))
+            return
+        if self._gathered + count > BASKET:
+            self._empty_basket()
+        end = self._gathered + count
+        self._dues[self._gathered : end] = places.dues
+        self._buckets[self._gathered : end] = places.buckets
+        self._ordinals[self._gathered : end] = places.ordinals
+        self._gathered = end
+        self._count += count
+
+    def add_runs(self, runs: Iterable[Run]) -> None:
+        """Hang in what `runs_of` made, perhaps in a thread. They are the wheel's from now on."""
+        for run in runs:
+            self._count += len(run)
+            self._insert(run)
+
+    def _empty_basket(self) -> None:
+        for run in runs_of(self._basket()):
+            self._insert(run)
+        self._gathered = 0
+
+    def _basket(self) -> Places:
+        end = self._gathered
+        return Places(self._dues[:end], self._buckets[:end], self._ordinals[:end])
+
+    def _insert(self, run: Run) -> None:
+        self._runs.append(run)
+        size = _size_class(run)
+        if _FAN ** (size + 2) > RUN_MESSAGES_MAX:
+            return
+        alike = [each for each in self._runs if each.bucket == run.bucket and each.era == run.era and _size_class(each) == size]
+        if len(alike) >= _FAN:
+            alike = alike[-_FAN:]
+            self._runs = [each for each in self._runs if each not in alike]
+            for one in merged(alike):
+                self._insert(one)
+
+    # --- going out -----------------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int, most: int = MOST) -> Places:
+        """All that is due at or before the last tick up to `now_ms`, in the order (due, bucket, ordinal); at most so many, the oldest.
+
+        The rest comes with the next call. An older `now_ms` than before is nothing special: what is due by then leaves.
+        """
+        boundary_ms = now_ms // self.tick_ms * self.tick_ms
+        self._sort_due(boundary_ms)
+        due = [run for run in self._runs if run.head_ms <= boundary_ms]
+        if not due or most <= 0:
+            return NOTHING
+        found = self._take(due, boundary_ms, most)
+        self._count -= len(found)
+        self.left_ms = max(self.left_ms, int(found.dues[-1]))
+        return found
+
+    def _sort_due(self, boundary_ms: int) -> None:
+        """What of the basket is due becomes a run."""
+        basket = self._basket()
+        is_due = basket.dues <= boundary_ms
+        if not is_due.any():
+            return
+        due, rest = _those(basket, is_due), _those(basket, ~is_due)
+        self._gathered = 0
+        self._count -= len(basket)
+        self.add(rest)
+        self.add_runs(runs_of(due))
+
+    def _take(self, due: list[Run], boundary_ms: int, most: int) -> Places:
+        if len(due) > 1:
+            boundary_ms = min(boundary_ms, _cut_ms(due, most))
+            due = [run for run in due if run.head_ms <= boundary_ms]
+        counts = [min(run.until(boundary_ms), most) for run in due]
+        found = [run.first(count) for run, count in zip(due, counts, strict=True)]
+        places = found[0]
+        if len(due) > 1:
+            places = Places(*(np.concatenate([getattr(each, name) for each in found]) for name in ("dues", "buckets", "ordinals")))
+            order = np.lexsort((places.ordinals, places.buckets, places.dues))[:most]
+            places = Places(places.dues[order], places.buckets[order], places.ordinals[order])
+            counts = np.bincount(np.repeat(np.arange(len(due)), counts)[order], minlength=len(due)).tolist()
+        gone = {id(run) for run, count in zip(due, counts, strict=True) if count and run.leave(count)}
+        if gone:
+            self._runs = [run for run in self._runs if id(run) not in gone]
+        return places
+
+    def next_due_ms(self) -> int | None:
+        """When the next one leaves: its due time, rounded up to a tick. None: there is none."""
+        if not self._count:
+            return None
+        heads = [run.head_ms for run in self._runs]
+        if self._gathered:
+            heads.append(int(self._dues[: self._gathered].min()))
+        return -(-min(heads) // self.tick_ms) * self.tick_ms
+
+    # --- giving back ---------------------------------------------------------------------------------------------------
+
+    def shrink(self, messages: int, first_ms: int = _NEVER) -> int | None:
+        """Forget the latest, so that at most `messages` stay, if that can be: from which due time on nothing is here any more.
+
+        The cut is by due time, behind all that ever left, not before `first_ms`, and what is due first stays. None: nothing was forgotten.
+        """
+        if self._count <= messages:
+            return None
+        self._empty_basket()
+        head_ms = min(run.head_ms for run in self._runs)
+        cut_ms = max(self._first_beyond(messages), head_ms + 1, self.left_ms + 1, first_ms)
+        before = self._count
+        kept: list[Run] = []
+        for run in self._runs:
+            count = run.until(cut_ms - 1)
+            if 0 < count < len(run):
+                run.keep(count)
+            if count:
+                kept.append(run)
+        self._runs, self._count = kept, sum(map(len, kept))
+        return cut_ms if self._count < before else None
+
+    def _first_beyond(self, messages: int) -> int:
+        """The highest due time with at most so many before it."""
+        low, high = min(run.head_ms for run in self._runs), max(run.due_ms(-1) for run in self._runs)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(run.until(middle - 1) for run in self._runs) <= messages:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def check(self) -> None:
+        """The whole invariant, for tests."""
+        for run in self._runs:
+            run.check()
+        assert self._count == self._gathered + sum(map(len, self._runs))
+        assert 0 <= self._gathered <= BASKET
+
+
+def _size_class(run: Run) -> int:
+    """n: it has 4^n messages or more, and fewer than 4^(n+1)."""
+    return (len(run).bit_length() - 1) // 2
+
+
+def _those(places: Places, mask: npt.NDArray[np.bool_]) -> Places:
+    return Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])
+
+
+def _cut_ms(runs: list[Run], most: int) -> int:
+    """A due time by which at least `most` of these are due, and not many times as many; or all of them."""
+    step = -(-most // _SAMPLES)
+    samples = np.concatenate([run.samples(step, most) for run in runs])
+    needed = -(-most // step)
+    if len(samples) < needed:
+        return max(run.due_ms(-1) for run in runs)
+    return int(np.partition(samples, needed - 1)[needed - 1])
