@@ -61,7 +61,7 @@ class DelayRun:
         self._faults = faults
         self._away_s = away_s
         self._progress = progress
-        self._clocks = {name: faketime.Clock(folder / f"clock-{name}") for name in ("d0", "d1", "d2")} if "jump" in faults else {}
+        self._clocks = {name: faketime.FakeTime(folder / f"clock-{name}") for name in ("d0", "d1", "d2")} if "jump" in faults else {}
         self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"))
 
     async def run(self, rounds: int) -> Outcome:
