@@ -20,11 +20,11 @@ class DelayConfig:
     load_ahead_ms: int = 600_000
     """The wheel holds what is due within this time, if there is room."""
     wheel_messages_max: int = 16_000_000
-    """16 bytes each: 256 MB."""
+    """8 bytes each: 128 MB."""
     slice_messages_max: int = 2_000_000
     """Loaded at once."""
     waiting_messages_max: int = 20_000
-    """Read and not planned yet; what is due beyond that stays in the wheel, 16 bytes a message."""
+    """Read and not planned yet; what is due beyond that stays in the wheel, 8 bytes a message."""
     read_messages: int = 500
     """Read from the schedule log in one go: what the event loop waits for."""
     keep_ms: int = 24 * 3_600_000

@@ -140,7 +140,7 @@ class Engine:
             await asyncio.sleep(SETTLE_S)
         self.schedule.on_pending = self._pending
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick(), self._feed(), self._late(), self._close()):
+        for work in (self._tick(), self._ahead(), self._feed(), self._late(), self._close()):
             self._begin(work)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -184,9 +184,15 @@ class Engine:
             now_ms = self.clock.time_ms()
             self._boundary_ms = now_ms // tick_ms * tick_ms
             self.wake()
-            await self.loader.ahead(now_ms)
             left_ms = tick_ms - self.clock.time_ms() % tick_ms
             await asyncio.sleep(left_ms / 1000)
+
+    async def _ahead(self) -> None:
+        """The horizon is moved on beside the ticks: a slice takes a while to read."""
+        while True:
+            while await self.loader.ahead(self.clock.time_ms()):
+                self.wake()
+            await asyncio.sleep(self.config.tick_ms / 1000)
 
     async def _late(self) -> None:
         while not self.loader.is_late_done:
@@ -257,10 +263,11 @@ class Engine:
             self.outlets.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
-        """Without those that were cancelled or moved since."""
+        """Without those that were cancelled or moved since, and those that the outlets have: their plan was void when they were loaded."""
         mask = self.schedule.are_pending(places)
-        if self.ledger.leaving:
-            mask &= np.array([place not in self.ledger.leaving for place in _each(places)], np.bool_)
+        custody, leaving = self.ledger.custody, self.ledger.leaving
+        if custody or leaving:
+            mask &= np.array([place not in custody and place not in leaving for place in _each(places)], np.bool_)
         return places if mask.all() else Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])
 
     def _read(self, places: Places) -> list[DueMessage]:

@@ -57,10 +57,18 @@ class LogLedger:
         self._wake = wake
         self._next = schedule.next_plan
         self._dues: dict[int, Sequence[int]] = {}
+        self._seeds: set[Place] = set()
+        """Seeds in custody."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
         """These go to the outlets."""
+        self._forget_seeds()
         self.custody.update(message.place for message in messages)
+
+    def _forget_seeds(self) -> None:
+        done = {place for place in self._seeds if self._schedule.state_of(place) != "pending"}
+        self.custody -= done
+        self._seeds -= done
 
     async def plan(self, draft: Draft) -> PlanAction:
         """See `Ledger`."""
@@ -100,6 +108,7 @@ class LogLedger:
         except (InvalidArgument, KeyError, UnicodeDecodeError) as failure:
             log.error("recurring message %s has no next run: %s", message.message_id.hex(), failure)
         else:
+            self._seeds.add(message.place)
             self.custody.add(message.place)
             self._writer.act(Recur(*message.place, due_ms))
             self._writer.act(Cancel(*message.place))

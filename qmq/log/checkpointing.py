@@ -78,7 +78,7 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
         VERSION, store.applied_index, store.epoch, store.last_time_ms, store.messages.start, messages,
         store.actions.start, actions, states, [each for each in store.epochs if each[1] <= store.applied_index],
     )  # fmt: skip
-    projected = store.projection.begin_checkpoint() if store.projection is not None else None
+    projected = store.projection.begin_checkpoint(found.index) if store.projection is not None else None
     if projected is not None:
         found.projection = projected.state
     return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found, projected)

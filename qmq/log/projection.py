@@ -17,7 +17,7 @@ class ProjectionPlan(Protocol):
 
     @property
     def state(self) -> Any:
-        """For the checkpoint; MessagePack can encode it."""
+        """For the checkpoint; MessagePack can encode it. None: there is nothing yet that one could begin with."""
         ...
 
     def run(self) -> None:
@@ -28,8 +28,12 @@ class ProjectionPlan(Protocol):
 class Projection(Protocol):
     """See the module. All methods but `ProjectionPlan.run` are called in the store's thread."""
 
-    def load(self, state: Any | None) -> None:
-        """The store is being opened: `state` of the checkpoint that it loads, None if there is none. Cuts files back. Raises LogDamaged."""
+    def load(self, state: Any | None, replayed_from: int) -> None:
+        """The store is being opened: `state` of the checkpoint that it loads, None if there is none. Cuts files back.
+
+        Every entry from `replayed_from` on follows, and perhaps some before it. If that is not 1 and there is no state, a beginning is
+        missing. Raises LogDamaged.
+        """
         ...
 
     def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
@@ -37,15 +41,15 @@ class Projection(Protocol):
         ...
 
     def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
-        """An action is in the action log at `index`."""
+        """An action is in the action log at `index`; those of one entry come one after another, with the same index."""
         ...
 
-    def begin_checkpoint(self) -> ProjectionPlan:
-        """Capture."""
+    def begin_checkpoint(self, index: int) -> ProjectionPlan:
+        """Capture. Every entry up to `index` was given."""
         ...
 
-    def end_checkpoint(self, plan: ProjectionPlan) -> None:
-        """The checkpoint with the plan's state is on disk."""
+    def end_checkpoint(self, plan: Any) -> None:
+        """The checkpoint with the state of this plan (what `begin_checkpoint` gave) is on disk."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, LogDamaged
@@ -37,6 +38,9 @@ from qmq.log.queue import Queue
 from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
 from qmq.log.store import Store
+
+NOTHING_YET: Final = 1 << 62
+"""An index behind all: a log that was begun anew in its middle, and has no entry yet."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being replayed, the bytes done and the bytes in all."""
@@ -80,7 +84,10 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
         for path in store.consume_folder.iterdir():
             path.unlink()
     if store.projection is not None:
-        store.projection.load(found.projection if found is not None else None)
+        if found is not None:
+            store.projection.load(found.projection, found.index + 1)
+        else:
+            store.projection.load(None, whole_from(store) or NOTHING_YET)
     _Replay(store, place, found is not None, progress, until).run()
     if lost:
         rebuild(store, lost, place[0], progress)
@@ -195,6 +202,12 @@ class _Replay:
             judge(segments, position, flushed, cause, log=log, trusts_envelopes=not self._store.is_replicated)
             if not self._store.is_replicated:
                 segments.truncate(position)
+
+
+def whole_from(store: Store) -> int | None:
+    """The lowest index from which on both logs have every entry; None while one that was begun anew has none. Raises LogDamaged."""
+    firsts = [1 if segments.start == 0 else _first_index(segments) for segments in store.logs]
+    return max(firsts) if all(firsts) else None
 
 
 def _first_index(segments: Segments) -> int:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 from google_crc32c import value as crc32c
 from ordersim.loop import ProcessLoop
-from qmq.delay.schedule import Schedule
 from sim.world import World
 
 from delaysim.outlets import RealTime, SimOutlets
 from qmq.delay.config import DelayConfig
 from qmq.delay.desk import EngineDesk
 from qmq.delay.engine import Engine
+from qmq.delay.schedule import Schedule
 from qmq.errors import NotMaster
 from qmq.log.actions import ScheduleAction
 from qmq.log.disk import Disk
@@ -116,7 +116,7 @@ class SimMaster:
         if found is not None:
             shutil.copytree(found.folder, self._folder)
         schedule = Schedule(self._folder, Disk(), BUCKET_MS, buffer_bytes_max=4_096)
-        schedule.load(None if found is None else msgspec.msgpack.decode(found.state))
+        schedule.load(None if found is None else msgspec.msgpack.decode(found.state), 1)
         for entry in self.group.log:
             if entry.index > schedule.index:
                 entry.apply(schedule)
@@ -221,7 +221,7 @@ class SimMaster:
         """If everything written is committed, as the store demands."""
         if self.is_deposed or self._staged or self.group.committed < self.schedule.index:
             return
-        plan = self.schedule.begin_checkpoint()
+        plan = self.schedule.begin_checkpoint(self.schedule.index)
         plan.run()
         folder = self.group.folder / f"checkpoint-{self.world.now}"
         shutil.rmtree(folder, ignore_errors=True)

@@ -30,11 +30,22 @@ class RealTime:
         self.world = world
         self.is_away = False
         self.batches: dict[tuple[int, int], tuple[int, tuple[bytes, ...]]] = {}
+        self.closed: set[tuple[int, int]] = set()
+        """Batches that will never be stored: their partition was sealed before they came."""
         self.stored: list[tuple[str, DueMessage, int]] = []
         """(subject, message, when), in order."""
 
-    def store(self, subject: str, producer_id: int, number: int, messages: Sequence[DueMessage]) -> int:
-        """When it was stored, now or before."""
+    def close(self, plan: PlanAction) -> bool:
+        """Seal the partition that it goes to; False if it is stored there already."""
+        name = (plan.producer_id, plan.batch_sequence)
+        if name not in self.batches:
+            self.closed.add(name)
+        return name not in self.batches
+
+    def store(self, subject: str, producer_id: int, number: int, messages: Sequence[DueMessage]) -> int | None:
+        """When it was stored, now or before; None if it never will be."""
+        if (producer_id, number) in self.closed:
+            return None
         ids = tuple(message.message_id for message in messages)
         known = self.batches.get((producer_id, number))
         if known is None:
@@ -100,11 +111,16 @@ class SimOutlets:
 
     async def _work(self, subject: str) -> None:
         try:
-            resumed = self._resumed.get(subject, deque())
+            resumed, again = self._resumed.get(subject, deque()), list[DueMessage]()
             while resumed:
                 plan, messages = resumed.popleft()
-                await self._send(plan, messages, may_refuse=False)
+                if self._world.random.random() < 0.2:
+                    self._real_time.close(plan)
+                # A refusal that is not for ever does not do: whoever was master before may be sending the same plan still.
+                if not await self._send(plan, messages, may_refuse=False):
+                    again += messages
             queue = self._waiting.setdefault(subject, deque())
+            queue.extendleft(reversed(again))
             while queue:
                 messages = [queue.popleft() for _ in range(min(len(queue), self._world.random.randrange(1, BATCH + 1)))]
                 self._next += 1
@@ -127,6 +143,10 @@ class SimOutlets:
                 self._ledger.void(plan)
                 return False
             at = self._real_time.store(plan.subject, plan.producer_id, plan.batch_sequence, messages)
+            if at is None:
+                self.planned -= len(messages)
+                self._ledger.void(plan)
+                return False
             may_refuse = False
             if random.random() < 0.8:
                 self.planned -= len(messages)

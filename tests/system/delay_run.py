@@ -35,6 +35,11 @@ FAULTS: Final = ("kill", "crash", "stop", "off", "brokers", "hand-over", "jump")
 CRASH_S: Final = 15.0
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a run found."""
@@ -61,7 +66,7 @@ class DelayRun:
         self._faults = faults
         self._away_s = away_s
         self._progress = progress
-        self._clocks = {name: faketime.FakeTime(folder / f"clock-{name}") for name in ("d0", "d1", "d2")} if "jump" in faults else {}
+        self._clocks = {name: faketime.FakeTime(_made(folder / f"clock-{name}")) for name in ("d0", "d1", "d2")} if "jump" in faults else {}
         self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"))
 
     async def run(self, rounds: int) -> Outcome:

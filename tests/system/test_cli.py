@@ -76,7 +76,8 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
     node_process.start()
     table(qmq(node_process, "subject", "create", "orders", "--json"))
     status = table(qmq(node_process, "cluster", "status", "--json"))
-    (group,) = status["groups"]
+    group, delay = status["groups"]
+    assert (delay["group"], delay["is_delay"], group["is_delay"]) == ("delay", True, False)
     (replica,) = group["replicas"]
     assert (group["group"], group["health"], group["master"]) == ("broker-0", "read-write", "broker-0")
     assert (replica["role"], replica["is_serving"], replica["lag_entries"], replica["lag_bytes"]) == ("master", True, 0, 0)

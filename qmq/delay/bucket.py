@@ -1,0 +1,232 @@
+"""A bucket: the messages that are due in one span of time, in three growing files, and what became of them.
+
+    NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its epoch and flushed_position are 0
+    NAME.idx     INDEX_ROW for each ordinal
+    NAME.done    the dispatch log (dispatch_log.py)
+
+NAME is when the bucket begins, in UTC. What became of each message (`Mark`) is read from the dispatch log when it is first asked for: most
+buckets are not touched for months.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
+from qmq.delay.dispatch_log import Mark, decode_records, encode_record
+from qmq.delay.growing import GrowingFile, GrowingFiles, damaged
+from qmq.delay.ports import INDEX_ROW, Place
+from qmq.delay.stored import BatchCache, StoredBatch
+from qmq.errors import CorruptBatch
+from qmq.log.disk import Disk
+
+LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
+ROW_BYTES: Final = INDEX_ROW.itemsize
+LOG_BYTES_MAX: Final = 8 << 32
+"""A line of the index has 32 bits for a position, in units of 8 bytes."""
+_ROW: Final = Struct("<qIHH")
+_PLACES: Final = np.arange(65_536, dtype="<u2")
+_READ_AHEAD: Final = 4096
+
+
+def name_of(bucket: int, bucket_ms: int) -> str:
+    """What its files are called, without suffix. Names sort as buckets do."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))
+
+
+class Bucket:
+    """See the module. `files` is the schedule's folder."""
+
+    __slots__ = ("_files", "_marks", "_moves", "count", "done", "idx", "log", "number", "settled")
+
+    def __init__(self, files: GrowingFiles, number: int, name: str) -> None:
+        self._files = files
+        self.number = number
+        self.log = GrowingFile(name + LOG)
+        self.idx = GrowingFile(name + IDX)
+        self.done = GrowingFile(name + DONE)
+        self.count = 0
+        """Messages ever: the next ordinal."""
+        self.settled = 0
+        """Of them delivered, cancelled or moved."""
+        self._marks: bytearray | None = None
+        self._moves: dict[int, Place] = {}
+
+    @property
+    def growing(self) -> tuple[GrowingFile, GrowingFile, GrowingFile]:
+        """Its files."""
+        return self.log, self.idx, self.done
+
+    @property
+    def tail_bytes(self) -> int:
+        """What is only in memory."""
+        return len(self.log.tail) + len(self.idx.tail) + len(self.done.tail)
+
+    # --- storing -------------------------------------------------------------------------------------------------------
+
+    def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64] | int) -> int:
+        """Store a batch that is all of this bucket; give the ordinal of its first message. `dues`: as in its column, or the only one."""
+        first, log = self.count, self.log
+        total, position = ENVELOPE_BYTES + len(region), log.end
+        assert position < LOG_BYTES_MAX, f"{log.name} is full: shorter buckets, or more delay groups, are needed"
+        self._files.append(log, place(Kind.DATA, total, crc, first, 0, index, append_ms, 0), region)
+        if isinstance(dues, int):
+            self.idx.tail += _ROW.pack(dues, position >> 3, 0, flags)
+            count = 1
+        else:
+            count = len(dues)
+            rows = np.empty(count, INDEX_ROW)
+            rows["due"] = dues
+            rows["position8"] = position >> 3
+            rows["place"] = _PLACES[:count]
+            rows["flags"] = flags
+            self.idx.tail += rows.tobytes()
+        self.count = first + count
+        if self._marks is not None:
+            self._marks += bytes(count)
+        return first
+
+    def settle(self, mark: Mark, ordinals: bytes, targets: Iterable[Place] = ()) -> None:
+        """These messages (little-endian u32), in this order, came to this end."""
+        numbers = np.frombuffer(ordinals, "<u4")
+        self._apply(mark, numbers, tuple(targets))
+        self.settled += len(numbers)
+        self.done.tail += encode_record(mark, ordinals, tuple(targets))
+
+    # --- what became of them -------------------------------------------------------------------------------------------
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether they are in memory; if not, `load_marks`."""
+        return self._marks is not None
+
+    def load_marks(self, planned: Iterable[bytes]) -> None:
+        """Read the dispatch log; `planned` are the ordinals in open plans. Raises LogDamaged."""
+        marks = self._marks = bytearray(self.count)
+        end = 0
+        try:
+            for behind, record in decode_records(self._files.read(self.done, 0, self.done.end)):
+                if len(record.ordinals) and int(record.ordinals.max()) >= self.count:
+                    raise CorruptBatch("it names a message that the bucket does not have")
+                self._apply(record.mark, record.ordinals, record.targets)
+                end = behind
+            if np.count_nonzero(np.frombuffer(marks, np.uint8)) != self.settled:
+                raise CorruptBatch(f"it has other messages than the {self.settled} that it had")
+        except CorruptBatch as cause:
+            self._marks = None
+            self._moves.clear()
+            raise damaged(self.done.name, end, cause.message) from cause
+        for ordinals in planned:
+            self.mark(Mark.PLANNED, ordinals)
+
+    def _apply(self, mark: Mark, ordinals: npt.NDArray[np.uint32], targets: tuple[Place, ...]) -> None:
+        self.marks()[ordinals] = mark
+        self._moves.update(zip(ordinals.tolist(), targets, strict=False))
+
+    def marks(self) -> npt.NDArray[np.uint8]:
+        """By ordinal. A view: let it go before anything is stored."""
+        assert self._marks is not None, "load_marks comes first"
+        return np.frombuffer(self._marks, np.uint8)
+
+    def mark(self, mark: Mark, ordinals: bytes) -> None:
+        """Of little-endian u32 ordinals: planned, or pending again."""
+        self.marks()[np.frombuffer(ordinals, "<u4")] = mark
+
+    def mark_of(self, ordinal: int) -> Mark:
+        """Of one message."""
+        assert self._marks is not None, "load_marks comes first"
+        return Mark(self._marks[ordinal])
+
+    def moved_to(self, ordinal: int) -> Place:
+        """Of a moved message: where it went."""
+        return self._moves[ordinal]
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def rows(self, first: int, end: int) -> npt.NDArray[np.void]:
+        """Lines of the index. Raises LogDamaged."""
+        data = self._files.read(self.idx, first * ROW_BYTES, (end - first) * ROW_BYTES)
+        return np.frombuffer(data, INDEX_ROW)
+
+    def row(self, ordinal: int) -> tuple[int, int, int]:
+        """(due_ms, position, place) of one message. Raises LogDamaged."""
+        due_ms, position8, at, _ = _ROW.unpack(self._files.read(self.idx, ordinal * ROW_BYTES, ROW_BYTES))
+        return due_ms, position8 << 3, at
+
+    def batch(self, position: int, cache: BatchCache) -> StoredBatch:
+        """The batch that lies there. Raises LogDamaged."""
+        found = cache.get(self.number, position)
+        if found is None:
+            try:
+                found = self._read_batch(position)
+            except CorruptBatch as cause:
+                raise damaged(self.log.name, position, cause.message) from cause
+            cache.put(self.number, position, found)
+        return found
+
+    def _read_batch(self, position: int) -> StoredBatch:
+        data = self._files.read(self.log, position, _READ_AHEAD)
+        envelope = parse_envelope(data)
+        total = envelope.total_bytes
+        if total <= len(data):
+            region = data[ENVELOPE_BYTES:total]
+        else:
+            region = self._files.read(self.log, position + ENVELOPE_BYTES, total - ENVELOPE_BYTES)
+        if len(region) != total - ENVELOPE_BYTES:
+            raise CorruptBatch("the batch is cut short")
+        return StoredBatch(envelope, region)
+
+    def append_ms_of(self, ordinal: int) -> int:
+        """When its batch was stored. Raises LogDamaged."""
+        position = self.row(ordinal)[1]
+        try:
+            return parse_envelope(self._files.read(self.log, position, ENVELOPE_BYTES)).append_time_ms
+        except CorruptBatch as cause:
+            raise damaged(self.log.name, position, cause.message) from cause
+
+    def batch_of(self, ordinal: int, cache: BatchCache) -> tuple[StoredBatch, int]:
+        """(its batch, its place there). Raises LogDamaged."""
+        due_ms, position, at = self.row(ordinal)
+        if position >= self.log.end:
+            raise damaged(self.idx.name, ordinal * ROW_BYTES, f"it points to byte {position} of a log of {self.log.end}")
+        batch = self.batch(position, cache)
+        if batch.view.base_sequence + at != ordinal or at >= batch.view.count or batch.due_ms(at) != due_ms:
+            raise damaged(self.idx.name, ordinal * ROW_BYTES, "it says another thing than the batch it points to")
+        return batch, at
+
+
+class BucketReader:
+    """A bucket's index as it was when this was made. Safe in a thread; see `qmq.delay.ports.RowReader`."""
+
+    def __init__(self, disk: Disk, files: GrowingFiles, bucket: Bucket) -> None:
+        self.count = bucket.count
+        self._disk = disk
+        self._path = files.folder / bucket.idx.name
+        self._written = bucket.idx.written
+        self._tail = bytes(bucket.idx.tail)
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.void]:
+        """Its lines. Raises LogDamaged, OSError."""
+        at, size = first * ROW_BYTES, (end - first) * ROW_BYTES
+        if at >= self._written:
+            data = self._tail[at - self._written : at - self._written + size]
+        else:
+            data = self._from_file(at, min(size, self._written - at))
+            data += self._tail[: size - len(data)]
+        return np.frombuffer(data, INDEX_ROW)
+
+    def _from_file(self, at: int, size: int) -> bytes:
+        fd = self._disk.open_read(self._path)
+        try:
+            data = self._disk.read(fd, size, at)
+        finally:
+            self._disk.close(fd)
+        if len(data) < size:
+            raise damaged(self._path.name, at + len(data), f"it has had {self._written} bytes")
+        return data

@@ -1,0 +1,125 @@
+"""All buckets of a schedule, and how much of them is only in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.delay.bucket import ROW_BYTES, Bucket, name_of
+from qmq.delay.growing import TAIL_BYTES_MAX, GrowingFiles, Grown
+from qmq.errors import DiskFull, MessageNotFound
+
+log = logging.getLogger("qmq.delay")
+
+
+class Buckets:
+    """See the module. `bytes_max` may be in memory of all together."""
+
+    def __init__(self, files: GrowingFiles, bucket_ms: int, bytes_max: int) -> None:
+        self.files = files
+        self.bucket_ms = bucket_ms
+        self._bytes_max = bytes_max
+        self._buckets: dict[int, Bucket] = {}
+        self._is_sorted = True
+        self._dirty: dict[int, int] = {}
+        """Those with tails, who has had one for longest first, and how many bytes."""
+        self._tail_bytes = 0
+
+    # --- which there are -----------------------------------------------------------------------------------------------
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._buckets
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """Ascending."""
+        if not self._is_sorted:
+            self._buckets = dict(sorted(self._buckets.items()))
+            self._is_sorted = True
+        return iter(self._buckets.values())
+
+    def get(self, number: int) -> Bucket | None:
+        """The bucket, if it is here."""
+        return self._buckets.get(number)
+
+    def require(self, number: int) -> Bucket:
+        """The bucket. Raises MessageNotFound."""
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            raise MessageNotFound(f"there is no bucket {name_of(number, self.bucket_ms)}, or no longer")
+        return bucket
+
+    def _new(self, number: int) -> Bucket:
+        bucket = self._buckets[number] = Bucket(self.files, number, name_of(number, self.bucket_ms))
+        self._is_sorted = False
+        return bucket
+
+    def restore(self, rows: Iterable[tuple[int, int, int, int, int]]) -> None:
+        """Of a state: (bucket, log_bytes, count, done_bytes, settled), ascending."""
+        for number, log_bytes, count, done_bytes, settled in rows:
+            bucket = self._new(number)
+            bucket.count, bucket.settled = count, settled
+            bucket.log.written, bucket.idx.written, bucket.done.written = log_bytes, count * ROW_BYTES, done_bytes
+
+    def drop_before(self, before: int) -> list[str]:
+        """Forget buckets; give the names that their files may have."""
+        names: list[str] = []
+        for number in [each for each in self._buckets if each < before]:
+            bucket = self._buckets.pop(number)
+            self._tail_bytes -= self._dirty.pop(number, 0)
+            for file in bucket.growing:
+                self.files.forget(file.name)
+                names.append(file.name)
+        return names
+
+    # --- storing, and what waits in memory -----------------------------------------------------------------------------
+
+    def add(
+        self, number: int, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64] | int
+    ) -> int:  # fmt: skip
+        """Store a batch that is all of one bucket; see `Bucket.add`."""
+        bucket = self._buckets.get(number) or self._new(number)
+        ordinal = bucket.add(index, append_ms, region, crc, flags, dues)
+        self.grew(bucket)
+        return ordinal
+
+    def grew(self, bucket: Bucket) -> None:
+        """Its tails have become longer: perhaps too long, or all together."""
+        size = bucket.tail_bytes
+        self._tail_bytes += size - self._dirty.get(bucket.number, 0)
+        self._dirty[bucket.number] = size
+        try:
+            if size > TAIL_BYTES_MAX:
+                self._write(bucket)
+            while self._tail_bytes > self._bytes_max:
+                self._write(self._buckets[next(iter(self._dirty))])
+        except DiskFull as cause:  # the entry is in the log already; and the log itself will take nothing more
+            log.warning("the schedule's newest part stays in memory: %s", cause)
+
+    def _write(self, bucket: Bucket) -> None:
+        for file in bucket.growing:
+            self.files.write(file)
+        self._tail_bytes -= self._dirty.pop(bucket.number)
+
+    def tails(self) -> list[Grown]:
+        """All that is only in memory."""
+        return [
+            Grown(file, file.written, bytes(file.tail)) for number in self._dirty for file in self._buckets[number].growing if file.tail
+        ]
+
+    def wrote(self, tails: Iterable[Grown]) -> None:
+        """They are on disk."""
+        for tail in tails:
+            tail.file.wrote(tail.at + len(tail.data))
+        self._dirty = {number: size for number in self._dirty if (size := self._buckets[number].tail_bytes)}
+        self._tail_bytes = sum(self._dirty.values())
+
+    def check(self) -> None:
+        """State the invariant of what is counted."""
+        assert self._tail_bytes == sum(self._dirty.values())
+        assert {each.number: each.tail_bytes for each in self if each.tail_bytes} == {
+            key: size for key, size in self._dirty.items() if size
+        }
+        assert [each.number for each in self] == sorted(self._buckets)

@@ -1,0 +1,72 @@
+"""The dispatch log: what became of a bucket's messages, in its file `.done`. Pure.
+
+    record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED: (bucket i32, ordinal u32) * count | pad8
+
+A message is in it once at most. What is planned is not in it: plans are in the action log, and in checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google_crc32c import value as crc32c
+
+from qmq.delay.ports import Place
+from qmq.errors import CorruptBatch
+
+_HEAD: Final = Struct("<IHHII")
+_TARGET: Final = Struct("<iI")
+
+
+class Mark(IntEnum):
+    """What became of a message: one byte of memory for each of a bucket that was touched."""
+
+    PENDING = 0
+    DELIVERED = 1
+    CANCELLED = 2
+    MOVED = 3
+    PLANNED = 4
+
+
+class Record(NamedTuple):
+    """Messages that came to the same end together."""
+
+    mark: Mark
+    ordinals: npt.NDArray[np.uint32]
+    targets: tuple[Place, ...] = ()
+    """Of MOVED: where each is now."""
+
+
+def encode_record(mark: Mark, ordinals: bytes, targets: Sequence[Place] = ()) -> bytes:
+    """`ordinals` are little-endian u32."""
+    data = ordinals + b"".join(_TARGET.pack(*each) for each in targets)
+    rest = _HEAD.pack(0, mark, 0, len(ordinals) // 4, 0)[4:] + data + bytes(-len(data) & 7)
+    return int(crc32c(rest)).to_bytes(4, "little") + rest
+
+
+def decode_records(data: bytes) -> Iterator[tuple[int, Record]]:
+    """(position behind it, record). Raises CorruptBatch at the first that does not hold."""
+    at = 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            raise CorruptBatch("a record's head is cut short")
+        crc, kind, _, count, _ = _HEAD.unpack_from(data, at)
+        size = 4 * count + (_TARGET.size * count if kind == Mark.MOVED else 0)
+        end = at + _HEAD.size + size + (-size & 7)
+        if end > len(data) or crc32c(data[at + 4 : end]) != crc:
+            raise CorruptBatch("the checksum of a record does not hold")
+        yield end, _record(data, at + _HEAD.size, kind, count)
+        at = end
+
+
+def _record(data: bytes, at: int, kind: int, count: int) -> Record:
+    ordinals = np.frombuffer(data, "<u4", count, at)
+    if kind != Mark.MOVED:
+        return Record(Mark(kind), ordinals)
+    targets = data[at + 4 * count : at + (4 + _TARGET.size) * count]
+    return Record(Mark.MOVED, ordinals, tuple(Place(*each) for each in _TARGET.iter_unpack(targets)))

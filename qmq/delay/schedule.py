@@ -1,0 +1,470 @@
+"""The schedule: where each delayed message is, and what became of it. The projection of a delay group's logs (qmq/log/projection.py).
+
+Everything here is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, whatever was
+flushed when and however often they were restarted. So nothing here may depend on time, chance, or how much was written to disk.
+
+    take    a batch: to the bucket of its messages' due times, or cut into several
+    act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: a message's life (docs/DELAY.md). What does not fit (any more) is passed over
+
+*Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. So only the first bucket that is kept has messages that were due before it
+begins, and buckets in their order are in the order of due times too.
+
+*Aliases* lead from a message id to where the message is now, if it was moved, or is a recurring message's next run, as long as it is
+pending or planned. A recurring message's alias is its first id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import unpack_from
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from google_crc32c import value as crc32c
+
+from qmq.delay import lookup
+from qmq.delay.bucket import Bucket, BucketReader, name_of
+from qmq.delay.buckets import Buckets
+from qmq.delay.cutting import Pieces
+from qmq.delay.dispatch_log import Mark
+from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
+from qmq.delay.growing import GrowingFiles, Grown, damaged
+from qmq.delay.ports import BucketInfo, DueMessage, Place, Places
+from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
+from qmq.delay.stored import BatchCache
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound
+from qmq.headers import SCHEDULE_ID
+from qmq.limits import MIB
+from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
+from qmq.log.disk import Disk
+from qmq.log.projection import ProjectionPlan
+from qmq.model import DelayedId
+from qmq.region import REGION, BatchFlag, Column, pad
+
+_DUE: Final = int(Column.DUE)
+_RECURRING: Final = int(BatchFlag.RECURRING)
+_FLAGS: Final = 0xFFFF
+CHECKPOINTS_KEPT: Final = 2
+
+
+def nobody(_: Places) -> None:
+    """Told of pending messages when nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
+
+    state: Any
+    files: GrowingFiles
+    tails: list[Grown]
+    unsynced: dict[str, int]
+    unnamed: frozenset[str] = frozenset()
+    """Files that are here and that the state does not name."""
+
+    def run(self) -> None:
+        """Raises FlushFailed, DiskFull."""
+        self.files.write_and_sync(self.tails, self.unsynced)
+
+
+class Schedule:
+    """See the module. `folder` is the store's folder `schedule`. One thread, but for what `reader` gives."""
+
+    def __init__(self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB) -> None:
+        if bucket_ms < 1000 or bucket_ms % 1000:
+            raise InvalidArgument(f"a bucket lasts whole seconds, not {bucket_ms} ms")
+        self.folder = folder
+        self.bucket_ms = bucket_ms
+        self.on_pending: Callable[[Places], None] = nobody
+        """Told at once of messages that become pending by being stored, moved, or the next run."""
+        self._disk = disk
+        self._buffer_bytes_max = buffer_bytes_max
+        self._files = GrowingFiles(disk, folder)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.is_whole = True
+        """False: the log does not reach back far enough, and nobody gave the schedule of before. Then entries are passed over."""
+        self.index = 0
+        self.closed_before = 0
+        self.plans: dict[int, PlanAction] = {}
+        self.next_plan = 1
+        self._loaded_index = 0
+        self._aliases: dict[bytes, Place] = {}
+        self._alias_of: dict[Place, bytes] = {}
+        self._files.close()
+        self._files = GrowingFiles(self._disk, self.folder)
+        self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max)
+        self._cache = BatchCache()
+        self._leftovers = Leftovers(self.folder)
+        self._checkpoints = 0
+
+    # --- opening and closing -------------------------------------------------------------------------------------------
+
+    def load(self, state: Any | None, replayed_from: int = 1) -> None:
+        """See `Projection.load`. Cuts files back, reads none of them. Raises LogDamaged, and then nothing was changed."""
+        self._reset()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = restore(self.bucket_ms, state) if state is not None else self._adopted(replayed_from)
+        if found is None:
+            self.is_whole = replayed_from <= 1
+            delete_all(self.folder)
+            return
+        first_kept = name_of(found.closed_before, self.bucket_ms)
+        older = cut_back(self._disk, self.folder, dict(found.lengths()), first_kept, keep=MARK_FILE)
+        self._leftovers = Leftovers(self.folder, older)
+        self._restore(found)
+
+    def _adopted(self, replayed_from: int) -> ScheduleState | None:
+        found = read_mark(self.folder, self.bucket_ms)
+        return found if found is not None and found.index + 1 >= replayed_from else None
+
+    def _restore(self, found: ScheduleState) -> None:
+        self.index = self._loaded_index = found.index
+        self.closed_before = found.closed_before
+        self.next_plan = found.next_plan
+        self.plans = found.open_plans()
+        self._aliases = found.places_by_id()
+        self._alias_of = {place: each for each, place in self._aliases.items()}
+        self._buckets.restore(found.rows())
+
+    def close(self) -> None:
+        """See `Projection.close`."""
+        self._files.close()
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
+        """See `Projection.begin_checkpoint`."""
+        if not self.is_whole:
+            return SchedulePlan(None, self._files, [], {})
+        index = max(index, self.index)
+        state = capture(self.bucket_ms, index, self.closed_before, self.next_plan, self.plans.values(), self._aliases, self._buckets)
+        return SchedulePlan(state, self._files, self._buckets.tails(), self._files.unsynced(), self._leftovers.captured())
+
+    def end_checkpoint(self, plan: ProjectionPlan) -> None:
+        """See `Projection.end_checkpoint`. Deletes what only checkpoints named that are gone now."""
+        assert isinstance(plan, SchedulePlan), plan
+        if plan.state is None:
+            return
+        self._files.synced(plan.unsynced)
+        self._buckets.wrote(plan.tails)
+        self._checkpoints += 1
+        if self._checkpoints == CHECKPOINTS_KEPT:
+            unlink(self.folder, [MARK_FILE])
+        self._leftovers.saved(plan.unnamed)
+
+    @staticmethod
+    def files(state: Any) -> list[tuple[str, int]]:
+        """Of a checkpoint's state: the names of its files, and how much of each it is about. Raises LogDamaged."""
+        return restore(None, state).lengths()
+
+    @staticmethod
+    def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
+        """The folder has another replica's files, of `state` (MessagePack): the next opening takes them, if the log reaches back so far.
+
+        They must have been synced. Raises DiskFull, FlushFailed.
+        """
+        write_mark(disk or Disk(), folder, state)
+
+    # --- storing -------------------------------------------------------------------------------------------------------
+
+    def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
+        """See `Projection.take`."""
+        if index <= self.index or not self.is_whole:
+            return
+        self.index = index
+        _, _, flags, count, _, columns, _, body_bytes, _, _, _ = REGION.unpack_from(region)
+        if not columns & _DUE:
+            return
+        at = len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count  # it is the last column before the bodies
+        if count == 1:
+            due_ms = unpack_from("<q", region, at)[0]
+            self._store_one(index, append_time_ms, region, region_crc, flags, due_ms)
+            return
+        dues = np.frombuffer(region, "<i8", count, at)
+        first = max(int(dues.min()) // self.bucket_ms, self.closed_before)
+        if max(int(dues.max()) // self.bucket_ms, self.closed_before) == first:
+            ordinal = self._buckets.add(first, index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
+            self._tell(dues, np.full(count, first, np.int32), np.arange(ordinal, ordinal + count, dtype=np.uint32))
+        else:
+            self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
+
+    def _tell(self, dues: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], ordinals: npt.NDArray[np.uint32]) -> None:
+        if self.on_pending is not nobody:
+            self.on_pending(Places(dues, buckets, ordinals))
+
+    def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> Place:
+        number = max(due_ms // self.bucket_ms, self.closed_before)
+        ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
+        if self.on_pending is not nobody:
+            self._tell(np.array([due_ms], np.int64), np.array([number], np.int32), np.array([ordinal], np.uint32))
+        return Place(number, ordinal)
+
+    def _cut(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64]) -> None:
+        numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
+        try:
+            ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, dues, numbers)
+        except CorruptBatch:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
+            numbers[:] = numbers.min()
+            first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
+            ordinals = list(range(first, first + len(dues)))
+        self._tell(dues, numbers, np.array(ordinals, np.uint32))
+
+    def _add_pieces(
+        self, pieces: Pieces, index: int, append_ms: int, flags: int, dues: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]
+    ) -> list[int]:
+        add, ordinals = self._buckets.add, [0] * len(dues)
+        order = np.argsort(numbers, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
+        first, every = 0, order.tolist()
+        for number, end in zip(numbers[order[[0, *ends[:-1]]]].tolist(), ends, strict=True):
+            if end == first + 1:
+                place = every[first]
+                piece = pieces.one(place)
+                ordinals[place] = add(number, index, append_ms, piece, crc32c(piece), flags, pieces.dues[place])
+            else:
+                for places, piece in pieces.cut(every[first:end]):
+                    ordinal = add(number, index, append_ms, piece, crc32c(piece), flags, dues[places])
+                    for place in places:
+                        ordinals[place] = ordinal
+                        ordinal += 1
+            first = end
+        return ordinals
+
+    # --- acting --------------------------------------------------------------------------------------------------------
+
+    def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
+        """See `Projection.act`. The actions of one entry have one index."""
+        if index <= self._loaded_index or index < self.index or not self.is_whole:
+            return
+        self.index = index
+        if isinstance(action, PlanAction):
+            self._plan(action)
+        elif isinstance(action, PlanDone):
+            self._done(action)
+        elif isinstance(action, PlanVoid):
+            self._void(action)
+        elif isinstance(action, Cancel):
+            self._cancel(Place(action.bucket, action.ordinal))
+        elif isinstance(action, Postpone):
+            self._postpone(index, append_time_ms, Place(action.bucket, action.ordinal), action.due_ms)
+        elif isinstance(action, Recur):
+            self._recur(index, append_time_ms, Place(action.bucket, action.ordinal), action.due_ms)
+        else:
+            self._close_before(action)
+
+    def _plan(self, plan: PlanAction) -> None:
+        assert plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}"
+        for number, ordinals in plan.items:
+            bucket = self._marked(number)
+            marks = bucket.marks()[np.frombuffer(ordinals, "<u4")]
+            assert not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending: {marks}"
+            bucket.mark(Mark.PLANNED, ordinals)
+        self.plans[plan.number] = plan
+        self.next_plan = plan.number + 1
+
+    def _done(self, action: PlanDone) -> None:
+        for number in action.numbers:
+            plan = self.plans.get(number)
+            if plan is not None:
+                for bucket, ordinals in _by_bucket(plan).items():
+                    self._settle(self._marked(bucket), Mark.DELIVERED, ordinals)
+                del self.plans[number]
+
+    def _void(self, action: PlanVoid) -> None:
+        for number in action.numbers:
+            plan = self.plans.get(number)
+            if plan is not None:
+                for bucket, ordinals in plan.items:
+                    self._marked(bucket).mark(Mark.PENDING, ordinals)
+                del self.plans[number]
+
+    def _cancel(self, place: Place) -> None:
+        if self._mark_of(place) is Mark.PENDING:
+            self._settle(self._marked(place.bucket), Mark.CANCELLED, _u32(place.ordinal))
+
+    def _settle(self, bucket: Bucket, mark: Mark, ordinals: bytes, targets: tuple[Place, ...] = ()) -> None:
+        bucket.settle(mark, ordinals, targets)
+        self._buckets.grew(bucket)
+        if self._alias_of:
+            for ordinal in np.frombuffer(ordinals, "<u4").tolist():
+                message_id = self._alias_of.pop(Place(bucket.number, ordinal), None)
+                if message_id is not None:
+                    del self._aliases[message_id]
+
+    def _postpone(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
+        if self._mark_of(place) is not Mark.PENDING:
+            return
+        pieces, at = self._pieces(place)
+        known_as = _first_id(pieces, at)
+        region = pieces.moved(at, due_ms)
+        new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
+        self._settle(self._marked(place.bucket), Mark.MOVED, _u32(place.ordinal), (new,))
+        self._alias(known_as, new)
+
+    def _recur(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
+        pieces, at = self._pieces(place)
+        known_as = _first_id(pieces, at)
+        region = pieces.next_run(at, known_as, due_ms)
+        self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
+
+    def _pieces(self, place: Place) -> tuple[Pieces, int]:
+        bucket = self._buckets.require(place.bucket)
+        batch, at = bucket.batch_of(place.ordinal, self._cache)
+        try:
+            return Pieces(batch.view.region), at
+        except CorruptBatch as cause:
+            raise damaged(bucket.log.name, bucket.row(place.ordinal)[1], cause.message) from cause
+
+    def _alias(self, message_id: bytes, place: Place) -> None:
+        before = self._aliases.get(message_id)
+        if before is not None:
+            del self._alias_of[before]
+        self._aliases[message_id] = place
+        self._alias_of[place] = message_id
+
+    def _close_before(self, action: Close) -> None:
+        """As far as they have nothing left: something may have come since the master looked."""
+        left = next((each.number for each in self._buckets if each.settled < each.count), action.before)
+        self.closed_before = max(self.closed_before, min(action.before, left))
+        self._leftovers.add(self._buckets.drop_before(self.closed_before))
+
+    # --- what became of them -------------------------------------------------------------------------------------------
+
+    def _marked(self, number: int) -> Bucket:
+        """The bucket, and what became of its messages is known. Raises MessageNotFound, LogDamaged."""
+        bucket = self._buckets.require(number)
+        if not bucket.has_marks:
+            bucket.load_marks(ordinals for plan in self.plans.values() for each, ordinals in plan.items if each == number)
+        return bucket
+
+    def _mark_of(self, place: Place) -> Mark | None:
+        bucket = self._buckets.get(place.bucket)
+        if bucket is None or place.ordinal >= bucket.count:
+            return None
+        if not bucket.settled and not self.plans:
+            return Mark.PENDING
+        return self._marked(place.bucket).mark_of(place.ordinal)
+
+    def state_of(self, place: Place) -> str:
+        """ "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
+        mark = self._mark_of(place)
+        if mark is None:
+            raise MessageNotFound(f"there is no message {place.ordinal} in bucket {name_of(place.bucket, self.bucket_ms)}, or no longer")
+        return mark.name.lower()
+
+    def are_pending(self, places: Places) -> npt.NDArray[np.bool_]:
+        """Of each, whether it is pending (not planned). Raises LogDamaged."""
+        found = np.zeros(len(places), np.bool_)
+        for number in np.unique(places.buckets).tolist():
+            if number in self._buckets:
+                where = places.buckets == number
+                found[where] = self._marked(number).marks()[places.ordinals[where]] == Mark.PENDING
+        return found
+
+    def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
+        """See `Source`. Raises LogDamaged."""
+        return self._marked(bucket).marks() != Mark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def buckets(self) -> list[BucketInfo]:
+        """See `Source`."""
+        return [
+            BucketInfo(each.number, each.count, each.count - each.settled, each.log.end + each.idx.end + each.done.end)
+            for each in self._buckets
+        ]
+
+    def count(self, bucket: int) -> int:
+        """See `Source`."""
+        found = self._buckets.get(bucket)
+        return 0 if found is None else found.count
+
+    def reader(self, bucket: int) -> BucketReader:
+        """See `Source`. Raises MessageNotFound."""
+        return BucketReader(self._disk, self._files, self._buckets.require(bucket))
+
+    def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
+        """See `Source`. Raises MessageNotFound, LogDamaged."""
+        return self._buckets.require(bucket).rows(first, end)
+
+    def read(self, places: Places) -> list[DueMessage]:
+        """The messages, in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
+        return lookup.read(self._buckets.require, self._cache, places)
+
+    def alias(self, message_id: bytes) -> Place | None:
+        """Where a moved or recurring message is now, by its first id (16 bytes); None if it is neither, or is settled."""
+        return self._aliases.get(message_id)
+
+    def find(self, delayed: DelayedId) -> Place:
+        """Where the message is now, or was last. Raises MessageNotFound, LogDamaged."""
+        place = self._aliases.get(delayed.message_id.to_bytes())
+        if place is not None:
+            return place
+        number = max(delayed.due_ms // self.bucket_ms, self.closed_before)
+        bucket = self._buckets.get(number)
+        place = None if bucket is None else lookup.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
+        while place is not None and self._mark_of(place) is Mark.MOVED:
+            place = self._marked(place.bucket).moved_to(place.ordinal)
+        if place is None or place.bucket not in self._buckets:
+            raise MessageNotFound(f"no delayed message {delayed} here: it never was, or its bucket is deleted")
+        return place
+
+    def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0) -> Iterator[DueMessage]:
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. Nothing may change meanwhile.
+
+        Raises LogDamaged.
+        """
+        end_ms = to_ms or 1 << 62
+        first = max(from_ms // self.bucket_ms, self.closed_before)
+        for bucket in list(self._buckets):
+            is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
+            if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
+                for places in lookup.pending(self._marked(bucket.number), from_ms, end_ms):
+                    yield from (each for each in self.read(places) if not subject or each.subject == subject)
+
+    # --- the invariant -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """State the whole invariant. Reads everything; for tests."""
+        planned: dict[int, list[bytes]] = defaultdict(list)
+        for plan in self.plans.values():
+            assert plan.number < self.next_plan
+            for number, ordinals in plan.items:
+                planned[number].append(ordinals)
+        assert list(self.plans) == sorted(self.plans)
+        for bucket in self._buckets:
+            number = bucket.number
+            assert number >= self.closed_before
+            lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
+        assert not planned, planned
+        self._buckets.check()
+        assert {place: each for each, place in self._aliases.items()} == self._alias_of
+        assert all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of)
+        assert not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers)
+
+
+def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
+    """A plan's ordinals, in its order."""
+    found: dict[int, bytes] = {}
+    for number, ordinals in plan.items:
+        found[number] = found.get(number, b"") + ordinals
+    return found
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+def _first_id(pieces: Pieces, at: int) -> bytes:
+    """By which id a message is known: a recurring one by that of its first run's seed."""
+    if pieces.header.flags & _RECURRING and pieces.headers is not None:
+        for name, value in pieces.headers[at]:
+            if name == SCHEDULE_ID.encode():
+                return bytes.fromhex(value.decode())
+    return pieces.ids[at]

@@ -1,0 +1,108 @@
+"""What a checkpoint holds of a schedule: lengths of files, open plans, aliases. Pure, but for the mark of an adopted schedule.
+
+A schedule that came from another replica has a *mark* in its folder: the state that its files are of. It counts as long as no checkpoint of
+our own has a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, cast
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from qmq.delay.bucket import DONE, IDX, LOG, ROW_BYTES, Bucket, name_of
+from qmq.delay.ports import Place
+from qmq.errors import LogDamaged
+from qmq.log.actions import PlanAction, decode_actions, encode_actions
+from qmq.log.disk import Disk
+
+VERSION: Final = 1
+MARK_FILE: Final = "adopted.qms"
+_MAGIC: Final = b"QMS1"
+_BUCKET_ROW: Final = Struct("<iQIQI")
+"""bucket, log_bytes, count, done_bytes, settled"""
+_ALIAS_ROW: Final = Struct("<16siI")
+_ALIASED: Final = Struct("<iI")
+
+
+class ScheduleState(msgspec.Struct, array_like=True):
+    """All of a schedule but what its files hold. `buckets` and `aliases` are packed: see FORMAT.md."""
+
+    version: int
+    bucket_ms: int
+    index: int
+    closed_before: int
+    next_plan: int
+    plans: bytes
+    """As an entry of the action log."""
+    aliases: bytes
+    buckets: bytes
+
+    def open_plans(self) -> dict[int, PlanAction]:
+        """By number, ascending."""
+        return {each.number: each for each in decode_actions(self.plans) if isinstance(each, PlanAction)}
+
+    def places_by_id(self) -> dict[bytes, Place]:
+        """The aliases."""
+        return {each: Place(bucket, ordinal) for each, bucket, ordinal in _ALIAS_ROW.iter_unpack(self.aliases)}
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(bucket, log_bytes, count, done_bytes, settled), ascending."""
+        return cast("Iterator[tuple[int, int, int, int, int]]", _BUCKET_ROW.iter_unpack(self.buckets))
+
+    def lengths(self) -> list[tuple[str, int]]:
+        """The files, each with its length; those without a byte are left out."""
+        found: list[tuple[str, int]] = []
+        for bucket, log_bytes, count, done_bytes, _ in self.rows():
+            name = name_of(bucket, self.bucket_ms)
+            found += ((name + LOG, log_bytes), (name + IDX, count * ROW_BYTES))
+            if done_bytes:
+                found.append((name + DONE, done_bytes))
+        return found
+
+
+def capture(
+    bucket_ms: int, index: int, closed_before: int, next_plan: int, plans: Iterable[PlanAction], aliases: dict[bytes, Place],
+    buckets: Iterable[Bucket],
+) -> ScheduleState:  # fmt: skip
+    """The state as it is now; nothing that happens later changes it."""
+    rows = [_BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled) for each in buckets]
+    names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
+    return ScheduleState(
+        VERSION, bucket_ms, index, closed_before, next_plan, encode_actions(plans), b"".join(names), b"".join(rows)
+    )  # fmt: skip
+
+
+def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
+    """A state that comes from a checkpoint or another replica. Raises LogDamaged if it cannot be this schedule's (None: of any)."""
+    if isinstance(state, ScheduleState):
+        return state
+    try:
+        found = msgspec.convert(state, ScheduleState)
+    except msgspec.ValidationError as cause:
+        raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint") from cause
+    if found.version != VERSION:
+        raise LogDamaged(f"the schedule is of version {found.version}, this program knows {VERSION}: use the one that wrote it")
+    if bucket_ms not in (None, found.bucket_ms):
+        raise LogDamaged(f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: that is fixed when a delay group is founded")
+    return found
+
+
+def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
+    """The mark of an adopted schedule, if there is a whole one."""
+    try:
+        data = (folder / MARK_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    if data[:4] != _MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
+        return None
+    return restore(bucket_ms, msgspec.msgpack.decode(data[8:]))
+
+
+def write_mark(disk: Disk, folder: Path, state: bytes) -> None:
+    """Mark the folder's files as those of `state` (MessagePack). Raises DiskFull, FlushFailed."""
+    disk.replace(folder / MARK_FILE, _MAGIC + int(crc32c(state)).to_bytes(4, "little") + state)

@@ -1,0 +1,93 @@
+"""Bugs, planted one at a time: each breaks a rule of docs/DELAY.md, and the simulator must find it. `patch` undoes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from qmq.delay.desk import EngineDesk
+from qmq.delay.engine import Engine
+from qmq.delay.ledger import LogLedger
+from qmq.delay.ports import Places
+from qmq.delay.recurrence import next_run
+from qmq.headers import CRON, ZONE
+from qmq.log.actions import Recur
+
+_start, _next, _pending, _plan = Engine.start, Engine._next, Engine._pending, LogLedger.plan
+
+
+def _forget_plans(self: Engine) -> None:
+    with patch.object(self.schedule, "plans", {}):
+        _start(self)
+
+
+def _ask_no_outlet(self: EngineDesk, place: Any) -> bool:
+    return self._engine().schedule.state_of(place) == "pending"
+
+
+def _recur_again(self: LogLedger, message: Any) -> None:
+    due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
+    self._writer.act(Recur(*message.place, due_ms))
+
+
+def _hold_nothing(self: Engine) -> Any:
+    found = _next(self)
+    return None if found is None else (found[0], True)
+
+
+class _Hasty:
+    def __init__(self, writer: Any) -> None:
+        self.act = writer.act
+
+    async def committed(self) -> None:
+        """Says so."""
+
+
+async def _send_uncommitted(self: LogLedger, draft: Any) -> Any:
+    writer, self._writer = self._writer, _Hasty(self._writer)
+    try:
+        return await _plan(self, draft)
+    finally:
+        self._writer = writer
+
+
+def _tick_ahead(self: Engine) -> Any:
+    self._boundary_ms += self.config.tick_ms
+    return _next(self)
+
+
+def _miss_what_comes(_: Engine, __: Places) -> None:
+    return
+
+
+def _take_twice(self: Engine, places: Places) -> None:
+    """What the outlets have is handed to them once more, if the wheel gives it."""
+    _pending(self, places)
+    self.loader.stored(places)
+
+
+def _trust_the_wheel(self: Engine, places: Places) -> Places:
+    return places
+
+
+BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "plans of earlier masters are forgotten": (Engine, "start", _forget_plans),
+    "what an outlet has is cancelled without asking it": (EngineDesk, "_is_free", _ask_no_outlet),
+    "a run that is planned again begets another next run": (LogLedger, "_recur", _recur_again),
+    "on ordered subjects what is due overtakes what is late": (Engine, "_next", _hold_nothing),
+    "a plan is sent before it is committed": (LogLedger, "plan", _send_uncommitted),
+    "a tick comes too early": (Engine, "_next", _tick_ahead),
+    "what is stored for the near future is not put into the wheel": (Engine, "_pending", _miss_what_comes),
+    "what is stored is put into the wheel twice, and nobody asks whether it left": (Engine, "_pending", _take_twice),
+    "what was cancelled while it was in the wheel is delivered": (Engine, "_pending_of", _trust_the_wheel),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The bug is there until the end of the block."""
+    owner, attribute, bug = BUGS[name]
+    with patch.object(owner, attribute, bug):
+        yield

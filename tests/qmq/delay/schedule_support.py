@@ -1,0 +1,215 @@
+"""Delayed batches, a model of the schedule that knows no files, and its log of entries for replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qmq.batch import encode, sent_sizes
+from qmq.compression import Compression
+from qmq.delay.ports import DueMessage, Place, Places
+from qmq.delay.schedule import Schedule
+from qmq.headers import SCHEDULE_ID
+from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
+from qmq.log.disk import Disk
+from qmq.model import MessageId
+from qmq.region import BatchFlag, Columns
+
+SECOND = 1_000
+START = 1_700_000_000_000
+"""A whole second."""
+PRODUCER = 7
+
+
+def delayed(
+    dues: Sequence[int], *, number: int = 0, subject: str = "orders", flags: int = 0, bodies: Sequence[bytes] | None = None,
+    compression: Compression = Compression.NONE, **columns: Any,
+) -> tuple[bytes, int]:  # fmt: skip
+    """(region, its checksum) of a delayed batch."""
+    found = list(bodies) if bodies is not None else [b"body %d.%d" % (number, place) for place in range(len(dues))]
+    envelope, region = encode(
+        subject.encode(), Columns(found, dues=dues, **columns), producer_id=PRODUCER, batch_sequence=number, create_time_ms=START,
+        flags=flags, compression=compression,
+    )  # fmt: skip
+    return region, sent_sizes(envelope)[1]
+
+
+def places(found: Iterable[Place]) -> Places:
+    every = list(found)
+    buckets, ordinals = ([each[item] for each in every] for item in (0, 1))
+    return Places(np.zeros(len(every), np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
+
+
+def plan(number: int, *items: tuple[int, Sequence[int]], subject: str = "orders") -> PlanAction:
+    """A plan of (bucket, ordinals)."""
+    return PlanAction(number, subject, 0, "g0", 99, number, tuple((bucket, np.array(each, "<u4").tobytes()) for bucket, each in items))
+
+
+def opened(folder: Path, state: Any = None, *, bucket_ms: int = SECOND, **options: Any) -> Schedule:
+    schedule = Schedule(folder, Disk(), bucket_ms, **options)
+    schedule.load(state)
+    return schedule
+
+
+def checkpoint(schedule: Schedule) -> Any:
+    taken = schedule.begin_checkpoint()
+    taken.run()
+    schedule.end_checkpoint(taken)
+    return taken.state
+
+
+def contents(schedule: Schedule) -> dict[str, bytes]:
+    """The files of the buckets that are kept, byte for byte."""
+    state = checkpoint(schedule)
+    return {name: (schedule.folder / name).read_bytes() for name, _ in Schedule.files(state)}
+
+
+@dataclass
+class Entry:
+    """One entry of the logs: a batch, or actions."""
+
+    index: int
+    time_ms: int
+    region: bytes = b""
+    crc: int = 0
+    actions: tuple[ScheduleAction, ...] = ()
+
+    def feed(self, schedule: Schedule) -> None:
+        if self.region:
+            schedule.take(self.index, self.time_ms, self.region, self.crc)
+        for action in self.actions:
+            schedule.act(self.index, self.time_ms, action)
+
+
+@dataclass
+class Model:
+    """What the schedule must know, in one dictionary."""
+
+    bucket_ms: int = SECOND
+    messages: dict[Place, DueMessage] = field(default_factory=dict)
+    states: dict[Place, str] = field(default_factory=dict)
+    aliases: dict[bytes, Place] = field(default_factory=dict)
+    moves: dict[Place, Place] = field(default_factory=dict)
+    plans: dict[int, PlanAction] = field(default_factory=dict)
+    closed_before: int = 0
+    told: list[tuple[int, Place]] = field(default_factory=list)
+
+    def take(self, time_ms: int, found: Sequence[DueMessage]) -> None:
+        """`found` have no place yet; in the batch's order."""
+        where = [self._add(replace(each, append_ms=time_ms)) for each in found]
+        self.told += [(each.due_ms, place) for each, place in zip(found, where, strict=True)]
+
+    def _add(self, message: DueMessage) -> Place:
+        bucket = max(message.due_ms // self.bucket_ms, self.closed_before)
+        place = Place(bucket, sum(each.bucket == bucket for each in self.messages))
+        self.messages[place] = replace(message, place=place)
+        self.states[place] = "pending"
+        return place
+
+    def act(self, time_ms: int, action: ScheduleAction) -> None:
+        if isinstance(action, PlanAction):
+            self.plans[action.number] = action
+            self._mark(action, "planned")
+        elif isinstance(action, PlanDone | PlanVoid):
+            for number in action.numbers:
+                if number in self.plans:
+                    self._mark(self.plans.pop(number), "delivered" if isinstance(action, PlanDone) else "pending")
+        elif isinstance(action, Close):
+            self._close(action.before)
+        else:
+            self._single(time_ms, Place(action.bucket, action.ordinal), action)
+
+    def _mark(self, found: PlanAction, state: str) -> None:
+        for bucket, ordinals in found.items:
+            for each in np.frombuffer(ordinals, "<u4").tolist():
+                self._set(Place(bucket, each), state)
+
+    def _set(self, place: Place, state: str) -> None:
+        self.states[place] = state
+        if state not in ("pending", "planned"):
+            self.aliases = {each: where for each, where in self.aliases.items() if where != place}
+
+    def _single(self, time_ms: int, place: Place, action: Cancel | Postpone | Recur) -> None:
+        if isinstance(action, Cancel):
+            if self.states.get(place) == "pending":
+                self._set(place, "cancelled")
+            return
+        message = self.messages[place]
+        known_as = message.message_id
+        if message.flags & BatchFlag.RECURRING and SCHEDULE_ID in message.headers:
+            known_as = bytes.fromhex(message.headers[SCHEDULE_ID].decode())
+        if isinstance(action, Postpone):
+            if self.states[place] != "pending":
+                return
+            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms))
+            self.moves[place] = new
+            self._set(place, "moved")
+        else:
+            digest = blake2b(known_as + action.due_ms.to_bytes(8, "little"), digest_size=16).digest()
+            headers = {name: value for name, value in message.headers.items() if name != SCHEDULE_ID}
+            headers[SCHEDULE_ID] = known_as.hex().encode()
+            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms, message_id=digest, headers=headers))
+        self.aliases[known_as] = new
+        self.told.append((action.due_ms, new))
+
+    def _close(self, before: int) -> None:
+        left = [place.bucket for place, state in self.states.items() if state in ("pending", "planned")]
+        self.closed_before = max(self.closed_before, min([before, *left]))
+        for place in [each for each in self.messages if each.bucket < self.closed_before]:
+            del self.messages[place], self.states[place]
+
+    # --- comparing -----------------------------------------------------------------------------------------------------
+
+    def pending(self) -> list[Place]:
+        return [place for place, state in self.states.items() if state == "pending"]
+
+    def compare(self, schedule: Schedule) -> None:
+        """Everything that can be asked."""
+        schedule.check()
+        assert schedule.closed_before == self.closed_before
+        assert schedule.plans == self.plans
+        assert list(schedule.plans) == sorted(self.plans)
+        every = sorted(self.messages)
+        assert schedule.read(places(every)) == [self.messages[each] for each in every]
+        assert [schedule.state_of(each) for each in every] == [self.states[each] for each in every]
+        assert schedule.are_pending(places(every)).tolist() == [self.states[each] == "pending" for each in every]
+        numbers = sorted({each.bucket for each in every})
+        assert [(info.bucket, info.messages, info.pending) for info in schedule.buckets()] == [
+            (
+                number,
+                sum(each.bucket == number for each in every),
+                sum(each.bucket == number and self.states[each] in ("pending", "planned") for each in every),
+            )
+            for number in numbers
+        ]
+        for number in numbers:
+            assert schedule.settled(number).tolist() == [self.states[each] != "pending" for each in every if each.bucket == number]
+            dues = [self.messages[each].due_ms for each in every if each.bucket == number]
+            assert schedule.rows(number, 0, len(dues))["due"].tolist() == dues == schedule.reader(number).read(0, len(dues))["due"].tolist()
+        assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
+
+    def follow(self, place: Place) -> Place:
+        while place in self.moves:
+            place = self.moves[place]
+        return place
+
+    def due(self, from_ms: int, to_ms: int) -> list[DueMessage]:
+        """What a scan gives."""
+        found = [self.messages[each] for each in self.pending()]
+        return sorted((each for each in found if from_ms <= each.due_ms < (to_ms or 1 << 62)), key=lambda each: (each.due_ms, each.place))
+
+
+def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Sequence[dict[str, bytes]] | None = None) -> list[DueMessage]:
+    """What `delayed` puts into a batch."""
+    return [
+        DueMessage(
+            Place(-1, -1), due, "orders", b"body %d.%d" % (number, place), b"", (), headers[place] if headers else {}, START,
+            MessageId(PRODUCER, number, place).to_bytes(), flags,
+        )
+        for place, due in enumerate(dues)
+    ]  # fmt: skip

@@ -1,0 +1,429 @@
+"""The schedule: files and their ends, damage, looking up by id, what is told of, adopting another replica's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
+
+from qmq.batch import BatchView
+from qmq.compression import Compression
+from qmq.delay import lookup
+from qmq.delay.growing import LARGE_BYTES
+from qmq.delay.ports import Place, Places
+from qmq.delay.schedule import Schedule
+from qmq.delay.schedule_state import MARK_FILE
+from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
+from qmq.log.actions import Cancel, Close, PlanDone, Postpone, Recur
+from qmq.log.disk import Disk
+from qmq.model import DelayedId, MessageId
+
+BUCKET = START // SECOND
+NAME = "20231114T221320Z"
+"""Of the bucket that begins at START."""
+
+
+def reloaded(schedule: Schedule, state: Any) -> Schedule:
+    schedule.close()
+    return opened(schedule.folder, msgspec.msgpack.decode(msgspec.msgpack.encode(state)))
+
+
+def filled(folder: Path, batches: Sequence[Sequence[int]], **options: Any) -> Schedule:
+    schedule = opened(folder, **options)
+    for number, dues in enumerate(batches, 1):
+        schedule.take(number, START - 5_000, *delayed(dues, number=number))
+    return schedule
+
+
+def id_of(number: int, place: int, due_ms: int, append_ms: int = START - 5_000) -> DelayedId:
+    return DelayedId(MessageId(PRODUCER, number, place), due_ms, append_ms, "d0")
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_one_bucket_is_copied_as_it_is_under_an_envelope_of_its_own(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    region, crc = delayed([START + 5, START + 3], number=3)
+    schedule.take(7, START - 9, *delayed([START], number=2))
+    schedule.take(8, START - 8, region, crc)
+    files = contents(schedule)
+    assert list(files) == [f"{NAME}.log", f"{NAME}.idx"]
+    first = BatchView.parse(files[f"{NAME}.log"])
+    view = BatchView.parse(files[f"{NAME}.log"], first.envelope.total_bytes)
+    assert (view.region, view.envelope.region_crc) == (region, crc)
+    assert (view.base_sequence, view.envelope.index, view.envelope.append_time_ms, view.envelope.epoch) == (1, 8, START - 8, 0)
+
+
+def test_what_is_due_before_the_first_bucket_that_is_kept_goes_into_that_with_its_own_time(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    schedule.act(1, START, Close(BUCKET + 10))
+    schedule.take(2, START, *delayed([START, START + 11 * SECOND, START + 10 * SECOND]))
+    assert [(info.bucket, info.messages) for info in schedule.buckets()] == [(BUCKET + 10, 2), (BUCKET + 11, 1)]
+    assert [each.due_ms for each in schedule.scan("orders")] == [START, START + 10 * SECOND, START + 11 * SECOND]
+    assert [each.due_ms for each in schedule.scan("orders", START, START + 1)] == [START]
+    assert schedule.find(id_of(0, 0, START, START)) == Place(BUCKET + 10, 0)
+
+
+def test_a_batch_without_due_times_changes_nothing_but_the_index(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    region, crc = delayed([START])
+    header = bytearray(region)
+    header[32] = 0
+    schedule.take(3, START, bytes(header), crc)
+    assert (schedule.index, schedule.buckets()) == (3, [])
+
+
+def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up(tmp_path: Path) -> None:
+    schedule = opened(tmp_path, buffer_bytes_max=3_000)
+    schedule.take(1, START, *delayed([START], bodies=[bytes(LARGE_BYTES)]))
+    assert (tmp_path / f"{NAME}.log").stat().st_size > LARGE_BYTES
+    for index in range(2, 40):
+        schedule.take(index, START, *delayed([START + index * SECOND], number=index))
+        schedule.check()
+    assert 1 < len(list(tmp_path.iterdir())) < 80
+    assert len(schedule.read(places(Place(BUCKET + each, 0) for each in (0, *range(2, 40))))) == 39
+    assert len(contents(schedule)) == 78
+    assert len(contents(reloaded(schedule, checkpoint(schedule)))) == 78
+
+
+def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_path: Path) -> None:
+    class Full(Disk):
+        is_full = True
+
+        def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+            if self.is_full:
+                raise DiskFull("no space left (in this test)")
+            super().write(fd, buffers, at)
+
+    disk = Full()
+    schedule = Schedule(tmp_path / "a", disk, SECOND, buffer_bytes_max=0)
+    schedule.load(None)
+    other = filled(tmp_path / "b", [[START], [START + 1, START + SECOND]])
+    for number, dues in enumerate([[START], [START + 1, START + SECOND]], 1):
+        schedule.take(number, START - 5_000, *delayed(dues, number=number))
+    for each in (schedule, other):
+        each.take(3, START, *delayed([START], bodies=[bytes(LARGE_BYTES)]))
+        each.check()
+    with pytest.raises(DiskFull):
+        schedule.begin_checkpoint().run()
+    assert len(schedule.read(places([Place(BUCKET, each) for each in range(3)]))) == 3
+    disk.is_full = False
+    assert contents(schedule) == contents(other)
+
+
+def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Path) -> None:
+    dues = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
+    whole = filled(tmp_path / "a", dues)
+    at_once = filled(tmp_path / "b", dues, buffer_bytes_max=0)
+    often = opened(tmp_path / "c", buffer_bytes_max=900)
+    for number, each in enumerate(dues, 1):
+        often.take(number, START - 5_000, *delayed(each, number=number))
+        often = reloaded(often, checkpoint(often))
+    assert contents(whole) == contents(at_once) == contents(often)
+
+
+def test_a_reader_gives_what_was_there_when_it_was_made_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START, START + 1]])
+    checkpoint(schedule)
+    schedule.take(2, START, *delayed([START + 2]))
+    reader = schedule.reader(BUCKET)
+    schedule.take(3, START, *delayed([START + 3]))
+    checkpoint(schedule)
+    assert reader.count == 3
+    assert reader.read(0, 3)["due"].tolist() == [START, START + 1, START + 2]
+    assert reader.read(1, 2)["due"].tolist() == [START + 1]
+    assert reader.read(2, 3)["due"].tolist() == [START + 2]
+
+
+# --- closing and older checkpoints -------------------------------------------------------------------------------------
+
+
+def test_files_of_a_closed_bucket_stay_as_long_as_a_checkpoint_that_is_kept_names_them(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START], [START + SECOND]])
+    schedule.act(3, START, Cancel(BUCKET, 0))
+    before = checkpoint(schedule)
+    schedule.act(4, START, Close(BUCKET + 1))
+    assert [info.bucket for info in schedule.buckets()] == [BUCKET + 1]
+    with pytest.raises(MessageNotFound):
+        schedule.state_of(Place(BUCKET, 0))
+    newest = checkpoint(schedule)
+    assert (tmp_path / f"{NAME}.log").exists()
+    schedule = reloaded(schedule, newest)
+    assert (tmp_path / f"{NAME}.log").exists(), "opened from the newest one, the older one may be needed still"
+    older = reloaded(schedule, before)
+    assert older.state_of(Place(BUCKET, 0)) == "cancelled"
+    older.act(4, START, Close(BUCKET + 1))
+    assert checkpoint(older) == newest
+    assert (tmp_path / f"{NAME}.log").exists()
+    checkpoint(older)
+    assert not list(tmp_path.glob(f"{NAME}.*"))
+
+
+def test_a_bucket_in_which_something_is_left_is_not_closed(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START], [START + SECOND], [START + 2 * SECOND]])
+    schedule.act(4, START, Cancel(BUCKET, 0))
+    schedule.act(4, START, plan(1, (BUCKET + 1, [0])))
+    schedule.act(5, START, Close(BUCKET + 5))
+    assert schedule.closed_before == BUCKET + 1
+    schedule.act(6, START, PlanDone((1,)))
+    schedule.act(7, START, Close(BUCKET + 2))
+    assert schedule.closed_before == BUCKET + 2
+    schedule.act(8, START, Close(BUCKET))
+    assert schedule.closed_before == BUCKET + 2
+
+
+def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START, START + 1], [START + SECOND]])
+    schedule.act(3, START, Cancel(BUCKET, 0))
+    files, state = contents(schedule), checkpoint(schedule)
+    for name in (f"{NAME}.log", f"{NAME}.idx", f"{NAME}.done", "20301114T221320Z.log", "noise"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"left")
+    schedule = reloaded(schedule, state)
+    schedule.check()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("suffix", ["log", "idx", "done"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_file_that_is_shorter_than_it_was_is_refused_and_nothing_is_changed(tmp_path: Path, suffix: str, is_gone: bool) -> None:
+    schedule = filled(tmp_path, [[START]])
+    schedule.act(2, START, Cancel(BUCKET, 0))
+    state = checkpoint(schedule)
+    schedule.close()
+    path = tmp_path / f"{NAME}.{suffix}"
+    if is_gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    (tmp_path / "noise").touch()
+    with pytest.raises(LogDamaged, match=f"{NAME}.{suffix}.*restore"):
+        opened(tmp_path, state)
+    assert (tmp_path / "noise").exists()
+
+
+def test_without_a_checkpoint_everything_follows_from_the_log_again(tmp_path: Path) -> None:
+    filled(tmp_path, [[START]], buffer_bytes_max=0).close()
+    schedule = opened(tmp_path)
+    assert (list(tmp_path.iterdir()), schedule.index, schedule.is_whole) == ([], 0, True)
+
+
+def test_a_state_of_other_buckets_or_another_version_is_refused(tmp_path: Path) -> None:
+    state = checkpoint(filled(tmp_path, [[START]]))
+    with pytest.raises(LogDamaged, match="fixed when a delay group is founded"):
+        opened(tmp_path, msgspec.to_builtins(state, builtin_types=(bytes,)), bucket_ms=2 * SECOND)
+    with pytest.raises(LogDamaged, match="cannot be read"):
+        opened(tmp_path, [1, 2])
+    with pytest.raises(LogDamaged, match="of version 9"):
+        opened(tmp_path, [9, *msgspec.to_builtins(state, builtin_types=(bytes,))[1:]])
+    with pytest.raises(InvalidArgument):
+        Schedule(tmp_path, Disk(), 1500)
+
+
+# --- another replica's -------------------------------------------------------------------------------------------------
+
+
+def test_an_adopted_schedule_is_taken_where_the_log_reaches_back_to_it_and_two_checkpoints_long(tmp_path: Path) -> None:
+    donor = filled(tmp_path / "a", [[START], [START + 1]])
+    state = msgspec.msgpack.encode(checkpoint(donor))
+    donor.take(3, START, *delayed([START + 2]))
+    checkpoint(donor)
+    (tmp_path / "b").mkdir()
+    for name, length in Schedule.files(msgspec.msgpack.decode(state)):
+        (tmp_path / "b" / name).write_bytes((tmp_path / "a" / name).read_bytes()[:length])
+    Schedule.adopt(tmp_path / "b", state)
+    for replayed_from in (2, 3):
+        taken = Schedule(tmp_path / "b", Disk(), SECOND)
+        taken.load(None, replayed_from)
+        assert (taken.is_whole, taken.index, taken.count(BUCKET)) == (True, 2, 2)
+    taken.take(2, START, *delayed([START + 9]))
+    taken.take(3, START, *delayed([START + 2]))
+    assert contents(taken) == contents(donor)
+    assert (tmp_path / "b" / MARK_FILE).exists()
+    checkpoint(taken)
+    assert not (tmp_path / "b" / MARK_FILE).exists()
+
+
+def test_a_log_that_does_not_reach_back_far_enough_gives_no_schedule(tmp_path: Path) -> None:
+    donor = filled(tmp_path, [[START], [START + 1]])
+    Schedule.adopt(tmp_path, msgspec.msgpack.encode(checkpoint(donor)))
+    donor.close()
+    schedule = Schedule(tmp_path, Disk(), SECOND)
+    schedule.load(None, 4)
+    assert (schedule.is_whole, list(tmp_path.iterdir())) == (False, [])
+    schedule.take(4, START, *delayed([START]))
+    schedule.act(5, START, plan(1, (BUCKET, [8])))
+    assert (schedule.buckets(), schedule.plans) == ([], {})
+    assert checkpoint(schedule) is None
+    schedule.load(None, 6)
+    assert not schedule.is_whole
+
+
+def test_a_torn_mark_does_not_count(tmp_path: Path) -> None:
+    Schedule.adopt(tmp_path, msgspec.msgpack.encode(checkpoint(filled(tmp_path, [[START]]))))
+    (tmp_path / MARK_FILE).write_bytes((tmp_path / MARK_FILE).read_bytes()[:-1] + b"!")
+    schedule = Schedule(tmp_path, Disk(), SECOND)
+    schedule.load(None, 2)
+    assert not schedule.is_whole
+
+
+# --- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("suffix", "at", "named"), [("log", 70, "log"), ("log", 3, "log"), ("idx", 0, "idx"), ("idx", 12, "idx")])
+def test_damage_is_found_when_it_is_read_and_says_where(tmp_path: Path, suffix: str, at: int, named: str) -> None:
+    schedule = filled(tmp_path, [[START], [START + 1, START + 2]])
+    second = BatchView.parse(contents(schedule)[f"{NAME}.log"]).envelope.total_bytes
+    state = checkpoint(schedule)
+    schedule.close()
+    path = tmp_path / f"{NAME}.{suffix}"
+    data = bytearray(path.read_bytes())
+    where = at + (second if suffix == "log" else 16)
+    data[where] ^= 1
+    path.write_bytes(data)
+    schedule = opened(tmp_path, state)
+    assert schedule.read(places([Place(BUCKET, 0)]))[0].due_ms == START
+    with pytest.raises(LogDamaged, match=f"{NAME}.{named} is damaged at byte {second if named == 'log' else 16} "):
+        schedule.read(places([Place(BUCKET, 1)]))
+    schedule.close()
+
+
+def test_damage_in_the_dispatch_log_is_found_when_it_is_first_needed(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START, START + 1]])
+    for ordinal in (0, 1):
+        schedule.act(2 + ordinal, START, Cancel(BUCKET, ordinal))
+    state = checkpoint(schedule)
+    schedule.close()
+    path = tmp_path / f"{NAME}.done"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"!")
+    with pytest.raises(LogDamaged, match=f"{NAME}.done is damaged at byte {len(whole) // 2} "):
+        opened(tmp_path, state).state_of(Place(BUCKET, 0))
+    path.write_bytes(whole[: len(whole) // 2] * 2)
+    with pytest.raises(LogDamaged, match="other messages than the 2"):
+        opened(tmp_path, state).settled(BUCKET)
+    path.write_bytes(whole)
+    assert opened(tmp_path, state).settled(BUCKET).tolist() == [True, True]
+
+
+def test_bodies_that_cannot_be_decompressed_are_kept_and_said_to_be_damaged(tmp_path: Path) -> None:
+    region, _ = delayed([START + SECOND, START], bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD)
+    broken = region[:-16] + bytes(16)
+    schedule = opened(tmp_path)
+    schedule.take(1, START, broken, _crc(broken))
+    assert [(info.bucket, info.messages) for info in schedule.buckets()] == [(BUCKET, 2)]
+    with pytest.raises(LogDamaged, match="decompress"):
+        schedule.read(places([Place(BUCKET, 0)]))
+
+
+def test_compressed_bodies_are_read_whole_or_cut(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    for number, dues in enumerate(([START, START + 1], [START, START + SECOND]), 1):
+        schedule.take(number, START, *delayed(dues, number=number, bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD))
+    found = schedule.read(places([Place(BUCKET, 1), Place(BUCKET, 0), Place(BUCKET, 2), Place(BUCKET + 1, 0)]))
+    assert [each.body[:1] for each in found] == [b"y", b"x", b"x", b"y"]
+
+
+def _crc(region: bytes) -> int:
+    from google_crc32c import value
+
+    return int(value(region))
+
+
+# --- looking up --------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_found_by_id_among_many_of_one_append_time(tmp_path: Path) -> None:
+    dues = [[START + each, START + SECOND * (each % 2), START + 5] for each in range(20)]
+    schedule = filled(tmp_path, dues)
+    schedule.take(21, START - 4_000, *delayed([START], number=21))
+    for number, each in enumerate(dues, 1):
+        for place, due_ms in enumerate(each):
+            found = schedule.read(places([schedule.find(id_of(number, place, due_ms))]))[0]
+            assert (found.body, found.due_ms) == (b"body %d.%d" % (number, place), due_ms)
+    assert schedule.read(places([schedule.find(id_of(21, 0, START, START - 4_000))]))[0].body == b"body 21.0"
+    for wrong in (id_of(99, 0, START), id_of(1, 7, START), id_of(1, 0, START, START), id_of(1, 0, START + 9 * SECOND)):
+        with pytest.raises(MessageNotFound):
+            schedule.find(wrong)
+
+
+def test_a_moved_message_keeps_its_id_and_after_its_end_the_id_tells_of_it(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START, START + 1]])
+    known = id_of(1, 1, START + 1)
+    schedule.act(2, START, Postpone(BUCKET, 1, START + 2 * SECOND))
+    schedule.act(3, START, Postpone(BUCKET + 2, 0, START + 7))
+    assert schedule.find(known) == Place(BUCKET, 2)
+    assert [schedule.state_of(each) for each in (Place(BUCKET, 1), Place(BUCKET + 2, 0))] == ["moved", "moved"]
+    schedule.act(4, START, plan(1, (BUCKET, [2])))
+    assert schedule.find(known) == Place(BUCKET, 2)
+    schedule.act(5, START, PlanDone((1,)))
+    schedule = reloaded(schedule, checkpoint(schedule))
+    assert schedule.alias(known.message_id.to_bytes()) is None
+    assert schedule.find(known) == Place(BUCKET, 2)
+    assert schedule.state_of(Place(BUCKET, 2)) == "delivered"
+
+
+def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    schedule.take(1, START - 5_000, *delayed([START], number=1, flags=4, headers=[{"qmq-cron": b"* * * * *"}]))
+    known = id_of(1, 0, START)
+    schedule.act(2, START, Recur(BUCKET, 0, START + SECOND))
+    schedule.act(2, START, Cancel(BUCKET, 0))
+    for run in (1, 2, 3):
+        place = schedule.find(known)
+        assert place.bucket == BUCKET + run
+        schedule.act(2 + run, START, plan(run, (BUCKET + run, [0])))
+        schedule.act(2 + run, START, Recur(BUCKET + run, 0, START + SECOND * (run + 1)))
+    ids = [each.message_id for each in schedule.read(places(Place(BUCKET + each, 0) for each in range(5)))]
+    assert len(set(ids)) == 5
+    schedule.act(9, START, Postpone(BUCKET + 4, 0, START + 9 * SECOND))
+    assert schedule.find(known) == Place(BUCKET + 9, 0)
+
+
+def test_a_scan_of_more_than_fit_goes_through_a_bucket_several_times_and_gives_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "SORTED_MAX", 10)
+    monkeypatch.setattr(lookup, "_SLICE_ROWS", 7)
+    dues = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
+    schedule = filled(tmp_path, dues)
+    schedule.act(21, START, Cancel(BUCKET, 3))
+    every = sorted((due, ordinal) for ordinal, due in enumerate(due for batch in dues for due in batch) if ordinal != 3)
+    assert [(each.due_ms, each.place.ordinal) for each in schedule.scan("")] == every
+    assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [due for due, _ in every if 10 <= due - START < 20]
+
+
+def test_pending_messages_are_told_of_in_the_order_of_their_batch(tmp_path: Path) -> None:
+    schedule = opened(tmp_path)
+    told: list[Places] = []
+    schedule.on_pending = told.append
+    schedule.take(1, START, *delayed([START + SECOND, START, START + SECOND + 1]))
+    assert told[0].dues.tolist() == [START + SECOND, START, START + SECOND + 1]
+    assert (told[0].buckets - BUCKET).tolist() == [1, 0, 1]
+    assert told[0].ordinals.tolist() == [0, 0, 1]
+    assert (told[0].dues.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (np.int64, np.int32, np.uint32)
+
+
+def test_a_plan_of_what_is_not_pending_is_a_broken_invariant(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START]])
+    schedule.act(2, START, Cancel(BUCKET, 0))
+    with pytest.raises(AssertionError, match="not pending"):
+        schedule.act(3, START, plan(1, (BUCKET, [0])))
+
+
+def test_a_copied_folder_is_opened_by_another_process_of_the_same_state(tmp_path: Path) -> None:
+    schedule = filled(tmp_path / "a", [[START, START + SECOND]])
+    schedule.act(2, START, plan(5, (BUCKET, [0])))
+    state = msgspec.msgpack.encode(checkpoint(schedule))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    other = opened(tmp_path / "b", msgspec.msgpack.decode(state))
+    assert (other.next_plan, other.plans, other.index) == (6, schedule.plans, 2)
+    assert other.state_of(Place(BUCKET, 0)) == "planned"
+    assert contents(other) == contents(schedule)

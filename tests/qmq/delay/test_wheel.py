@@ -1,0 +1,191 @@
+"""The wheel against a sorted list."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from qmq.delay import runs as runs_module
+from qmq.delay import wheel as wheel_module
+from qmq.delay.ports import Places
+from qmq.delay.runs import runs_of
+from qmq.delay.wheel import Wheel
+
+ERA = 1 << 32
+Row = tuple[int, int, int]
+
+
+def places(rows: list[Row]) -> Places:
+    dues, buckets, ordinals = zip(*rows, strict=True) if rows else ((), (), ())
+    return Places(np.array(dues, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
+
+
+def rows(found: Places) -> list[Row]:
+    assert (found.dues.dtype, found.buckets.dtype, found.ordinals.dtype) == (np.int64, np.int32, np.uint32)
+    return list(zip(found.dues.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
+
+
+def many(count: int, seed: int = 1) -> Places:
+    dues = np.random.default_rng(seed).integers(ERA, ERA + 3_600_000, count)
+    return Places(dues, np.full(count, 1193, np.int32), np.arange(count, dtype=np.uint32))
+
+
+def test_the_worked_example_of_the_module_holds() -> None:
+    wheel = Wheel(500)
+    wheel.add_runs(runs_of(places([(100, 0, 0), (400, 0, 1), (700, 0, 2), (1300, 0, 3)])))
+    wheel.add_runs(runs_of(places([(450, 0, 4), (900, 0, 5)])))
+    assert [rows(wheel.advance(now)) for now in (499, 500, 999, 1200)] == [
+        [],
+        [(100, 0, 0), (400, 0, 1), (450, 0, 4)],
+        [],
+        [(700, 0, 2), (900, 0, 5)],
+    ]
+    assert (len(wheel), wheel.next_due_ms(), wheel.left_ms) == (1, 1500, 900)
+
+
+def test_nothing_leaves_before_the_tick_at_or_after_its_due_time() -> None:
+    wheel = Wheel(500)
+    wheel.add(places([(500, 0, 0), (501, 0, 1)]))
+    assert wheel.next_due_ms() == 500
+    assert rows(wheel.advance(500)) == [(500, 0, 0)]
+    assert wheel.next_due_ms() == 1000
+    assert rows(wheel.advance(999)) == []
+    assert rows(wheel.advance(1000)) == [(501, 0, 1)]
+    assert wheel.next_due_ms() is None
+
+
+def test_the_highest_ordinal_leaves_in_time_too() -> None:
+    wheel = Wheel(500)
+    wheel.add(places([(500, 0, (1 << 32) - 1), (501, 0, 0)]))
+    assert rows(wheel.advance(500)) == [(500, 0, (1 << 32) - 1)]
+
+
+def test_an_older_time_gives_nothing_new_and_breaks_nothing() -> None:
+    wheel = Wheel(500)
+    wheel.add(places([(600, 0, 0), (2000, 0, 1)]))
+    assert rows(wheel.advance(1000)) == [(600, 0, 0)]
+    assert rows(wheel.advance(0)) == []
+    wheel.add(places([(400, 0, 2)]))
+    assert rows(wheel.advance(0)) == []
+    assert rows(wheel.advance(5000)) == [(400, 0, 2), (2000, 0, 1)]
+
+
+def test_a_bulk_load_leaves_in_order_and_whole_through_small_advances() -> None:
+    wheel, loaded, single = Wheel(), many(600_000), many(40_000, 2)
+    wheel.add(loaded)
+    for at in range(0, len(single), 1000):
+        part = slice(at, at + 1000)
+        wheel.add(Places(single.dues[part], single.buckets[part] + 1, single.ordinals[part]))
+    wheel.check()
+    found = []
+    while len(wheel):
+        found.append(wheel.advance(ERA + 4_000_000, 7000))
+        assert 0 < len(found[-1]) <= 7000
+    dues, buckets, ordinals = (np.concatenate([getattr(each, name) for each in found]) for name in ("dues", "buckets", "ordinals"))
+    expected = np.concatenate([loaded.dues, single.dues])
+    assert np.array_equal(dues, np.sort(expected))
+    assert np.array_equal(np.lexsort((ordinals, buckets, dues)), np.arange(len(dues)))
+    assert np.array_equal(np.sort(ordinals[buckets == 1193]), loaded.ordinals)
+    assert np.array_equal(np.sort(ordinals[buckets == 1194]), single.ordinals)
+
+
+def test_a_message_takes_nine_bytes_at_most_and_memory_follows_what_left() -> None:
+    wheel = Wheel()
+    wheel.add(many(2_000_000))
+    assert wheel.nbytes <= 9 * len(wheel)
+    wheel.advance(ERA + 3_000_000, 1_700_000)
+    assert wheel.nbytes <= 12 * len(wheel)
+    wheel.clear()
+    assert (len(wheel), wheel.next_due_ms()) == (0, None)
+    wheel.check()
+
+
+def test_giving_back_keeps_the_first_whole_milliseconds() -> None:
+    wheel = Wheel(1)
+    wheel.add(places([(due, 0, due * 10 + each) for due in range(1, 6) for each in range(2)]))
+    assert wheel.shrink(10) is None
+    assert wheel.shrink(5) == 3  # the two of 3 ms go together
+    assert (len(wheel), wheel.shrink(1)) == (4, 2)
+    assert wheel.shrink(1) is None  # what is due first stays, however much that is
+    assert rows(wheel.advance(1)) == [(1, 0, 10), (1, 0, 11)]
+
+
+@pytest.mark.parametrize(("floor", "cut"), [(-1, 4), (5, 5)])
+def test_nothing_is_given_back_at_or_before_what_left_or_before_the_floor(floor: int, cut: int) -> None:
+    wheel = Wheel(1)
+    wheel.add(places([(due, 0, due) for due in range(1, 9)]))
+    wheel.advance(3, 3)
+    wheel.add(places([(2, 0, 99)]))
+    assert wheel.shrink(0, floor) == cut
+    assert [due for due, _, _ in rows(wheel.advance(9))] == [2, *range(4, cut)]
+
+
+class Ticking(RuleBasedStateMachine):
+    """Wheels with small baskets and runs, against a sorted list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = [
+            patch.object(wheel_module, "BASKET", 5), patch.object(wheel_module, "RUN_MESSAGES_MAX", 16),
+            patch.object(runs_module, "RUN_MESSAGES_MAX", 16), patch.object(runs_module, "_TRIM_MIN", 2),
+        ]  # fmt: skip
+        for each in self.patches:
+            each.start()
+        self.wheel = Wheel(10)
+        self.twin: list[Row] = []
+        self.ordinals = 0
+        self.now = ERA
+        self.left_ms = -ERA
+
+    def teardown(self) -> None:
+        assert rows(self.wheel.advance(1 << 50, 1 << 20)) == sorted(self.twin)
+        for each in self.patches:
+            each.stop()
+
+    @rule(found=st.lists(st.tuples(st.one_of(st.integers(-30, 120), st.sampled_from([-ERA, ERA])), st.integers(0, 1)), max_size=30))
+    def add(self, found: list[tuple[int, int]]) -> None:
+        new = [(self.now + due, bucket, self.ordinals + at) for at, (due, bucket) in enumerate(found)]
+        self.ordinals += len(new)
+        self.wheel.add(places(new))
+        self.twin += new
+
+    @rule(count=st.integers(1, 40), due=st.integers(-20, 80))
+    def add_singly(self, count: int, due: int) -> None:
+        for each in range(count):
+            self.add([(due + each % 7, 1)])
+
+    @rule(step=st.integers(-30, 60), most=st.one_of(st.integers(0, 40), st.just(1000)))
+    def advance(self, step: int, most: int) -> None:
+        self.now += step
+        self.twin.sort()
+        expected = [row for row in self.twin if row[0] <= self.now // 10 * 10][:most]
+        assert rows(self.wheel.advance(self.now, most)) == expected
+        self.twin = [row for row in self.twin if row not in set(expected)]
+        self.left_ms = max([self.left_ms, *[due for due, _, _ in expected]])
+
+    @rule(most=st.integers(0, 60))
+    def give_back(self, most: int) -> None:
+        dues = sorted(due for due, _, _ in self.twin)
+        cut = self.wheel.shrink(most)
+        if cut is None:
+            assert len(dues) <= most or max(dues) <= max(self.left_ms, dues[0])
+        else:
+            assert len(dues) > most
+            assert cut > max(self.left_ms, dues[0])
+            assert sum(due < cut for due in dues) <= most or cut == max(self.left_ms, dues[0]) + 1
+            assert sum(due <= cut for due in dues) > most
+            self.twin = [row for row in self.twin if row[0] < cut]
+
+    @invariant()
+    def agrees(self) -> None:
+        self.wheel.check()
+        assert len(self.wheel) == len(self.twin)
+        first = min((due for due, _, _ in self.twin), default=None)
+        assert self.wheel.next_due_ms() == (None if first is None else -(-first // 10) * 10)
+
+
+TestTicking = Ticking.TestCase

@@ -1,0 +1,37 @@
+"""The compose file's delay group as scripts/cluster runs it: founded, led, killed, started again; without a metaserver or a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from system.group import CONTROL_PORT, ETCD, Cluster, describe
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+
+DELAYS = ("d1-a", "d1-b", "d1-c")
+
+
+async def master(cluster: Cluster, *, other_than: str = "") -> str:
+    """The one that serves, waited for."""
+    async with asyncio.timeout(60):
+        while True:
+            for name in DELAYS:
+                status = await describe(f"{cluster.address(name)}:{CONTROL_PORT}") if name != other_than else None
+                if status is not None and status.is_serving:
+                    return name
+            await asyncio.sleep(0.05)
+
+
+async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", environment={"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}) as cluster:
+        await asyncio.to_thread(cluster.up, DELAYS)
+        first = await master(cluster)
+        cluster.kill(first)
+        assert await master(cluster, other_than=first) != first
+        await asyncio.to_thread(cluster.start, first)
+        states = {each.service: each.state for each in cluster.status()}
+        assert {name: states[name] for name in (*ETCD, *DELAYS)} == dict.fromkeys((*ETCD, *DELAYS), "running")
+        assert states["g1-a"] == states["meta0"] == "absent"
