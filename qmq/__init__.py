@@ -2,6 +2,7 @@
 
     async with qmq.connect("localhost:20880") as mq:
         await mq.send("flight.departed", body, key="N14228", tags=["UA"])
+        await mq.send("flight.reminder", body, delay=timedelta(hours=1))
         async for message in mq.consumer("flight.departed", group="ops"):
             ...
 
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from qmq import errors
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
+from qmq.client.delayed_message import DelayedMessage
+from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.message import Message, Messages
 from qmq.client.ordered.consumer import OrderedConsumer
 from qmq.client.ordered.message import OrderedMessage
@@ -22,7 +25,7 @@ from qmq.client.ordered.producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
 from qmq.errors import Outcome, QmqError
-from qmq.model import Fencing, MessageId, Order, SubjectConfig
+from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig
 
 __version__ = "0.1.0"
 
@@ -30,6 +33,9 @@ __all__ = [
     "BatchReceipt",
     "Client",
     "Consumer",
+    "DelayedId",
+    "DelayedMessage",
+    "DelayedProducer",
     "Fencing",
     "Message",
     "MessageId",

@@ -13,15 +13,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
-from qmq.client.message import Message, Messages, Settler
+from qmq.client.dues import When
+from qmq.client.message import Message, Messages, Settler, Slice
 from qmq.client.receipts import Receipt, Receipts
 from qmq.errors import ClientClosed
+
+if TYPE_CHECKING:
+    from qmq.client.delayed import Delayed
+    from qmq.client.delayed_message import DelayedMessage, DelayStats
 
 _R = TypeVar("_R")
 
@@ -49,17 +54,26 @@ class BlockingClient:
 
     def send(
         self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
+        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
+        cron: str | None = None, zone: str | None = None,
     ) -> Receipt:  # fmt: skip
         """See `qmq.Client.send`."""
-        return self.run(self._client.send(subject, body, key=key, tags=tags, headers=headers))
+        return self.run(
+            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone)
+        )
 
     def send_many(
         self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None,
     ) -> Receipts:  # fmt: skip
         """See `qmq.Client.send_many`."""
-        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers))
+        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats))
+
+    @property
+    def delayed(self) -> BlockingDelayed:
+        """See `qmq.Client.delayed`."""
+        return BlockingDelayed(self, self._client.delayed)
 
     def consumer(self, subject: str, group: str, **options: Any) -> BlockingConsumer:
         """See `qmq.Client.consumer`."""
@@ -87,6 +101,42 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class BlockingDelayed:
+    """See `qmq.client.delayed.Delayed`."""
+
+    def __init__(self, client: BlockingClient, delayed: Delayed) -> None:
+        self._client = client
+        self._delayed = delayed
+
+    def cancel(self, id: str) -> DelayedMessage:
+        """See `Delayed.cancel`."""
+        return self._client.run(self._delayed.cancel(id))
+
+    def move(self, id: str, when: When) -> DelayedMessage:
+        """See `Delayed.move`."""
+        return self._client.run(self._delayed.move(id, when))
+
+    def show(self, id: str) -> DelayedMessage:
+        """See `Delayed.show`."""
+        return self._client.run(self._delayed.show(id))
+
+    def list(
+        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None
+    ) -> Iterator[DelayedMessage]:
+        """See `Delayed.list`."""
+        found = self._delayed.list(subject, start, end, limit)
+
+        async def following() -> DelayedMessage | None:
+            return await anext(found, None)
+
+        while (message := self._client.run(following())) is not None:
+            yield message
+
+    def stats(self) -> DelayStats:
+        """See `Delayed.stats`."""
+        return self._client.run(self._delayed.stats())
 
 
 class BlockingConsumer:
@@ -147,9 +197,9 @@ class _FromAnyThread:
 
         self._client.run(say())
 
-    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
+    def nack(self, part: Slice, delay: timedelta | None) -> None:
         async def say() -> None:
-            self._settler.nack(first, last, attempt, delay)
+            self._settler.nack(part, delay)
 
         self._client.run(say())
 

@@ -1,4 +1,4 @@
-"""`qmq produce`: lines or JSON in, messages out."""
+"""`qmq produce`: lines or JSON in, messages out, now or later."""
 
 from __future__ import annotations
 
@@ -7,20 +7,41 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 from rich.progress import Progress
 
 import qmq
-from qmq.cli.output import SERVER, Server, errors, run, show
+from qmq.cli.output import SERVER, Server, errors, fail, run, show, time_text
+from qmq.cli.times import parse_duration, parse_when
+from qmq.client.delayed_producer import DelayedProducer
+from qmq.client.dues import When
+from qmq.client.receipts import DelayedReceipt
 from qmq.errors import InvalidArgument, OrderMismatch
 
 if TYPE_CHECKING:
     from qmq.client.ordered.producer import OrderedProducer
     from qmq.client.producer import Producer
+    from qmq.client.receipts import Receipt, Ticket
 
 Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
+
+
+class Job(NamedTuple):
+    """What is to be done."""
+
+    server: str
+    subject: str
+    compression: str | None
+    due: When | None
+    """When the messages are to be delivered; None: now."""
+    is_quiet: bool
+
+    @property
+    def keeps_receipts(self) -> bool:
+        """Whether each message's receipt is printed."""
+        return self.due is not None and self.is_quiet
 
 
 def produce(
@@ -29,6 +50,8 @@ def produce(
     form: Annotated[str, typer.Option("--format", help="'lines': each line is a body; 'json': each is an object.")] = "lines",
     key: Annotated[str | None, typer.Option(help="The key of every message.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag of every message; may be repeated.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Deliver each so long after it is sent: 90s, 10m, 1h30m, 2d.")] = None,
+    at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     server: Server = SERVER,
@@ -36,38 +59,74 @@ def produce(
     """Send each line as a message, from a file or standard input.
 
     With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers": {...}}; a body that is no string is sent
-    as JSON.
+    as JSON. With --delay or --at, --json prints each message's delayed id, by which `qmq delay` cancels it.
     """
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"format is 'lines' or 'json', not {form!r}")
+    try:
+        job = Job(server, subject, compression, _due(delay, at), as_json)
+    except InvalidArgument as failure:
+        fail(failure)
     with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
         total = file.stat().st_size if file else None
-        stored = run(_produce(server, subject, _contents(source, form, key, tag), compression, total, quiet=as_json))
-    rows = [(subject, group, messages) for group, messages in sorted(stored.items())]
-    show("sent", ("subject", "broker group", "messages"), rows or [(subject, "", 0)], as_json=as_json)
+        stored, receipts = run(_produce(job, _contents(source, form, key, tag), total))
+    if receipts:
+        rows = [(subject, each.delayed_id, time_text(each.due_ms)) for each in receipts if isinstance(each, DelayedReceipt)]
+        show("sent", ("subject", "delayed id", "due"), rows, as_json=as_json)
+        return
+    counts = [(subject, group, messages) for group, messages in sorted(stored.items())]
+    show("sent", ("subject", "broker group", "messages"), counts or [(subject, "", 0)], as_json=as_json)
 
 
-async def _produce(
-    server: str, subject: str, contents: Iterator[Content], compression: str | None, total: int | None, *, quiet: bool
-) -> dict[str, int]:
-    """How many messages each broker group stored. What is wrong with the first one is mostly wrong with all, so it goes alone."""
+def _due(delay: str | None, at: str | None) -> When | None:
+    """Raises InvalidArgument."""
+    if delay is not None and at is not None:
+        raise InvalidArgument("give --delay or --at, not both")
+    if delay is not None:
+        return parse_duration(delay)
+    return None if at is None else parse_when(at)
+
+
+async def _produce(job: Job, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
+    """How many messages each broker group stored; and of delayed messages their receipts, if they are wanted or there is but one.
+
+    What is wrong with the first message is mostly wrong with all, so it goes alone.
+    """
     first = next(contents, None)
     if first is None:
-        return {}
-    bar = Progress(console=errors, transient=True, disable=quiet or not errors.is_terminal)
-    async with qmq.connect(server) as mq, await _begin(mq, subject, first, compression) as producer:
+        return {}, []
+    bar = Progress(console=errors, transient=True, disable=job.is_quiet or not errors.is_terminal)
+    tickets: list[Ticket] = []
+    async with qmq.connect(job.server) as mq, await _begin(mq, job, first, tickets) as producer:
         with bar:
-            task = bar.add_task(f"sending to {subject}", total=total, completed=len(first[0]) + 1)
+            task = bar.add_task(f"sending to {job.subject}", total=total, completed=len(first[0]) + 1)
             for content in contents:
-                producer.send(*content)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
+                ticket = _send(producer, content, job.due)
+                if job.keeps_receipts and ticket is not tickets[-1]:
+                    tickets.append(ticket)
                 bar.advance(task, len(content[0]) + 1)
                 if producer.full:
                     await producer.drain()
-    return producer.stored_by_group
+        await producer.flush()
+        is_shown = job.keeps_receipts or sum(producer.stored_by_group.values()) == 1
+        receipts = [receipt for ticket in tickets for receipt in await ticket] if is_shown else []
+    return producer.stored_by_group, receipts
 
 
-async def _begin(mq: qmq.Client, subject: str, first: Content, compression: str | None) -> Producer | OrderedProducer:
-    """The producer that stored the first message. Which kind of subject it is, its broker says."""
+def _send(producer: Producer | OrderedProducer, content: Content, due: When | None) -> Ticket:
+    if isinstance(producer, DelayedProducer):
+        return producer.send(*content, due=due)
+    return producer.send(*content)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
+
+
+async def _begin(mq: qmq.Client, job: Job, first: Content, tickets: list[Ticket]) -> Producer | OrderedProducer:
+    """The producer that stored the first message; of a delayed one also the ticket. Which kind of subject it is, its broker says."""
+    subject, compression = job.subject, job.compression
+    if job.due is not None:
+        later = mq.delayed_producer(subject, compression=compression)
+        tickets.append(later.send(*first, due=job.due))
+        await tickets[0]
+        return later
     unordered = mq.producer(subject, compression=compression)
     try:
         await unordered.send(*first)

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from qmq.client import dues
 from qmq.client.consumer import Consumer
+from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.link import Links
 from qmq.client.locator import Locator, Pushed
 from qmq.client.ordered.consumer import OrderedConsumer
 from qmq.client.ordered.producer import OrderedProducer
 from qmq.client.producer import Identity, Producer, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
-from qmq.client.routes import Ordering, Placement
+from qmq.client.routes import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, Unavailable
 from qmq.model import check_name
+from qmq.region import BatchFlag, Columns
 
 if TYPE_CHECKING:
     from qmq_ordering.lane import Lane
 
+    from qmq.client.delayed import Delayed
     from qmq.client.metadata import MetadataClient
     from qmq.client.ordered.membership import Assigned, Member
 
@@ -63,6 +69,8 @@ class Client:
         self._identity = Identity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
+        self._delayed_producers: dict[str, DelayedProducer] = {}
+        self._delayed: Delayed | None = None
         self._owned: list[Producer | OrderedProducer] = []
         self._consumers: list[Consumer | OrderedConsumer] = []
 
@@ -77,8 +85,17 @@ class Client:
             self._metadata = MetadataClient(self._addresses)
         return self._metadata
 
-    async def _locate(self, subject: str) -> Placement:
-        return await self.metadata.routes(subject, create=self._create_subjects)
+    @property
+    def delayed(self) -> Delayed:
+        """Delayed messages that wait: cancel, move, show and list them."""
+        if self._delayed is None:
+            from qmq.client.delayed import Delayed
+
+            self._delayed = Delayed(lambda: self.metadata)
+        return self._delayed
+
+    async def _locate(self, target: str) -> Placement:
+        return await self.metadata.routes(subject_of(target), create=self._create_subjects, delayed=is_delayed(target))
 
     def _watch(self) -> AsyncIterator[Pushed]:
         return self.metadata.watch()
@@ -90,12 +107,20 @@ class Client:
 
     async def send(
         self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
+        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
+        cron: str | None = None, zone: str | None = None,
     ) -> Receipt:  # fmt: skip
         """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
 
-        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DeadlineExceeded (see its `outcome`), ClientClosed.
+        With `delay`, or `at` (a datetime with a time zone), it is delivered then, and at once if that is past: the receipt's `delayed_id`
+        names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
+        again, from `at` on if that is given.
+
+        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
+        ClientClosed.
         """
+        if delay is not None or at is not None or cron is not None or zone is not None:
+            return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone)
         producer = self._producers.get(subject) or await self._shared_producer(subject)
         if producer.full:
             await producer.drain()
@@ -106,12 +131,54 @@ class Client:
     async def send_many(
         self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None,
     ) -> Receipts:  # fmt: skip
-        """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message."""
+        """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
+
+        To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
+        """
+        if delays is not None or ats is not None:
+            due_ms = dues.many_of(delays, ats, len(bodies), time.time_ns())
+            later = await self._ready_delayed_producer(subject)
+            return await later.send_many(bodies, keys, tags, headers, due_ms=due_ms)
         producer = self._producers.get(subject) or await self._shared_producer(subject)
         if producer.full:
             await producer.drain()
         return await producer.send_many(bodies, keys, tags, headers)  # type: ignore[arg-type]
+
+    async def _send_later(
+        self, subject: str, body: bytes, key: str | bytes | None, tags: Iterable[str] | None,
+        headers: Mapping[str, str | bytes] | None, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None,
+    ) -> Receipt:  # fmt: skip
+        now_ns = time.time_ns()
+        if cron is None and zone is not None:
+            raise InvalidArgument("zone is the time zone of `cron`; a datetime given as `at` has its own")
+        if cron is not None and delay is not None:
+            raise InvalidArgument("a recurring message has no delay: its times are those of `cron`, from `at` on if that is given")
+        if cron is not None:
+            cron, zone = dues.check_recurrence(cron, zone)
+        due_ms = now_ns // 1_000_000 if delay is None and at is None else dues.due_of(delay, at, now_ns)
+        producer = await self._ready_delayed_producer(subject)
+        if cron is None or zone is None:
+            ticket = producer.send(body, key, tags, headers, due_ms=due_ms)
+            index = producer.place_of_last(ticket)
+        else:
+            ticket, index = producer.send_recurring(body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers), 0
+        return (await ticket).receipt(index)
+
+    async def _ready_delayed_producer(self, subject: str) -> DelayedProducer:
+        """The shared one, with room."""
+        producer = self._delayed_producers.get(subject)
+        if producer is None:
+            self._check_open()
+            check_name("subject", subject)
+            await self._ordering(delayed_target(subject))
+            producer = self._delayed_producers.get(subject)
+            if producer is None:
+                producer = self._delayed_producers[subject] = DelayedProducer(self._links, self._identity, subject)
+        if producer.full:
+            await producer.drain()
+        return producer
 
     async def _shared_producer(self, subject: str) -> Producer | OrderedProducer:
         """Which kind of producer a subject needs, its first use finds out."""
@@ -126,17 +193,17 @@ class Client:
             )
         return self._producers[subject]
 
-    async def _ordering(self, subject: str) -> Ordering | None:
+    async def _ordering(self, target: str) -> Ordering | None:
         cause: Unavailable | None = None
         try:
             async with asyncio.timeout(DELIVERY_TIMEOUT_S):
                 while True:
                     try:
-                        return await self._links.locator.ordering(subject)
+                        return await self._links.locator.ordering(target)
                     except Unavailable as failure:
                         cause = failure
         except TimeoutError:
-            raise DeadlineExceeded(f"where subject {subject!r} is could not be found out in time; the last: {cause}") from cause
+            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in time; the last: {cause}") from cause
 
     def _check_open(self) -> None:
         if self._links.is_closed:
@@ -155,6 +222,22 @@ class Client:
         producer = Producer(
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks,
+        )  # fmt: skip
+        self._owned.append(producer)
+        return producer
+
+    def delayed_producer(
+        self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None,
+    ) -> DelayedProducer:  # fmt: skip
+        """A batching producer of delayed messages for one subject, unordered or ordered. `compression` is "zstd" or "lz4".
+
+        Raises InvalidName, InvalidArgument.
+        """
+        self._check_open()
+        producer = DelayedProducer(
+            self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression),
         )  # fmt: skip
         self._owned.append(producer)
         return producer
@@ -195,9 +278,9 @@ class Client:
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
         consumer = Consumer(
-            self._links, self._reset_to_earliest, subject, group, name=name, start=start, tags_any=list(tags_any),
-            tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch, pull_bytes=pull_bytes,
-            lease_ms=lease_ms, expired=expired,
+            self._links, self._reset_to_earliest, self._send_directed, subject, group, name=name, start=start,
+            tags_any=list(tags_any), tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch,
+            pull_bytes=pull_bytes, lease_ms=lease_ms, expired=expired,
         )  # fmt: skip
         self._consumers.append(consumer)
         return consumer
@@ -232,6 +315,11 @@ class Client:
     async def _reset_to_earliest(self, subject: str, group: str, broker_group: str | None) -> None:
         await self.metadata.reset_group(subject, group, to="earliest", broker_group=broker_group)
 
+    async def _send_directed(self, subject: str, columns: Columns, create_time_ms: int) -> None:
+        """Have messages come again, to one group. Raises as `send`."""
+        producer = await self._ready_delayed_producer(subject)
+        await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
+
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -241,14 +329,17 @@ class Client:
         try:
             for consumer in self._consumers:
                 await consumer.close()
-            for producer in [*self._producers.values(), *self._owned]:
+            for producer in self._all_producers():
                 await producer.close()
         finally:
-            for producer in [*self._producers.values(), *self._owned]:
+            for producer in self._all_producers():
                 producer.abort()
             await self._links.close()
             if self._metadata is not None:
                 await self._metadata.close()
+
+    def _all_producers(self) -> list[Producer | OrderedProducer]:
+        return [*self._producers.values(), *self._delayed_producers.values(), *self._owned]
 
     async def __aenter__(self) -> Client:
         return self

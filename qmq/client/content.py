@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 
+from qmq import headers as system
 from qmq import limits
 from qmq.errors import InvalidArgument, MessageTooLarge
 from qmq.region import Columns
@@ -63,6 +64,8 @@ def header_map(headers: object) -> dict[str, bytes]:
     for name, value in headers.items():
         if not isinstance(name, str) or not name or not isinstance(value, str | bytes):
             raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
+        if name.startswith(system.PREFIX):
+            raise InvalidArgument(f"the header {name!r}: names that begin with {system.PREFIX!r} are the system's own; choose another")
         found[name] = value.encode() if isinstance(value, str) else value
     size = sum(len(name.encode()) + len(value) for name, value in found.items())
     if size > limits.HEADER_BYTES_MAX:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from qmq.client.outbox import Batch
@@ -16,9 +17,19 @@ from qmq.wire.messages import Produced
 class Sender(Protocol):
     """Whose batches these are: the producer."""
 
-    subject: str
+    target: str
+    """Under what the locator knows where they go (routes.py)."""
     kind: int
     """See `Feeder`."""
+
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        """Broker groups and whether each is writable, as a metaserver says it; and which of them this producer uses."""
+        ...
+
+    @property
+    def inflight_max(self) -> int:
+        """How many batches may be on their way to one broker group."""
+        ...
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises QmqError."""
@@ -44,7 +55,8 @@ class Sender(Protocol):
 class Feeder(Protocol):
     """Who feeds pipes: `qmq.client.pipes.Pipes`."""
 
-    subject: str
+    target: str
+    """See `Sender`."""
     kind: int
     """PRODUCE, or PRODUCE_FAST, which is answered when the master alone has it."""
 

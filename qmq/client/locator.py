@@ -5,6 +5,8 @@ Rules:
   every subject on the group.
 * Questions about the same thing keep a pause of 50 to 100 ms (with jitter, so that many clients do not ask in step); when a group is
   without a master for long, the pause grows to a second. It is short again once somebody is served.
+* A subject here is a *target* (routes.py): where its messages are, or where its delayed ones go, which are two questions. A group that
+  nothing is known to live on may be a new delay group, which takes delayed messages of all subjects: those in use are asked about again.
 * Whatever a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. A cluster that pushes nothing is only slower:
   a broker that is not master says so, and placements are asked for again when they are half a minute old.
 """
@@ -17,7 +19,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from qmq.client.routes import Master, Ordering, Placement, RouteBook
+from qmq.client.routes import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
 from qmq.errors import NotConnected, QmqError, Unavailable
 
 log = logging.getLogger("qmq.client")
@@ -210,12 +212,15 @@ class Locator:
             log.debug("metaservers push nothing: %s", failure)
 
     def _pushed(self, pushed: Pushed) -> None:
-        subjects = {each for each in pushed.subjects if self.book.groups(each) is not None}
+        named = {target for each in pushed.subjects for target in (each, delayed_target(each))}
+        subjects = {each for each in named if self.book.groups(each) is not None}
         for group in pushed.groups:
             found = self.book.subject_on(group)
             if found is not None:
                 subjects.add(found)
                 self._age_places_on(group)
+            else:
+                self._age_delayed()
         if pushed.is_gap:
             self._placed_s.clear()
             subjects.update(self.book.cover())
@@ -227,6 +232,11 @@ class Locator:
         for subject in list(self._placed_s):
             if group in (self.book.groups(subject) or ()):
                 self._placed_s.pop(subject)
+
+    def _age_delayed(self) -> None:
+        for target in list(self._placed_s):
+            if is_delayed(target):
+                self._placed_s.pop(target)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

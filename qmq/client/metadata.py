@@ -31,6 +31,7 @@ from qmq.errors import (
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
+from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
@@ -92,9 +93,12 @@ class MetadataClient:
             raise NotConnected(f"no broker has subject {subject!r} just now")
         return found
 
-    async def routes(self, subject: str, *, create: bool = False) -> Placement:
-        """The same for those who keep pauses and ask again by themselves: one try. Raises UnknownSubject, NotConnected."""
-        request = pb.LocateRequest(subject=subject, create_if_missing=create)
+    async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
+        """The same for those who keep pauses and ask again by themselves: one try. Raises UnknownSubject, NotConnected.
+
+        `delayed`: where the subject's delayed messages go.
+        """
+        request = pb.LocateRequest(subject=subject, create_if_missing=create, delayed=delayed)
         found: pb.LocateResponse
         try:
             found = await self._call_once("Locate", request, LOCATE_TIMEOUT_S)
@@ -105,7 +109,7 @@ class MetadataClient:
             self.turn()
             raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
         if not found.routes:
-            raise NotConnected(f"no broker has subject {subject!r} just now")
+            raise NotConnected(f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} just now")
         routes = [
             Route(each.broker_group, each.data_address, each.epoch, each.is_writable)
             for each in found.routes
@@ -342,6 +346,22 @@ class MetadataClient:
             raise NotConnected(f"the metaserver could not say what {member.name!r} shall read: {cause}") from cause
         lanes = [Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version) for each in found.lanes]
         return Assigned(found.generation, tuple(sorted(lanes)))
+
+    # --- delayed messages ----------------------------------------------------------------------------------------------
+
+    async def ask_delayed(self, method: str, request: Any) -> Any:
+        """One question of delay.proto, for those who ask again by themselves: one try. Raises the delay group's error, NotConnected."""
+        return await self._call_once(method, request, CALL_TIMEOUT_S)
+
+    async def list_delayed(self, request: delay.ListDelayedRequest) -> delay.ListDelayedResponse:
+        """A page of what is pending. Raises InvalidArgument, NotConnected."""
+        found: delay.ListDelayedResponse = await self._call("ListDelayed", request)
+        return found
+
+    async def describe_delays(self) -> pb.DescribeDelaysResponse:
+        """The delay groups, and which are silent. Raises NotConnected."""
+        found: pb.DescribeDelaysResponse = await self._call("DescribeDelays", pb.DescribeDelaysRequest())
+        return found
 
     # --- the cluster ---------------------------------------------------------------------------------------------------
 

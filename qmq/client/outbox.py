@@ -33,6 +33,8 @@ class Batch:
     failure: QmqError | None = None
     """Why the last try failed."""
     encoded: tuple[bytes, bytes] | None = None
+    flags: int = 0
+    """See `region.BatchFlag`."""
 
     @property
     def count(self) -> int:
@@ -43,7 +45,7 @@ class Batch:
 class OpenBatch:
     """The batch that `send` adds to."""
 
-    __slots__ = ("_runs", "bodies", "bytes", "headers", "keys", "tags", "ticket")
+    __slots__ = ("_created", "_runs", "bodies", "bytes", "dues", "flags", "headers", "keys", "message_ids", "tags", "ticket")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -51,8 +53,14 @@ class OpenBatch:
         self.keys: list[bytes] | None = None
         self.tags: list[tuple[str, ...]] | None = None
         self.headers: list[Mapping[str, bytes]] | None = None
+        self.dues: list[int] | None = None
+        """Of delayed messages, when each is due, in milliseconds since 1970."""
+        self.flags = 0
+        self.message_ids: list[bytes] | None = None
         self.ticket = Ticket()
         self._runs: list[tuple[int, int]] = []
+        self._created: tuple[list[int] | None, int] | None = None
+        """When its messages were made, if that was not now: (milliseconds since the first for each, when that was)."""
 
     def stamp(self) -> None:
         """The messages from here on are made now; once a round of the event loop is exact enough."""
@@ -83,23 +91,31 @@ class OpenBatch:
             self.headers.append(found_headers)
         self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
 
-    def fill(self, columns: Columns, size: int) -> Ticket:
-        """Make these its messages; it must be empty."""
+    def fill(self, columns: Columns, size: int, create_time_ms: int | None = None) -> Ticket:
+        """Make these its messages; it must be empty. They are made now, or at `create_time_ms` plus the columns' create deltas."""
         self.stamp()
         self.bodies, self.bytes = columns.bodies, size
         self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
+        self.dues = columns.dues  # type: ignore[assignment]  # nobody adds to it any more
+        self.message_ids = columns.message_ids
+        if create_time_ms is not None:
+            self._created = columns.create_deltas, create_time_ms
         return self.ticket
 
     def close(self, sequence: int) -> Batch:
         """Make it a batch to be sent."""
         columns, first_ms = self.collect()
-        return Batch(columns, first_ms, self.bytes, self.ticket, sequence)
+        return Batch(columns, first_ms, self.bytes, self.ticket, sequence, flags=self.flags)
 
     def collect(self) -> tuple[Columns, int]:
         """Its messages, and when the first was made, in milliseconds since 1970."""
         if not self._runs:
             self.stamp()
         columns = Columns(self.bodies, self.keys, self.tags, self.headers)
+        columns.dues, columns.message_ids = self.dues, self.message_ids
+        if self._created is not None:
+            columns.create_deltas, first_ms = self._created
+            return columns, first_ms
         first_ms = min(ms for _, ms in self._runs)
         if len(self._runs) > 1:
             columns.create_deltas = self._deltas(first_ms)
@@ -120,13 +136,18 @@ def cut(columns: Columns, begin: int, end: int) -> Columns:
         columns.keys and columns.keys[begin:end],
         columns.tags and columns.tags[begin:end],
         columns.headers and columns.headers[begin:end],
+        create_deltas=columns.create_deltas and columns.create_deltas[begin:end],
+        message_ids=columns.message_ids and columns.message_ids[begin:end],
         logical_partitions=columns.logical_partitions and columns.logical_partitions[begin:end],
+        dues=columns.dues and columns.dues[begin:end],
     )
 
 
 def size_of(columns: Columns) -> int:
     """Bytes of the columns, about."""
     size = sum(map(len, columns.bodies))
+    if columns.dues:
+        size += 8 * len(columns.dues)
     if columns.keys:
         size += sum(map(len, columns.keys))
     if columns.tags:

@@ -44,7 +44,7 @@ STALL_S: Final = 1.0
 class Pipe:
     """See the module. `trouble` is why it cannot be used just now; None if it can, or was not tried."""
 
-    def __init__(self, links: Links, group: str, feeder: Feeder) -> None:
+    def __init__(self, links: Links, group: str, feeder: Feeder, inflight_max: int = INFLIGHT_BATCHES_MAX) -> None:
         self.group = group
         self.is_writable = True
         self.is_stalled = False
@@ -56,7 +56,7 @@ class Pipe:
         self._feeder = feeder
         self._loop = asyncio.get_running_loop()
         self._master: Master | None = None
-        self._window = INFLIGHT_BATCHES_MAX
+        self._inflight_max = self._window = inflight_max
         self._room_bytes = 0
         self._refusals = 0
         self._stored = 0
@@ -132,7 +132,7 @@ class Pipe:
         self._stored += 1
         if self._refusals or self.is_stalled or self.trouble is not None:
             self._refusals, self.is_stalled, self.trouble = 0, False, None
-            self._window = INFLIGHT_BATCHES_MAX
+            self._window = self._inflight_max
             self._links.locator.confirm(self.group)
 
     def _refused(self, batch: Batch, failure: QmqError) -> None:
@@ -162,7 +162,7 @@ class Pipe:
         """Keep still for a while, then probe."""
         self._window, self.trouble = 1, failure
         if isinstance(failure, ReadOnly):
-            self._links.locator.refresh(self._feeder.subject)
+            self._links.locator.refresh(self._feeder.target)
         if self._pause is None and not self._is_closed:
             self._refusals += 1
             self._pause = self._loop.call_later(rest_s(self._refusals, failure), self._rested)
@@ -180,7 +180,7 @@ class Pipe:
             return
         if self._stored == stored_before:
             self.is_stalled = True
-            self._links.locator.refresh(self._feeder.subject)
+            self._links.locator.refresh(self._feeder.target)
             self._feeder.pump()
         if self._watch is None:
             self._watch = self._loop.call_later(STALL_S, self._look, self._stored)
@@ -223,7 +223,7 @@ class Pipe:
             while (ahead or self._is_needed) and self.connection is None:
                 ahead = False
                 try:
-                    master, connection = await self._links.reach(self._feeder.subject, self.group)
+                    master, connection = await self._links.reach(self._feeder.target, self.group)
                     await self._hear_out()
                     self._use(master, connection)
                 except (Unavailable, PeerError) as failure:

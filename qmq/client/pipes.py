@@ -28,6 +28,7 @@ from qmq.client.link import Links
 from qmq.client.outbox import Batch
 from qmq.client.pipe import Pipe
 from qmq.client.refusals import final
+from qmq.client.routes import spoken
 from qmq.errors import CallerError, QmqError, ReadOnly
 from qmq.wire.messages import Produced
 
@@ -39,7 +40,7 @@ class Pipes:
     """See the module."""
 
     def __init__(self, links: Links, sender: Sender) -> None:
-        self.subject = sender.subject
+        self.target = sender.target
         self.pool: deque[Batch] = deque()
         self.kind = sender.kind
         self.encode = sender.encode
@@ -136,7 +137,7 @@ class Pipes:
 
     def _choose(self, at: int, pipe: Pipe) -> None:
         self._at, self._current, self._stay = at, pipe, STAY_BYTES
-        self._links.locator.touch(self.subject)
+        self._links.locator.touch(self.target)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class Pipes:
         try:
             while self.pool and not self._is_closed:
                 try:
-                    self._update(await self._links.locator.groups(self.subject, anew=bool(self._pipes)))
+                    self._update(await self._links.locator.groups(self.target, anew=bool(self._pipes)))
                 except CallerError as failure:
                     self.give_up(failure)
                     self.answered()
@@ -171,27 +172,28 @@ class Pipes:
                     continue
                 if any(pipe.is_writable for pipe in self._pipes):
                     return
-                self._trouble = ReadOnly(f"no broker group takes messages of {self.subject!r} just now: all are drained")
+                self._trouble = ReadOnly(f"no broker group takes messages of {spoken(self.target)} just now: all are drained")
         finally:
             self._finding = None
             self.pump()
 
     def _update(self, groups: Mapping[str, bool]) -> None:
         if not self._pipes:
-            self._links.locator.listen(self.subject, self._rerouted)
+            self._links.locator.listen(self.target, self._rerouted)
+        groups = self._sender.usable(groups)
         known = {pipe.group: pipe for pipe in self._pipes}
         for pipe in self._pipes:
             pipe.is_writable = groups.get(pipe.group, False)
         for group, is_writable in groups.items():
             if group not in known:
-                pipe = Pipe(self._links, group, self)
+                pipe = Pipe(self._links, group, self, self._sender.inflight_max)
                 pipe.is_writable = is_writable
                 self._pipes.append(pipe)
         if self._current is None and self._pipes:
             self._at = random.randrange(len(self._pipes))  # noqa: S311 - so that many producers begin at different groups
 
     def _rerouted(self) -> None:
-        groups = self._links.locator.book.groups(self.subject)
+        groups = self._links.locator.book.groups(self.target)
         if groups is not None and not self._is_closed:
             self._update(groups)
             for pipe in self._pipes:
@@ -231,7 +233,7 @@ class Pipes:
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
         """End now: `fail` gets each batch, and whether an answer is still to come."""
         self._is_closed = True
-        self._links.locator.unlisten(self.subject, self._rerouted)
+        self._links.locator.unlisten(self.target, self._rerouted)
         if self._finding is not None:
             self._finding.cancel()
         if self._expiry is not None:

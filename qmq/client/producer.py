@@ -22,6 +22,7 @@ from qmq.client import content
 from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
 from qmq.client.link import Links
 from qmq.client.outbox import Batch, OpenBatch, cut, size_of
+from qmq.client.pipe import INFLIGHT_BATCHES_MAX
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
@@ -80,9 +81,11 @@ class Producer(Backlog):
         self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES, delivery_timeout_s: float = 120.0,
         compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
+        target: str = "",
     ) -> None:  # fmt: skip
         super().__init__(links)
         self.subject = subject
+        self.target = target or subject
         self.kind = frame_kind(acks, batch_messages)
         self._subject = subject.encode()
         self._identity = identity
@@ -151,22 +154,27 @@ class Producer(Backlog):
         columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
         content.check_length("keys", keys, len(columns.bodies))
         columns.keys = [content.key_bytes(key) for key in keys] if keys else None
+        return self._put(columns)
+
+    def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
+        """In batches of their own."""
         bodies = columns.bodies
         self._close_open()
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         tickets: list[Ticket] = []
         for begin in range(0, len(bodies), self._batch_messages):
-            self._add_many(tickets, cut(columns, begin, begin + self._batch_messages))
+            self._add_many(tickets, cut(columns, begin, begin + self._batch_messages), flags, create_time_ms)
         return Tickets(tickets)
 
-    def _add_many(self, tickets: list[Ticket], columns: Columns) -> None:
+    def _add_many(self, tickets: list[Ticket], columns: Columns, flags: int, create_time_ms: int | None) -> None:
         size, count = size_of(columns), len(columns.bodies)
         if size > self._batch_bytes and count > 1:
-            self._add_many(tickets, cut(columns, 0, count // 2))
-            self._add_many(tickets, cut(columns, count // 2, count))
+            self._add_many(tickets, cut(columns, 0, count // 2), flags, create_time_ms)
+            self._add_many(tickets, cut(columns, count // 2, count), flags, create_time_ms)
             return
-        tickets.append(self._open.fill(columns, size))
+        tickets.append(self._open.fill(columns, size, create_time_ms))
+        self._open.flags = flags
         self._close_open()
 
     def _close_open(self) -> None:
@@ -188,6 +196,15 @@ class Producer(Backlog):
 
     # --- what became of them -------------------------------------------------------------------------------------------
 
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        """For the pipes: all."""
+        return groups
+
+    @property
+    def inflight_max(self) -> int:
+        """For the pipes."""
+        return INFLIGHT_BATCHES_MAX
+
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
         return encode(
@@ -199,11 +216,12 @@ class Producer(Backlog):
         """For the pipes: the batch is stored."""
         self._decided(batch.ticket, batch.size, None)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
-        batch.ticket.resolve(
-            BatchReceipt(
-                self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
-                produced.append_time_ms, group,
-            )
+        batch.ticket.resolve(self._receipt(group, batch, produced))
+
+    def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
+        return BatchReceipt(
+            self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
+            produced.append_time_ms, group,
         )  # fmt: skip
 
     def failed(self, batch: Batch, failure: QmqError) -> None:

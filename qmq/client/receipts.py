@@ -9,7 +9,7 @@ from itertools import chain
 from operator import itemgetter
 
 from qmq.errors import QmqError
-from qmq.model import MessageId
+from qmq.model import DelayedId, MessageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,23 @@ class Receipt:
     id: MessageId
     append_time_ms: int
     broker_group: str
+
+    @property
+    def delayed_id(self) -> str | None:
+        """Of a delayed message: by which it is cancelled, moved and shown (`Client.delayed`). None of any other."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedReceipt(Receipt):
+    """Of a delayed message. `sequence`, `append_time_ms` and `broker_group` are about its delay group; its `id` it keeps."""
+
+    due_ms: int
+
+    @property
+    def delayed_id(self) -> str:
+        """By which it is cancelled, moved and shown."""
+        return str(DelayedId(self.id, self.due_ms, self.append_time_ms, self.broker_group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,10 @@ class BatchReceipt:
             return MessageId.parse(self.ids[index].hex())
         return MessageId(self.producer_id, self.batch_sequence, index)
 
+    def delayed_id(self, index: int) -> str | None:
+        """As its receipt has it."""
+        return None
+
     def receipt(self, index: int) -> Receipt:
         """The receipt of the batch's message number `index`."""
         sequence = self.base_sequence + index
@@ -55,6 +76,24 @@ class BatchReceipt:
 
     def __iter__(self) -> Iterator[Receipt]:
         return map(self.receipt, range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedBatchReceipt(BatchReceipt):
+    """Of delayed messages: stored at the delay group `broker_group`, message number `index` to be delivered at `dues[index]`."""
+
+    dues: Sequence[int] = ()
+
+    def delayed_id(self, index: int) -> str:
+        """By which message number `index` is cancelled, moved and shown."""
+        return str(DelayedId(self.id(index), self.dues[index], self.append_time_ms, self.broker_group))
+
+    def receipt(self, index: int) -> DelayedReceipt:
+        """The receipt of the batch's message number `index`."""
+        return DelayedReceipt(
+            self.subject, self.partition, self.base_sequence + index, self.id(index), self.append_time_ms, self.broker_group,
+            self.dues[index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +182,17 @@ class Ticket:
 class Tickets:
     """Several batches sent together. `await` for their BatchReceipts, in order; the first failure is raised."""
 
-    __slots__ = ("_tickets",)
+    __slots__ = ("tickets",)
 
     def __init__(self, tickets: list[Ticket]) -> None:
-        self._tickets = tickets
+        self.tickets = tickets
+        """One for each batch."""
 
     def __await__(self) -> Generator[object, None, Receipts]:
         return self._wait().__await__()
 
     async def _wait(self) -> Receipts:
-        return Receipts([await ticket for ticket in self._tickets])
+        return Receipts([await ticket for ticket in self.tickets])
 
 
 class Receipts:

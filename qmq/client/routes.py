@@ -13,6 +13,9 @@ Rules:
   The group's doubt stays, so whoever needs it asks again.
 * An answer with an older route of an ordered subject than one already known is not believed for the subject, only for masters.
 
+Delayed messages of a subject go to other groups than the rest. Where they go is kept under a *target* of its own, "~" and the subject's
+name (no name begins so); of an unordered subject or an ordered one alike. Everywhere else a target is the subject's name.
+
 Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): not believed.
 Locate answers (b:1, 5): believed, for every subject on g1, though only one of them was asked about.
 """
@@ -21,11 +24,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from qmq_ordering.route import Route as OrderedRoute
 
 from qmq.model import Order
+
+_DELAYED: Final = "~"
+
+
+def delayed_target(subject: str) -> str:
+    """Under what the places of a subject's delayed messages are kept."""
+    return _DELAYED + subject
+
+
+def is_delayed(target: str) -> bool:
+    """Whether a target is one of delayed messages."""
+    return target.startswith(_DELAYED)
+
+
+def subject_of(target: str) -> str:
+    """Whose target it is."""
+    return target.removeprefix(_DELAYED)
+
+
+def spoken(target: str) -> str:
+    """For error messages."""
+    return f"{subject_of(target)!r}, to be delayed," if is_delayed(target) else repr(target)
 
 
 class Master(NamedTuple):

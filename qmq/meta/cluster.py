@@ -98,11 +98,20 @@ class Cluster:
     async def _delay_routes(self) -> list[pb.QueueRoute]:
         if not self.delay_groups():
             await self._view.refresh()
-        routes = self._routes((), self.delay_groups())
-        if not routes:
+        known = self._routes((), self.delay_groups())
+        if not known:
             names = ", ".join(self.delay_groups())
             raise NotConnected(f"no delay group has a master just now ({names})" if names else "there is no delay group: start `qmq delay`")
-        return routes
+        served = {route.broker_group for route in known}
+        # Those without a master are named too: an ordered subject's messages wait for the one where they belong.
+        return known + [
+            pb.QueueRoute(partition=0, broker_group=name, epoch=self._view.group(name).claim.epoch, is_writable=self._is_writable(name))
+            for name in self.delay_groups()
+            if name not in served
+        ]
+
+    def _is_writable(self, group: str) -> bool:
+        return self._view.group(group).mode is Mode.READ_WRITE
 
     def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
         routes = []
@@ -110,7 +119,7 @@ class Cluster:
             state = self._view.group(group)
             master = state.master
             if master is not None and master.data_address:
-                is_writable = group not in former_groups and state.mode is Mode.READ_WRITE
+                is_writable = group not in former_groups and self._is_writable(group)
                 routes.append(
                     pb.QueueRoute(
                         partition=0, broker_group=group, data_address=master.data_address, epoch=master.epoch, is_writable=is_writable

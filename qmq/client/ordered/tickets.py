@@ -26,7 +26,7 @@ class SpreadTickets(Tickets):
         self._chunks = chunks
 
     async def _wait(self) -> Receipts:
-        return SpreadReceipts([await ticket for ticket in self._tickets], self._chunks)
+        return SpreadReceipts([await ticket for ticket in self.tickets], self._chunks)
 
 
 class SpreadReceipts(Receipts):

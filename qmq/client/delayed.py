@@ -1,0 +1,148 @@
+"""What can be done about delayed messages while they wait: cancel, move, show, list. Over a metaserver, to the master of the delay group.
+
+A change whose answer was lost is asked for again until it is known what became of it, or `DECIDE_S` is over:
+
+* Cancel: a cancelled message answers as cancelled, so asking again is harmless, and TooLate means that it is delivered whoever asked first.
+* Move: to a moment that is fixed when it is first asked for, so asking again changes nothing more. If the first try moved it and it was
+  delivered since, the second one hears TooLate: then the message itself is asked when it was due, and if nobody can say, the error's
+  outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from qmq.client import dues
+from qmq.client.delayed_message import DelayedMessage, DelayStats, message_of, stats_of
+from qmq.client.dues import When
+from qmq.errors import InvalidArgument, Outcome, QmqError, TooLate, Unavailable
+from qmq.model import DelayedId, check_name
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.rpc import CODE
+
+if TYPE_CHECKING:
+    from qmq.client.metadata import MetadataClient
+
+DECIDE_S: Final = 30.0
+"""A delay group that loses its master has another one long before."""
+PAUSE_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+PAGE: Final = 500
+
+
+class Delayed:
+    """Delayed messages that wait: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
+
+    def __init__(self, metadata: Callable[[], MetadataClient]) -> None:
+        self._metadata = metadata
+
+    async def cancel(self, id: str | DelayedId) -> DelayedMessage:
+        """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
+
+        Raises TooLate if it is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`), ClientClosed.
+        """
+        found = await self._ask("CancelDelayed", pb.CancelDelayedRequest(id=_id_text(id)))
+        return message_of(found)
+
+    async def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
+        """Deliver it at another time: so long from now, or at a moment; what is past means at once. Of a recurring message: its next run.
+
+        Raises as `cancel`, and DelayTooLong.
+        """
+        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(dues.due_ms(when, time.time_ns()), 1))
+        try:
+            found = await self._ask("MoveDelayed", request)
+        except TooLate as late:
+            if late.outcome is not Outcome.UNKNOWN:
+                raise
+            found = await self._moved(request, late)
+        return message_of(found)
+
+    async def _moved(self, request: pb.MoveDelayedRequest, late: TooLate) -> pb.DelayedMessage:
+        """The message, if it was we who moved it before it was delivered."""
+        try:
+            found: pb.DelayedMessage = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=request.id))
+        except QmqError:
+            raise late from None
+        if found.due_ms != request.due_ms:
+            raise late
+        return found
+
+    async def show(self, id: str | DelayedId) -> DelayedMessage:
+        """The message, and what became of it. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        found = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=_id_text(id)))
+        return message_of(found)
+
+    async def list(
+        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None
+    ) -> AsyncIterator[DelayedMessage]:
+        """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
+        their due times, without bodies; at most `limit`.
+
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie.
+        """
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidArgument(f"limit is a number of messages, not {limit!r}")
+        request = pb.ListDelayedRequest(
+            subject=check_name("subject", subject) if subject else "",
+            from_ms=0 if start is None else max(dues.time_ms(start, "start"), 1),
+            to_ms=0 if end is None else max(dues.time_ms(end, "end"), 1),
+        )
+        left = limit
+        while left is None or left > 0:
+            request.messages_max = PAGE if left is None else min(left, PAGE)
+            page = await self._metadata().list_delayed(request)
+            for found in page.messages:
+                yield message_of(found)
+            left = None if left is None else left - len(page.messages)
+            if not page.next:
+                return
+            request.after = page.next
+
+    async def stats(self) -> DelayStats:
+        """How much waits, how late deliveries are, and which delay groups are silent. Raises NotConnected, ClientClosed."""
+        return stats_of(await self._metadata().describe_delays())
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        """The answer. A failure after a try that may have done it has an unknown outcome; but a cancelled message never answers TooLate."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        is_uncertain, attempt = False, 0
+        while True:
+            try:
+                return await self._metadata().ask_delayed(method, request)
+            except Unavailable as failure:
+                is_uncertain |= method != "ShowDelayed" and _may_be_done(failure)
+                pause_s = PAUSE_S[min(attempt, len(PAUSE_S) - 1)] * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
+                if loop.time() + pause_s > begun_s + DECIDE_S:
+                    raise _in_doubt(failure) if is_uncertain else failure from failure
+            except QmqError as failure:
+                if is_uncertain and not (method == "CancelDelayed" and isinstance(failure, TooLate)):
+                    raise _in_doubt(failure) from failure
+                raise
+            attempt += 1
+            await asyncio.sleep(pause_s)
+
+
+def _id_text(given: object) -> str:
+    """Raises InvalidArgument if it is no id."""
+    return str(given if isinstance(given, DelayedId) else DelayedId.parse(given))  # type: ignore[arg-type]
+
+
+def _may_be_done(failure: Unavailable) -> bool:
+    """Whether it is possible that the delay group did what it was asked for. A broken connection says nothing."""
+    cause = failure.__cause__
+    is_said = isinstance(cause, grpc.aio.AioRpcError) and CODE in {key for key, _ in cause.trailing_metadata() or ()}
+    return failure.outcome is Outcome.UNKNOWN or not is_said
+
+
+def _in_doubt(failure: QmqError) -> QmqError:
+    found = type(failure)(f"{failure.message} (an earlier answer was lost, so it may have been done)", outcome=Outcome.UNKNOWN)
+    found.code = failure.code
+    return found

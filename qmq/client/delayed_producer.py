@@ -1,0 +1,184 @@
+"""The batching producer of delayed messages: as `Producer`, with a column of due times, and to delay groups instead of broker groups.
+
+Any delay group may have any message of an unordered subject. Of an ordered one all go to one, its home (homes.py), one batch at a time, so
+that those of a key that are due in the same millisecond are kept in the order in which they were sent; and each needs a key.
+
+Whether the subject is ordered is known when its delay groups have been located: before a batch leaves, but perhaps not when its first
+messages are given. `send` refuses a message without a key when it knows; otherwise its whole batch is refused, and nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import SupportsIndex
+
+from qmq import headers as system
+from qmq import limits
+from qmq.batch import encode
+from qmq.client import content, dues
+from qmq.client.backlog import BUFFER_BYTES_MAX
+from qmq.client.dues import Dues, When
+from qmq.client.homes import Home
+from qmq.client.link import Links
+from qmq.client.outbox import Batch
+from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Identity, Producer
+from qmq.client.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
+from qmq.client.routes import delayed_target
+from qmq.compression import Compression
+from qmq.errors import InvalidArgument
+from qmq.region import BatchFlag, Columns
+from qmq.wire.messages import Produced
+
+_NS_PER_MS = 1_000_000
+
+
+class DelayedProducer(Producer):
+    """Sends to one subject, later. Make it with `Client.delayed_producer`; use it with `async with`, or `flush` and `close` it."""
+
+    def __init__(
+        self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES, batch_bytes: int = BATCH_BYTES,
+        delivery_timeout_s: float = 120.0, compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX,
+    ) -> None:  # fmt: skip
+        self._home = Home(subject)
+        self._latest_ms = 0
+        """The latest due time, while this round of the event loop lasts."""
+        self._needs_key = False
+        super().__init__(
+            links, identity, subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
+            compression=compression, body_bytes_max=body_bytes_max, target=delayed_target(subject),
+        )  # fmt: skip
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None, *, due: When | None = None, due_ms: int | None = None,
+    ) -> Ticket:  # fmt: skip
+        """Put a message into the open batch; `await` the ticket to know that it is stored.
+
+        `due` is a timedelta from now, or a datetime with a time zone; or give `due_ms`, milliseconds since 1970, which costs least. What is
+        past is delivered at once. Raises as `Producer.send`, and DelayTooLong.
+        """
+        if type(body) is not bytes or len(body) > self._body_bytes_max:
+            body = content.body_bytes(body, self._body_bytes_max)
+        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
+            self._wake()
+        if type(due_ms) is not int or due is not None or not 0 <= due_ms <= self._latest_ms:
+            due_ms = _due(due, due_ms)
+        if self._needs_key and not key:
+            raise _keyless(self.subject)
+        batch = self._open
+        bodies = batch.bodies
+        bodies.append(body)
+        batch.bytes += len(body)
+        if key is not None or tags is not None or headers is not None or batch.keys or batch.tags or batch.headers:
+            batch.add_columns(key, tags, headers)
+        if batch.dues is None:
+            batch.dues = []
+        batch.dues.append(due_ms)
+        ticket = batch.ticket
+        if len(bodies) >= self._batch_messages or batch.bytes >= self._batch_bytes:
+            self._close_open()
+        return ticket
+
+    def send_many(
+        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None, *,
+        due: Dues | None = None, due_ms: Sequence[int] | int | None = None,
+    ) -> Tickets:  # fmt: skip
+        """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
+        if (due is None) == (due_ms is None):
+            raise _one_of_two()
+        columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
+        count = len(columns.bodies)
+        content.check_length("keys", keys, count)
+        columns.keys = [content.key_bytes(key) for key in keys] if keys else None
+        columns.dues = dues.many_ms(due_ms, count, time.time_ns()) if due is None else dues.many(due, count, time.time_ns())
+        return self.put(columns)
+
+    def send_recurring(
+        self, body: bytes, cron: str, zone: str, *, start_ms: int | None = None, key: str | bytes | None = None,
+        tags: Iterable[str] | None = None, headers: Mapping[str, str | bytes] | None = None,
+    ) -> Ticket:  # fmt: skip
+        """Send a message that comes again and again: at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
+
+        It travels alone in its batch; its first run is the first one behind `start_ms`. Raises as `send`.
+        """
+        cron, zone = dues.check_recurrence(cron, zone)
+        now_ns = time.time_ns()
+        found = content.header_map(headers) | {system.CRON: cron.encode(), system.ZONE: zone.encode()}
+        columns = Columns([content.body_bytes(body, self._body_bytes_max)], headers=[found])
+        columns.keys = [content.key_bytes(key)] if key else None
+        columns.tags = [content.tag_tuple(tags)] if tags is not None else None
+        columns.dues = [now_ns // _NS_PER_MS if start_ms is None else dues.checked(start_ms, now_ns)]
+        (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
+        return ticket
+
+    def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
+        """Send columns as they are, in batches of their own: for messages of the system's, whose headers and flags nobody checks.
+
+        They are made now, or at `create_time_ms` plus the columns' `create_deltas`.
+
+        Raises InvalidArgument without due times, or keys where they are needed; BufferFull, ClientClosed.
+        """
+        if columns.dues is None or len(columns.dues) != len(columns.bodies):
+            raise _one_of_two()
+        if self._is_keyless(columns):
+            raise _keyless(self.subject)
+        return self._put(columns, flags, create_time_ms)
+
+    def _wake(self) -> None:
+        super()._wake()
+        self._latest_ms = time.time_ns() // _NS_PER_MS + limits.DELAY_MS_MAX
+        self._needs_key = self.is_ordered
+
+    # --- for the pipes -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the subject is known to be ordered."""
+        return self._links.locator.book.ordering(self.target) is not None
+
+    def _is_keyless(self, columns: Columns) -> bool:
+        return self.is_ordered and (columns.keys is None or b"" in columns.keys)
+
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        """For the pipes: of an ordered subject, the home alone."""
+        return self._home.choose(groups, self._loop.time()) if self.is_ordered else groups
+
+    @property
+    def inflight_max(self) -> int:
+        """For the pipes. A batch that is refused while the next one is stored would be behind it."""
+        return 1 if self.is_ordered else super().inflight_max
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        if self._is_keyless(batch.columns):
+            raise _keyless(self.subject)
+        return encode(
+            self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms, flags=batch.flags | (BatchFlag.ORDERED if self.is_ordered else 0),
+            compression=self._compression,
+        )  # fmt: skip
+
+    def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
+        return DelayedBatchReceipt(
+            self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
+            produced.append_time_ms, group, batch.columns.message_ids, batch.columns.dues or (),
+        )  # fmt: skip
+
+
+def _due(due: When | None, due_ms: SupportsIndex | None) -> int:
+    if (due is None) == (due_ms is None):
+        raise _one_of_two()
+    now_ns = time.time_ns()
+    return dues.checked(due_ms, now_ns) if due is None else dues.due_ms(due, now_ns)
+
+
+def _one_of_two() -> InvalidArgument:
+    return InvalidArgument("a delayed message needs its time, once: due (a timedelta, or a datetime with a time zone) or due_ms")
+
+
+def _keyless(subject: str) -> InvalidArgument:
+    return InvalidArgument(f"subject {subject!r} is ordered, so a delayed message to it needs a key: nothing of its batch is stored")

@@ -1,0 +1,169 @@
+"""A cluster with delay groups, on top of `fake_cluster`: they take delayed batches, and metaservers answer about them as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+from fake_cluster import FakeBroker, FakeGroup, FakeMeta, FakeOrder, Peer, Sent, placed, route
+
+import qmq
+from qmq.batch import ENVELOPE_BYTES, BatchView, sent_sizes
+from qmq.errors import NotConnected, QmqError, UnknownSubject
+from qmq.proto.v1 import delay_pb2
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.rpc import answering
+from qmq.wire import messages as wire
+from qmq.wire.frame import Frame, FrameKind
+
+APPEND_MS = 1_900_000_000_000
+
+
+class Kept(NamedTuple):
+    """A delayed message as it came."""
+
+    subject: str
+    body: bytes
+    due_ms: int
+    flags: int
+    key: bytes
+    tags: tuple[str, ...]
+    headers: dict[str, bytes]
+
+
+class FakeDelayGroup(FakeGroup):
+    """A delay group: it remembers what is stored with its due times. Its `next_append_ms` is the append time of the next batch."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.kept: list[Kept] = []
+        self.regions: list[bytes] = []
+        self.next_append_ms = APPEND_MS
+
+    def serve(self, _: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+        """Store once, and answer."""
+        base = self.keep(request, sent)
+        peer.answer(request, FrameKind.PRODUCED, wire.pack_produced([wire.Produced(base, self.next_append_ms)]))
+
+    def keep(self, request: Frame, sent: Sent) -> int:
+        """Store a batch once; its first sequence."""
+        is_new = (sent.producer_id, sent.number) not in self.stored
+        base = self.store(sent)
+        total, _ = sent_sizes(request.payload)
+        region = bytes(request.payload[ENVELOPE_BYTES:total])
+        self.regions.append(region)
+        if is_new:
+            self.kept += read(region)
+        return base
+
+
+def read(region: bytes) -> list[Kept]:
+    """The messages of a delayed batch."""
+    view = BatchView(placed(region, 0), region)
+    dues = view.dues_ms()
+    assert dues is not None
+    count = view.count
+    columns = zip(
+        view.bodies(), dues, view.keys() or [b""] * count, view.tags() or [()] * count, view.headers() or [{}] * count, strict=True
+    )
+    return [Kept(view.subject, body, due, view.header.flags, key, tags, headers) for body, due, key, tags, headers in columns]
+
+
+class FakeDelayMeta(FakeMeta):
+    """A metaserver that knows delay groups. `answers` has, by the call's name, what each further call gets; the last one stays."""
+
+    def __init__(self, groups: Sequence[FakeGroup], delays: Sequence[FakeDelayGroup], *, can_push: bool) -> None:
+        super().__init__(groups, can_push=can_push)
+        self.delays = list(delays)
+        self.asked_delayed: list[str] = []
+        self.answers: dict[str, list[Any]] = {}
+        self.asked: list[tuple[str, Any]] = []
+
+    @answering
+    async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        (self.asked_delayed if request.delayed else self.located).append(request.subject)
+        if request.subject == "none":
+            raise UnknownSubject("there is no subject 'none'")
+        settings, ordered = self.order.located() if self.order is not None else (None, None)
+        routes = [route(each) for each in (self.delays if request.delayed else self.groups) if each.master is not None]
+        if not routes:
+            raise NotConnected("there is no delay group: start `qmq delay`")
+        return pb.LocateResponse(routes=routes, settings=settings, route=ordered)
+
+    def requests(self, call: str) -> list[Any]:
+        """What it was asked by one call."""
+        return [request for name, request in self.asked if name == call]
+
+    async def _answer(self, call: str, request: Any, context: Any) -> Any:
+        # A copy: the client may go on with the same object in this process.
+        copy = type(request)()
+        copy.CopyFrom(request)
+        self.asked.append((call, copy))
+        answers = self.answers[call]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if callable(answer):
+            answer = answer(request)
+        if isinstance(answer, QmqError):
+            raise answer
+        if isinstance(answer, tuple):
+            await context.abort(*answer)
+        return answer
+
+
+def _call(name: str) -> Callable[..., Any]:
+    async def answered(self: FakeDelayMeta, request: Any, context: Any) -> Any:
+        async def ask(_: object, given: Any) -> Any:
+            return await self._answer(name, given, context)
+
+        return await answering(ask)(self, request, context)
+
+    return answered
+
+
+for _name in ("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed", "DescribeDelays"):
+    setattr(FakeDelayMeta, _name, _call(_name))
+
+
+class DelayCluster(NamedTuple):
+    """Everything, running."""
+
+    meta: FakeDelayMeta
+    groups: list[FakeGroup]
+    delays: list[FakeDelayGroup]
+    mq: qmq.Client
+
+    @property
+    def kept(self) -> list[Kept]:
+        """What all delay groups have."""
+        return [each for delay in self.delays for each in delay.kept]
+
+    def named(self, group: str) -> FakeDelayGroup:
+        """The delay group of that name."""
+        return next(each for each in self.delays if each.name == group)
+
+
+@asynccontextmanager
+async def delay_cluster(delays: int = 1, *, can_push: bool = False, ordered: bool = False) -> AsyncIterator[DelayCluster]:
+    """One broker group, some delay groups, a metaserver and a client."""
+    groups = [FakeGroup("g0")]
+    made = [FakeDelayGroup(f"d{number}") for number in range(delays)]
+    meta = FakeDelayMeta(groups, made, can_push=can_push)
+    if ordered:
+        meta.order = FakeOrder(groups)
+    async with AsyncExitStack() as stack:
+        for group in [*groups, *made]:
+            for replica in group.replicas:
+                await replica.start()
+                stack.push_async_callback(replica.stop)
+        await meta.start()
+        assert meta.server is not None
+        stack.push_async_callback(meta.server.stop, None)
+        stack.callback(meta.end_streams)
+        mq = await stack.enter_async_context(qmq.connect(meta.address))
+        yield DelayCluster(meta, groups, made, mq)
+
+
+def message(id: str, **fields: Any) -> delay_pb2.DelayedMessage:
+    """As a delay group describes one."""
+    return delay_pb2.DelayedMessage(**{"id": id, "subject": "s", "message_id": id[:32], "state": "pending", "group": "d0", **fields})
