@@ -1,4 +1,4 @@
-# The image of every QMQ service: `qmq meta`, `qmq broker`, `qmq dev`, and the demo. Nothing is installed that a lock file does not pin.
+# The image of every QMQ service: `qmq meta`, `qmq broker`, `qmq delay`, `qmq dev`, and the demo. Nothing is installed that a lock file does not pin.
 FROM python:3.11-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
@@ -26,6 +26,6 @@ COPY scripts/demo.py scripts/demo.py
 # a named volume takes over owner and mode of the folder it is first mounted on
 RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq /data
 USER 10001:10001
-# metaserver; broker: clients, then control
-EXPOSE 20880 20881 20882
+# metaserver; broker: clients, then control; delay server: the same
+EXPOSE 20880 20881 20882 20883 20884
 CMD ["qmq", "dev", "--host", "0.0.0.0", "--data", "/data"]

@@ -62,9 +62,11 @@ def intake(queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int 
     return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
 
 
-def node_config(data: Path, log: LogConfig | None = None, *, auto_create: bool = True, broker: BrokerConfig | None = None) -> NodeConfig:
-    """A node on loopback and free ports."""
-    return NodeConfig(data, "127.0.0.1", 0, 0, 0, auto_create, log or LogConfig(), broker or BrokerConfig())
+def node_config(
+    data: Path, log: LogConfig | None = None, *, auto_create: bool = True, broker: BrokerConfig | None = None, delay: bool = False
+) -> NodeConfig:
+    """A node on loopback and free ports; without a delay group, unless a test wants one."""
+    return NodeConfig(data, "127.0.0.1", 0, 0, 0, auto_create, log or LogConfig(), broker or BrokerConfig(), delay=delay)
 
 
 @asynccontextmanager

@@ -80,7 +80,7 @@ def broker(
     if context.invoked_subcommand is not None:
         return
     from qmq.broker.config import BrokerConfig
-    from qmq.node.replica import ReplicaConfig, run_replica
+    from qmq.node.replica import ReplicaConfig, ReplicaNode, run_replica
 
     set_up_logging(verbose)
     require_flush(flush)
@@ -100,7 +100,7 @@ def broker(
             log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
         )  # fmt: skip
-        run(run_replica(config))
+        run(run_replica(lambda: ReplicaNode(config)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

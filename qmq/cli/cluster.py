@@ -79,7 +79,7 @@ def _group(group: pb.GroupDescription) -> dict[str, Any]:
     master = statuses.get(group.master)
     return {
         "group": group.broker_group, "health": group.health, "mode": group.mode, "master": group.master, "epoch": group.epoch,
-        "voters": list(group.voters), "learners": list(group.learners),
+        "voters": list(group.voters), "learners": list(group.learners), "is_delay": group.is_delay,
         "replicas": [_replica(group, each, master) for each in group.replicas],
     }  # fmt: skip
 
@@ -128,7 +128,8 @@ def table(found: dict[str, Any], trouble: str = "") -> Table:
     for group in found["groups"]:
         health = group["health"]
         state = f"[{_COLORS.get(health, 'white')}]{health}[/]"
-        shown.add_row(f"[bold]{group['group']}[/]", state, "", "", "", f"epoch {group['epoch']}")
+        kind = ", delay group" if group["is_delay"] else ""
+        shown.add_row(f"[bold]{group['group']}[/]", state, "", "", "", f"epoch {group['epoch']}{kind}")
         for replica in group["replicas"]:
             shown.add_row(*_cells(replica))
     return shown

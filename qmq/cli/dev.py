@@ -33,19 +33,27 @@ def dev(
     retention_mib: Annotated[int | None, typer.Option(help="The message log's size beyond which old segments go.")] = None,
     disk_free_mib: Annotated[int, typer.Option(help="Free space below which messages are refused.")] = 64,
     create_subjects: Annotated[bool, typer.Option(help="Let a first message create its subject.")] = True,
+    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Have a delay group, for delayed messages.")] = True,
+    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0,
+    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0,
+    tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
-    """Run a whole node in this process: metaserver, broker and coordination store, on one data folder.
+    """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
 
     Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
+    from qmq.delay.config import DelayConfig
     from qmq.node.dev import Node, NodeConfig
 
     set_up_logging(verbose)
     require_flush(flush)
     try:
         log = log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
-        config = NodeConfig(data, host, port, data_port, control_port, create_subjects, log)
+        config = NodeConfig(
+            data, host, port, data_port, control_port, create_subjects, log, delay=delay, delay_data_port=delay_data_port,
+            delay_control_port=delay_control_port, delay_config=DelayConfig(tick_ms=tick_ms),
+        )  # fmt: skip
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar)))
     except (OSError, QmqError) as failure:

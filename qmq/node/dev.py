@@ -2,49 +2,44 @@
 
     DATA/coordination.db        what a cluster keeps in etcd
     DATA/broker/                the broker's store (qmq/log/store.py)
+    DATA/delay/                 the delay server's, with its schedule
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import grpc
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import Claim, Master, Mode, ReplicaRecord, group_key
-from qmq_coordination.registry import Registration
-from qmq_coordination.store import Put, absent
-from qmq_coordination.view import Change, ClusterView
-from qmq_replication.membership import Membership
+from qmq_coordination.groups import DelaySettings
+from qmq_coordination.view import ClusterView
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.control import serve_control
-from qmq.broker.server import DataServer
-from qmq.broker.standing import AloneStanding
-from qmq.broker.upkeep import Upkeep
 from qmq.clock import SystemClock
-from qmq.errors import DiskFull
-from qmq.log.checkpointing import close_store
+from qmq.delay.config import DelayConfig
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
-from qmq.log.store import Store
 from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node import founding
+from qmq.node.part import Part
 from qmq.node.routing import ViewRouting
 
-log = logging.getLogger("qmq.node")
+if TYPE_CHECKING:
+    from qmq.node.dev_delay import DelayPart
 
-STOP_GRACE_S: Final = 1.0
 RELIST_S: Final = 300.0
 """The store is in this process, and its watch loses nothing: listing ten thousand subjects would only take time from the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Where a node keeps its data and listens. Port 0 takes a free one."""
+    """Where a node keeps its data and listens. Port 0 takes a free one.
+
+    With `delay` it has a delay group, too, whose settings found it or must be those that it was founded with.
+    """
 
     data: Path
     host: str = "127.0.0.1"
@@ -54,6 +49,12 @@ class NodeConfig:
     auto_create: bool = True
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
+    delay: bool = True
+    delay_group: str = "delay"
+    delay_data_port: int = 0
+    delay_control_port: int = 0
+    delay_settings: DelaySettings = founding.DEFAULT
+    delay_config: DelayConfig = field(default_factory=DelayConfig)
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -67,13 +68,13 @@ class Node:
         self.config = config
         self._progress = progress
         self._clock = SystemClock()
-        self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
         """Recover, then serve.
 
         Raises:
             FolderInUse: another process has the folder.
+            InvalidArgument: the folder's groups are not those that the config names.
             LogDamaged: acknowledged data is hurt.
             OSError: a port is taken.
         """
@@ -81,19 +82,14 @@ class Node:
         config.data.mkdir(parents=True, exist_ok=True)
         self.coordination = EmbeddedStore(config.data / "coordination.db")
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        self.delay: DelayPart | None = None
         await self.view.start()
         try:
-            self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
+            await self._open()
         except BaseException:
             await self.view.stop()
             await self.coordination.close()
             raise
-        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
-        self.broker.routing = ViewRouting(self.view, config.broker.name)
-        self.view.on_change(self._changed)
-        self._changed(Change())
-        self._upkeep = Upkeep(self.broker)
-        self._data = DataServer(self.broker)
         self._meta = MetaServer(self.coordination, self.view, MetaConfig(config.host, config.meta_port, config.auto_create))
         try:
             await self._listen()
@@ -101,33 +97,41 @@ class Node:
             await self.stop()
             raise
 
-    def _changed(self, _: Change) -> None:
-        """The coordination store has news; or had, before we started."""
-        self.broker.forget_routes()
-        self.broker.is_read_only = self.view.group(self.config.broker.name).mode is Mode.READ_ONLY
+    async def _open(self) -> None:
+        config = self.config
+        name = config.broker.name
+        await founding.found(self.coordination, name, (name,), None)
+        self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
+        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
+        self.broker.routing = ViewRouting(self.view, name)
+        self._part = Part(self.broker, self.coordination, self.view)
+        if config.delay:
+            try:
+                self.delay = await self._open_delay()
+            except BaseException:
+                await self._part.stop()
+                self._part.close()
+                raise
+
+    async def _open_delay(self) -> DelayPart:
+        from qmq.node.dev_delay import DelayPart
+
+        config = self.config
+        broker = replace(config.broker, name=config.delay_group)
+        settings = founding.check_settings(config.delay_settings)
+        await founding.found(self.coordination, broker.name, (broker.name,), settings)
+        return DelayPart(
+            config.data / "delay", config.log, broker, settings, config.delay_config, self.coordination, self.view,
+            progress=self._progress,
+        )  # fmt: skip
 
     async def _listen(self) -> None:
         config = self.config
-        await self._data.start(config.host, config.data_port)
-        self._upkeep.start()
-        control, control_port = await serve_control(
-            self.broker, AloneStanding(self.broker), config.broker.name, config.host, config.control_port
-        )
-        self._servers.append(control)
-        await self._register(f"{config.host}:{self._data.port}", f"{config.host}:{control_port}")
-        await self._meta.start()
-
-    async def _register(self, data_address: str, control_address: str) -> None:
-        """The same keys as a replicated group's, with a master that nobody elects: the folder's lock lets only one process be it."""
-        name, epoch = self.config.broker.name, self.store.epoch
-        claim = Claim(epoch, name, "dev")
-        for key, value in (("members", Membership(1, (name,)).encode()), ("epoch", claim.encode())):
-            await self.coordination.txn([absent(group_key(name, key))], [Put(group_key(name, key), value)])
-        master = Master(name, epoch, claim.attempt, data_address, control_address)
-        record = ReplicaRecord(name, name, data_address, control_address)
-        self._registration = Registration(self.coordination, record, also={group_key(name, "master"): master.encode()})
-        await self._registration.start()
+        await self._part.start(config.host, config.data_port, config.control_port)
+        if self.delay is not None:
+            await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
+        await self._meta.start()
 
     @property
     def meta_port(self) -> int:
@@ -142,28 +146,19 @@ class Node:
     @property
     def data_address(self) -> str:
         """The broker's data port."""
-        return f"{self.config.host}:{self._data.port}"
+        return f"{self.config.host}:{self._part.data_port}"
 
     async def stop(self) -> None:
         """Answer what is under way, then close so that the next start replays nothing."""
-        self.broker.is_stopping = True
-        if hasattr(self, "_registration"):
-            await self._registration.stop()
+        if self.delay is not None:
+            await self.delay.retire()
+        await self._part.retire()
         await self._meta.stop()
-        for server in self._servers:
-            await server.stop(STOP_GRACE_S)
-        await self._data.stop()
-        await self._upkeep.stop()
+        if self.delay is not None:
+            await self.delay.stop()
+        await self._part.stop()
         await self.view.stop()
         await self.coordination.close()
-        _close(self.store)
-
-
-def _close(store: Store) -> None:
-    """Close; on a full disk without the checkpoint, so that the next start replays a little."""
-    try:
-        store.write_actions()
-        close_store(store)
-    except DiskFull as failure:
-        log.warning("closed without a checkpoint: %s", failure)
-        store.close()
+        if self.delay is not None:
+            self.delay.close()
+        self._part.close()

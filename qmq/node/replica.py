@@ -3,8 +3,10 @@
     DATA/replica.json       what this replica promised, and what it knows of the others (qmq_replication/identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
 
-Starting: read who we are, open the store (mending damage from the others), ask the coordination store who belongs to the group, listen,
-take part. It takes part as a slave first, always; who serves is decided among the replicas.
+Starting: read who we are, ask the coordination store who belongs to the group (founding it, if it is new), open the store (mending damage
+from the others), listen, take part. It takes part as a slave first, always; who serves is decided among the replicas.
+
+What a replica of another kind does otherwise, it says by overriding what stands under *by kind* (qmq/node/delay.py).
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from qmq_coordination.groups import Master, Mode, ReplicaRecord
+from qmq_coordination.groups import DelaySettings, Master, Mode, ReplicaRecord
 from qmq_coordination.registry import Registration
 from qmq_coordination.view import Change, ClusterView
 from qmq_replication import identity as identities
@@ -31,7 +34,7 @@ from qmq.broker.config import BrokerConfig
 from qmq.broker.control import serve_control
 from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep, stop_process
-from qmq.clock import SystemClock
+from qmq.clock import Clock, SystemClock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
 from qmq.log import following
 from qmq.log.checkpointing import close_store
@@ -40,14 +43,17 @@ from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.log.tail import Place
-from qmq.node import mending
+from qmq.node import founding, mending
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.right import Right
 from qmq.node.routing import ViewRouting
 from qmq.node.standing import ReplicaStanding
 
 if TYPE_CHECKING:
+    import grpc
     from qmq_coordination.store import CoordinationStore
+
+    from qmq.log.projection import Projection
 
 log = logging.getLogger("qmq.node")
 
@@ -77,11 +83,16 @@ class ReplicaConfig:
 class ReplicaNode:
     """A running replica. `start`, then `stop`; after a crash just `start` again."""
 
-    def __init__(self, config: ReplicaConfig, coordination: CoordinationStore | None = None) -> None:
+    def __init__(
+        self, config: ReplicaConfig, coordination: CoordinationStore | None = None, *, clock: Clock | None = None,
+        kind: DelaySettings | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
+        self.kind = kind
+        self.folder = config.data / "broker"
         self.coordination = coordination or config.etcd.open()
         self.view = ClusterView(self.coordination)
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._disk = Disk()
         self._mending: asyncio.Task[None] | None = None
 
@@ -92,6 +103,7 @@ class ReplicaNode:
 
         Raises:
             FolderInUse: another process has the folder.
+            InvalidArgument: the group is of another kind.
             LogDamaged: acknowledged data is hurt, and no other replica could mend it.
             OSError: a port is taken.
         """
@@ -102,6 +114,7 @@ class ReplicaNode:
         self._viewing = asyncio.ensure_future(self.view.start())
         await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
         try:
+            self._membership = await self._join()
             self.store = await self._open()
         except BaseException:
             self._viewing.cancel()
@@ -110,28 +123,40 @@ class ReplicaNode:
             await self.coordination.close()
             raise
         self._judge_past(is_new=found is None)
-        self.broker = Broker(
-            self.store, self.view.subject, self._clock, replace(config.broker, name=config.replica),
-            asyncio.get_running_loop(), is_serving=False,
-        )  # fmt: skip
-        self.broker.routing = ViewRouting(self.view, config.group)
+        self.broker = self._make_broker(replace(config.broker, name=config.replica))
         self._data = DataServer(self.broker)
         await self._data.start(config.host, config.data_port)
         await self._take_part()
 
+    async def _join(self) -> Membership:
+        """Who belongs to the group, which is of our kind."""
+        config, known = self.config, self._identity.members()
+        if known is None:
+            known = await founding.found(self.coordination, config.group, config.replicas, self.kind)
+            founding.note_folder(self._disk, config.data, self.kind)
+            return known
+        founding.check_folder(config.data, config.group, self.kind)
+        founding.check_group(self.view.group(config.group), self.kind)
+        return known
+
     async def _open(self) -> Store:
         """Open the store; where it is damaged, mend it from the others first."""
-        folder = self.config.data / "broker"
+        folder = self.folder
         if self._identity.resetting_until:
-            following.begin_anew(folder, (0, 0))
+            self._begin_anew((0, 0))
             self._identity = replace(self._identity, resetting_until=0, is_whole=False)
         for _ in range(MEND_TRIES):
             try:
-                return open_store(folder, self.config.log, self._clock, disk=self._disk, is_replicated=True)
+                return self._open_store()
             except LogDamaged as damage:
                 if damage.position < 0 or not await self._mend_folder(folder, damage):
                     raise
         raise LogDamaged(f"{folder} has more than {MEND_TRIES} damaged entries: move it away, and it comes back from the others")
+
+    def _open_store(self, until: int | None = None) -> Store:
+        return open_store(
+            self.folder, self.config.log, self._clock, disk=self._disk, is_replicated=True, until=until, projection=self._projection()
+        )
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
         return await mending.repair_folder(self._peers_control(), folder, self.config.log.segment_bytes, damage)
@@ -164,9 +189,8 @@ class ReplicaNode:
             self.coordination, config.group,
             Master(config.replica, 0, "", record.data_address, record.control_address), lambda: secrets.token_hex(8),
         )  # fmt: skip
-        membership = self._identity.members() or await self._found_group()
         self.driver = Driver(
-            self.broker, self._identity, membership, self._coordinator, clock=self._clock, reopen=self._reopen,
+            self.broker, self._identity, self._membership, self._coordinator, clock=self._clock, reopen=self._reopen,
             save=self._save, fatal=stop_process,
         )  # fmt: skip
         self.standing.attach(self.driver)
@@ -179,7 +203,7 @@ class ReplicaNode:
         )
         self.driver.on_held = self._right.held
         self.broker.right = self._right
-        self._upkeep.hold_back = lambda: self.driver.core.resetting_until > 0
+        self._upkeep.hold_back = self._must_hold_back
         self._registration = Registration(self.coordination, record)
         self._registering = asyncio.ensure_future(self._register())
         self.view.on_change(self._changed)
@@ -191,17 +215,9 @@ class ReplicaNode:
         config = self.config
         self.standing = ReplicaStanding(self.broker, self._clock)
         self._control, port = await serve_control(
-            self.broker, self.standing, config.group, config.host, config.control_port
+            self.broker, self.standing, config.group, config.host, config.control_port, also=self._also_served()
         )
         return port
-
-    async def _found_group(self) -> Membership:
-        while True:
-            try:
-                return await self._coordinator.bootstrap(self.config.replicas)
-            except CoordinationError as failure:
-                log.warning("waiting for the coordination store: %s", failure)
-                await asyncio.sleep(1)
 
     async def _register(self) -> None:
         while True:
@@ -211,6 +227,29 @@ class ReplicaNode:
             except (CoordinationError, DiskFull) as failure:
                 log.warning("not registered yet: %s", failure)
                 await asyncio.sleep(1)
+
+    # --- by kind -------------------------------------------------------------------------------------------------------
+
+    def _projection(self) -> Projection | None:
+        """What follows from the logs besides; a new one for each opening of the store."""
+        return None
+
+    def _make_broker(self, config: BrokerConfig) -> Broker:
+        broker = Broker(self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), is_serving=False)
+        broker.routing = ViewRouting(self.view, self.config.group)
+        return broker
+
+    def _also_served(self) -> Callable[[grpc.aio.Server], None] | None:
+        """Adds services to the control port."""
+        return None
+
+    def _begin_anew(self, place: Place) -> None:
+        """Replace the closed store by an empty one whose logs begin at a place."""
+        following.begin_anew(self.folder, place)
+
+    def _must_hold_back(self) -> bool:
+        """Whether no checkpoint may be written now, and nothing deleted."""
+        return self.driver.core.resetting_until > 0
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
@@ -246,10 +285,9 @@ class ReplicaNode:
         """The store anew: cut behind an index, or begun anew at a place."""
         self._upkeep.quiesce()
         self.broker.store.close()
-        folder = self.config.data / "broker"
         if place is not None:
-            following.begin_anew(folder, place)
-        self.store = open_store(folder, self.config.log, self._clock, disk=self._disk, is_replicated=True, until=until)
+            self._begin_anew(place)
+        self.store = self._open_store(until)
         return self.store
 
     # --- damage --------------------------------------------------------------------------------------------------------
@@ -305,7 +343,7 @@ class ReplicaNode:
     def _close_store(self) -> None:
         store = self.broker.store
         try:
-            if store.committed_index >= store.applied_index and not self.driver.core.resetting_until and not store.unwritten:
+            if store.committed_index >= store.applied_index and not self._must_hold_back() and not store.unwritten:
                 close_store(store)
                 self._save(replace(self.driver.identity, boot=identities.CLEAN))
             else:
@@ -316,19 +354,19 @@ class ReplicaNode:
             store.close()
 
 
-async def run_replica(config: ReplicaConfig) -> None:
-    """Run until SIGINT or SIGTERM."""
+async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
+    """Run the node that `make` gives until SIGINT or SIGTERM."""
     from qmq.node.running import until_signal
     from qmq.node.tuning import calm_collector, tune_process
 
     tune_process()
-    node = ReplicaNode(config)
+    node = make()
+    config = node.config
 
     async def start() -> str:
         await node.start()
         calm_collector()
-        return f"qmq broker is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data})"
+        return f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data})"
 
     if await until_signal(start):
         await node.stop()
-

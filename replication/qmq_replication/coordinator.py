@@ -16,9 +16,10 @@ The functions await nothing but the store and the `sleep` they are given, so tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from qmq_coordination.groups import Claim, GroupState, Master, group_key, read_group
@@ -52,6 +53,23 @@ class Won:
     membership: Membership
 
 
+async def found_group(
+    store: CoordinationStore, group: str, voters: tuple[str, ...], also: Mapping[str, bytes] = MappingProxyType({})
+) -> Membership:
+    """The group's membership; the first one to ask founds the group with `voters`, and with the group's keys in `also`, all at once.
+
+    Raises CoordinationError.
+    """
+    key = group_key(group, "members")
+    while True:
+        found = await store.get(key)
+        if found is not None:
+            return Membership.decode(found.value)
+        puts = [Put(group_key(group, what), value) for what, value in also.items()]
+        with suppress(CoordinationUnknown):
+            await store.txn([absent(key)], [Put(key, Membership(1, voters).encode()), *puts])
+
+
 class Coordinator:
     """One replica's dealings with the store. `new_attempt` gives numbers that are never used twice."""
 
@@ -78,13 +96,7 @@ class Coordinator:
 
     async def bootstrap(self, voters: tuple[str, ...]) -> Membership:
         """The group's membership; the first one to ask founds the group with `voters`. Raises CoordinationError."""
-        key = self._key("members")
-        while True:
-            found = await self._store.get(key)
-            if found is not None:
-                return Membership.decode(found.value)
-            with suppress(CoordinationUnknown):
-                await self._store.txn([absent(key)], [Put(key, Membership(1, voters).encode())])
+        return await found_group(self._store, self._group, voters)
 
     # --- epochs --------------------------------------------------------------------------------------------------------
 

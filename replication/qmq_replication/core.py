@@ -308,7 +308,11 @@ class Replica:
         self.ready.truncate = index
 
     def _on_reset(self, sender: str, message: Reset) -> None:
-        if not self._heed(sender, message.epoch) or (self.in_step and message.start_index <= self.history.last_index):
+        if not self._heed(sender, message.epoch):
+            return
+        # One that holds nothing behind its start is in step there with any log; where the master's files go on, only the Reset says.
+        holds_nothing = message.start_index == self.history.last_index == self.history.start_index
+        if self.in_step and message.start_index <= self.history.last_index and not holds_nothing:
             return
         if message.start_index < self.commit:
             raise InvariantBroken(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")

@@ -112,6 +112,8 @@ class Driver:
         """Told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)."""
         self.mends: Callable[[LogDamaged], bool] = lambda _: False
         """Told of damage found while reading for a slave; True if it is being repaired."""
+        self.may_serve: Callable[[], bool] = lambda: True
+        """False while this replica, even as master, lacks what it needs to serve clients: it leads without serving then."""
         self._clock = clock
         self._reopen = reopen
         self._save = save
@@ -291,8 +293,12 @@ class Driver:
 
     def _commit(self, index: int) -> None:
         self.host.commit(index)
+        self.serve_if_due()
+
+    def serve_if_due(self) -> None:
+        """Serve clients, if this epoch's barrier is committed and nothing else is missing."""
         leader = self.core.leader
-        if leader is not None and leader.is_serving and not self.host.is_serving:
+        if leader is not None and leader.is_serving and not self.host.is_serving and self.may_serve():
             log.info("%s serves in epoch %d", self.identity.replica, leader.epoch)
             self.host.serve(self.host.store)
 

@@ -76,6 +76,18 @@ def test_a_reset_that_comes_twice_is_done_once() -> None:
     assert group.log["a"].epochs == [1, 1]
 
 
+def test_a_replica_that_holds_nothing_begins_where_the_masters_files_do_though_no_index_says_so() -> None:
+    """One of the master's logs lost its beginning, the other never did: everything behind index 0 is to be had, but not from place 0 on."""
+    group = Group()
+    group.step("b", "a", Append(1, 0, 0, 0, (), 0, 0, False, None))
+    assert group.core["a"].in_step
+    group.step("b", "a", Reset(1, 1, 0, 0, 5, 12))
+    assert group.disk["a"].resetting_until == 12
+    group.step("b", "a", Append(1, 1, 0, 0, (Run(1, 1),), 12, 12, False, (1,) * 12))
+    group.step("b", "a", Append(1, 1, 1, 12, (), 12, 12, False, None))
+    assert group.core["a"].may_count
+
+
 def test_a_reset_below_what_is_committed_stops_the_process() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))

@@ -1,0 +1,90 @@
+"""The delay group of `qmq dev`: one replica, which is its master, beside the broker in the same process.
+
+Its broker finds the real-time one as a cluster's does, by the coordination store and a connection to its data port: there is one way to
+deliver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qmq_coordination.groups import DelaySettings
+from qmq_coordination.store import CoordinationStore
+from qmq_coordination.view import ClusterView
+
+from qmq.broker.config import BrokerConfig
+from qmq.delay.broker import DelayBroker
+from qmq.delay.config import DelayConfig
+from qmq.delay.schedule import Schedule
+from qmq.delay.service import DelayService, Identity
+from qmq.delay.timekeeper import SteadyClock
+from qmq.delay.witnesses import Witnesses
+from qmq.errors import LogDamaged
+from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
+from qmq.log.recovery import Progress, open_store
+from qmq.node.part import Part
+from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
+from qmq.node.view_locator import ViewLocator
+
+if TYPE_CHECKING:
+    from qmq.client.link import Links
+
+
+class DelayPart:
+    """Opens the store in `folder` when it is made. Raises as `open_store`."""
+
+    def __init__(
+        self, folder: Path, log: LogConfig, broker: BrokerConfig, settings: DelaySettings, delay: DelayConfig,
+        coordination: CoordinationStore, view: ClusterView, *, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.clock = SteadyClock()
+        disk = Disk()
+        schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
+        store = open_store(folder, log, self.clock, disk=disk, progress=progress, projection=schedule)
+        if not schedule.is_whole:
+            store.close()
+            raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
+        self._locator = ViewLocator(coordination, view)
+        self.broker = DelayBroker(
+            store, view.subject, self.clock, broker, asyncio.get_running_loop(), group=broker.name, settings=settings, delay=delay,
+            links=self._links, is_serving=False,
+        )  # fmt: skip
+        self._part = Part(self.broker, coordination, view)
+        self._witnesses = Witnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
+        files = ReplicaScheduleFiles(folder, lambda: True)
+        identity = Identity(broker.name, broker.name, settings.bucket_ms)
+        self._service = DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files)
+
+    def _links(self) -> Links:
+        return self._locator.links("qmq-delay/dev")
+
+    async def start(self, host: str, data_port: int, control_port: int) -> None:
+        """Serve. Raises OSError if a port is taken."""
+        self._witnesses.start()
+        self.broker.serve(self.broker.store)
+        await self._part.start(host, data_port, control_port, also=self._service.add_to)
+
+    @property
+    def data_port(self) -> int:
+        """Where it listens."""
+        return self._part.data_port
+
+    async def retire(self) -> None:
+        """Deliver nothing more, let nothing new in."""
+        await self._part.retire()
+        ending = self.broker.end_engine()
+        if ending is not None:
+            await ending
+        await self._witnesses.stop()
+        self._locator.close()
+
+    async def stop(self) -> None:
+        """Answer what is under way."""
+        await self._part.stop()
+
+    def close(self) -> None:
+        """Close the store."""
+        self._part.close()

@@ -1,0 +1,253 @@
+"""The schedule of a delay replica whose log begins anew: fetched from another replica, for its own log no longer tells how it came about.
+
+    begin      the log begins anew, and not at its beginning: the schedule is not whole, and says so at every opening (`Schedule.is_whole`)
+    fetch      the files as another replica's newest checkpoint has them, piece by piece, into a folder aside
+    wait       until our own log holds, committed, everything behind that checkpoint
+    adopt      the folder takes its place, the store is opened anew with that state, and replays its own log from there
+
+A crash before the last step begins again; so does a file that vanishes meanwhile, or a donor. Files only grow while they are there, and a
+checkpoint says how long they were: so what is read of them does not depend on when. Meanwhile no checkpoint of our own is written.
+
+A replica without its schedule may be the one that holds most of the log. So it does lead, if it is elected: that brings the others up
+to date. But it serves nobody, and hands over to a replica that has its schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+import msgspec
+
+from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
+from qmq.limits import MIB
+from qmq.log.disk import Disk
+from qmq.node.schedule_files import SCHEDULE
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.proto.v1 import delay_pb2_grpc
+from qmq.rpc import CHANNEL_OPTIONS, typed_error
+
+log = logging.getLogger("qmq.node")
+
+ASIDE: Final = "schedule-fetched"
+PIECE_BYTES: Final = MIB
+ASK_S: Final = 10.0
+RETRY_S: Final = 1.0
+POLL_S: Final = 0.05
+GIVE_S: Final = 0.2
+TELL_S: Final = 5.0
+
+
+class Format(Protocol):
+    """What is known of a schedule's state: `qmq.delay.schedule.Schedule`."""
+
+    @staticmethod
+    def files(state: Any) -> list[tuple[str, int]]:
+        """Its files, and how much of each it is about. Raises LogDamaged."""
+        ...
+
+    @staticmethod
+    def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
+        """The folder has these files: the next opening takes them."""
+        ...
+
+
+class Taker(Protocol):
+    """The node that lacks its schedule."""
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether it does not lack it (any more)."""
+        ...
+
+    def donors(self) -> Mapping[str, str]:
+        """The other replicas' control addresses."""
+        ...
+
+    def needs_from(self) -> int | None:
+        """The lowest index from which on our own log is whole; None while that is not known."""
+        ...
+
+    @property
+    def committed(self) -> int:
+        """Up to where our own log is committed."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether we are master."""
+        ...
+
+    def adopt(self) -> None:
+        """Open the store anew: the schedule's files are in their place."""
+        ...
+
+    async def hand_over(self, to: str) -> None:
+        """Raises QmqError."""
+        ...
+
+
+class ScheduleTransfer:
+    """One replica's. `store` is the folder of its store."""
+
+    def __init__(self, taker: Taker, store: Path, disk: Disk, form: type[Format], fatal: Callable[[BaseException], None]) -> None:
+        self._taker = taker
+        self._store = store
+        self._disk = disk
+        self._form = form
+        self._fatal = fatal
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_started = False
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The replica takes part."""
+        self._is_started = True
+        self._start("fetch", self._run)
+
+    def forget(self) -> None:
+        """The log is about to begin anew, so nothing that is here of a schedule is to be believed; what is needed is fetched afterwards."""
+        self._cancel("fetch")
+        for name in (SCHEDULE, ASIDE):
+            shutil.rmtree(self._store / name, ignore_errors=True)
+        self._start("fetch", self._run)
+
+    def role_changed(self) -> None:
+        """We may be master now: without a schedule not for long."""
+        if self._is_started and self._taker.leads and not self._taker.has_schedule:
+            self._start("hand over", self._give_away)
+
+    async def stop(self) -> None:
+        """End it where it is."""
+        self._is_started = False
+        tasks = list(self._tasks.values())
+        for name in list(self._tasks):
+            self._cancel(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._cancel(name)
+        if self._is_started:
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(run())
+            task.add_done_callback(self._ended)
+
+    def _cancel(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._fatal(failure)
+
+    # --- fetching ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        if self._taker.has_schedule:
+            return
+        log.warning("this replica has no schedule: it is fetched from another one, and until then it serves nobody")
+        while not await self._fetch_from_any():  # noqa: ASYNC110 - others must come
+            await asyncio.sleep(RETRY_S)
+
+    async def _fetch_from_any(self) -> bool:
+        for name, address in self._taker.donors().items():
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                try:
+                    await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
+                except grpc.aio.AioRpcError as cause:
+                    log.warning("replica %s does not give its schedule: %s", name, typed_error(cause, address))
+                except (DiskFull, LogDamaged, Unavailable) as failure:
+                    log.warning("the schedule could not be taken from replica %s: %s", name, failure)
+                else:
+                    return True
+        return False
+
+    async def _take_from(self, name: str, stub: Any) -> None:
+        told: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
+        first = self._taker.needs_from()
+        if first is None or told.index < first - 1:
+            raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
+        await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
+        while self._taker.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
+            await asyncio.sleep(POLL_S)
+        self._adopt(told.state)
+        log.warning("the schedule of replica %s as of index %d was taken over", name, told.index)
+
+    async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:
+        aside = self._store / ASIDE
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        progress = _Progress(name, len(files), sum(size for _, size in files))
+        for file, size in files:
+            await self._fetch_file(stub, aside / Path(file).name, size, progress)
+        await asyncio.to_thread(self._disk.sync_folder, aside)
+
+    async def _fetch_file(self, stub: Any, path: Path, size: int, progress: _Progress) -> None:
+        fd = self._disk.open_append(path)
+        try:
+            at = 0
+            while at < size:
+                request = pb.ReadScheduleRequest(file=path.name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
+                piece: bytes = (await stub.ReadSchedule(request, timeout=ASK_S)).data
+                if not 0 < len(piece) <= size - at:
+                    raise Unavailable(f"{path.name} gave {len(piece)} bytes at {at}, and should have {size}")
+                self._disk.write(fd, [piece], at)
+                at += len(piece)
+                progress.tell(len(piece))
+            await asyncio.to_thread(self._disk.sync, fd)
+        finally:
+            self._disk.close(fd)
+
+    def _adopt(self, state: bytes) -> None:
+        """Without giving way: nobody sees the store between the two."""
+        self._form.adopt(self._store / ASIDE, state, self._disk)
+        shutil.rmtree(self._store / SCHEDULE, ignore_errors=True)
+        (self._store / ASIDE).rename(self._store / SCHEDULE)
+        self._disk.sync_folder(self._store)
+        self._taker.adopt()
+
+    # --- leading without a schedule ------------------------------------------------------------------------------------
+
+    async def _give_away(self) -> None:
+        """Until somebody else leads, or the schedule is here."""
+        taker = self._taker
+        while taker.leads and not taker.has_schedule:
+            for name, address in taker.donors().items():
+                if await _has_schedule(address):
+                    try:
+                        await taker.hand_over(name)
+                        return
+                    except QmqError as failure:
+                        log.warning("replica %s has its schedule and does not take over: %s", name, failure)
+            await asyncio.sleep(GIVE_S)
+
+
+class _Progress:
+    """Says now and then how far it is."""
+
+    def __init__(self, donor: str, files: int, size: int) -> None:
+        self._donor, self._bytes, self._done = donor, size, 0
+        self._told_s = time.monotonic()
+        log.info("fetching %d files of the schedule, %d bytes, from replica %s", files, size, donor)
+
+    def tell(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._told_s >= TELL_S:
+            self._told_s = time.monotonic()
+            log.info("%d of %d bytes of the schedule fetched from replica %s", self._done, self._bytes, self._donor)
+
+
+async def _has_schedule(address: str) -> bool:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        try:
+            await delay_pb2_grpc.DelayControlStub(channel).DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return True

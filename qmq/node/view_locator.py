@@ -1,0 +1,69 @@
+"""Where subjects are, answered from this process's own view of the coordination store: for a client inside a server.
+
+A delay group delivers whether a metaserver lives or not. So its client does not ask one: what a metaserver would answer is found here by
+the metaserver's own rules (qmq/meta/cluster.py), without the detour. Subjects are never created by that: a message whose subject is gone
+waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from qmq_coordination.view import ClusterView
+
+from qmq.client.link import Links
+from qmq.client.locator import Locator, Pushed
+from qmq.client.routes import Ordering, Placement, Route
+from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
+from qmq.meta.cluster import Cluster
+from qmq.meta.watchers import Watchers
+from qmq.model import Order, SubjectConfig
+
+if TYPE_CHECKING:
+    from qmq_coordination.store import CoordinationStore
+
+
+class ViewLocator:
+    """Answers `qmq.client.locator.Locate` and `Watch`. Ask it only while the view runs."""
+
+    def __init__(self, store: CoordinationStore, view: ClusterView) -> None:
+        self._view = view
+        self._cluster = Cluster(store, view, auto_create=False)
+        self._watchers = Watchers(view)
+
+    async def locate(self, subject: str) -> Placement:
+        """See the module. Raises UnknownSubject; Unavailable where nobody knows just now."""
+        try:
+            config, found = await self._cluster.locate(subject, create=False)
+            ordering = await self._ordering(config)
+        except (CallerError, Unavailable):
+            raise
+        except QmqError as cause:
+            raise NotConnected(f"where {subject!r} is cannot be said just now: {cause}") from cause
+        return Placement([Route(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found], ordering)
+
+    async def _ordering(self, config: SubjectConfig) -> Ordering | None:
+        if config.order is Order.NONE:
+            return None
+        state = await self._cluster.ordered(config)
+        assert state.route is not None
+        return Ordering(config.order, state.route, frozenset(state.fenced))
+
+    async def watch(self) -> AsyncIterator[Pushed]:
+        """What changes, until `close`."""
+        while True:
+            try:
+                async for told in self._watchers.watch():
+                    yield Pushed(told.subjects, told.broker_groups)
+                return
+            except Overloaded:  # so many changes at once that their names were not kept
+                yield Pushed(is_gap=True)
+
+    def links(self, client: str) -> Links:
+        """Ways to the brokers, by what is located here; whoever gets them closes them."""
+        return Links(Locator(self.locate, self.watch), client)
+
+    def close(self) -> None:
+        """Every watch ends."""
+        self._watchers.close()

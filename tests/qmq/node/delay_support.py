@@ -1,0 +1,143 @@
+"""A delay group of three, a broker group of one and a metaserver in one event loop, on one coordination store in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.groups import DelaySettings
+from qmq_coordination.view import ClusterView
+from support import eventually
+
+from qmq.broker.config import BrokerConfig
+from qmq.delay.broker import schedule_of
+from qmq.delay.config import DelayConfig
+from qmq.delay.schedule import Schedule
+from qmq.limits import KIB
+from qmq.log.config import LogConfig
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.delay import DelayNode, DelayReplicaConfig
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica import ReplicaConfig, ReplicaNode
+
+NAMES = ("a", "b", "c")
+SETTINGS = DelaySettings(3_600_000, 10**11)
+SHORT = LogConfig(
+    segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100, tail_bytes=KIB
+)
+"""A log whose beginning is gone soon, from memory too."""
+NOWHERE = EtcdOptions(("127.0.0.1:1",))
+
+
+class Shared(EmbeddedStore):
+    """One store for all; closed by the test."""
+
+    async def close(self) -> None:
+        """Not by a node."""
+
+
+def delay_config(data: Path, name: str, log: LogConfig | None = None, **others: Any) -> DelayReplicaConfig:
+    """Replica `name` of group `d`."""
+    chosen: dict[str, Any] = {"group": "d", "settings": SETTINGS, **others}
+    return DelayReplicaConfig(
+        replica=name, replicas=NAMES, data=data / name, etcd=NOWHERE, data_port=0, control_port=0, log=log or LogConfig(),
+        broker=BrokerConfig(retention_interval_ms=50), delay=DelayConfig(tick_ms=50), **chosen,
+    )  # fmt: skip
+
+
+def broker_config(data: Path, name: str = "x", group: str = "g") -> ReplicaConfig:
+    """The only replica of a broker group."""
+    return ReplicaConfig(group, name, (name,), data / name, NOWHERE, data_port=0, control_port=0)
+
+
+class DelayCluster:
+    """See the module."""
+
+    def __init__(self, data: Path, log: LogConfig | None) -> None:
+        self.data = data
+        self.log = log
+        self.store = Shared()
+        self.view = ClusterView(self.store)
+        self.nodes: dict[str, DelayNode] = {}
+        self.broker = ReplicaNode(broker_config(data), self.store)
+        self.meta: MetaServer | None = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
+
+    async def start(self, name: str) -> DelayNode:
+        """Start one replica of the delay group."""
+        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store)
+        await node.start()
+        return node
+
+    async def stop(self, name: str) -> None:
+        """Stop it."""
+        await self.nodes.pop(name).stop()
+
+    async def crash(self, name: str) -> None:
+        """As if its process had been killed now: what is on disk stays, and nothing else."""
+        data, image = self.data / name, self.data / f"{name}-as-it-was"
+        shutil.copytree(data, image)
+        await self.stop(name)
+        shutil.rmtree(data)
+        image.rename(data)
+
+    async def stop_meta(self) -> None:
+        """No metaserver is left."""
+        meta, self.meta = self.meta, None
+        if meta is not None:
+            await meta.stop()
+
+    async def master(self, *, other_than: str = "") -> DelayNode:
+        """The one that serves."""
+
+        def serving() -> list[DelayNode]:
+            return [node for name, node in self.nodes.items() if node.broker.is_serving and name != other_than]
+
+        await eventually(lambda: len(serving()) == 1)
+        return serving()[0]
+
+    async def slave(self) -> str:
+        """One that does not."""
+        master = await self.master()
+        return next(name for name in self.nodes if name != master.config.replica)
+
+    def delivered(self, subject: str) -> int:
+        """How many messages the real-time broker has of a subject."""
+        queue = self.broker.broker.store.queue(subject, 0)
+        return 0 if queue is None else queue.next_sequence
+
+    def schedule(self, name: str) -> Schedule:
+        """A replica's."""
+        return schedule_of(self.nodes[name].broker.store)
+
+    def pending(self, name: str) -> dict[int, int]:
+        """Of each bucket, as a replica sees it."""
+        return {each.bucket: each.pending for each in self.schedule(name).buckets() if each.pending}
+
+
+@asynccontextmanager
+async def running_delay(data: Path, log: LogConfig | None = None) -> AsyncIterator[tuple[DelayCluster, str]]:
+    """Everything, and the metaserver's address."""
+    cluster = DelayCluster(data, log)
+    await cluster.view.start()
+    assert cluster.meta is not None
+    await cluster.meta.start()
+    try:
+        await cluster.broker.start()
+        for name in NAMES:
+            await cluster.start(name)
+        await cluster.master()
+        await eventually(lambda: cluster.broker.broker.is_serving)
+        yield cluster, cluster.meta.address
+    finally:
+        with patch("qmq.node.standing.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
+            for name in list(cluster.nodes):
+                await cluster.stop(name)
+            await cluster.broker.stop()
+        await cluster.stop_meta()
+        await cluster.view.stop()
+        await EmbeddedStore.close(cluster.store)

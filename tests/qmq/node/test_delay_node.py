@@ -1,0 +1,139 @@
+"""A delay group of three replicas: what the node puts together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.groups import DelaySettings
+from support import eventually
+
+import qmq
+from qmq.errors import CoordinationUnavailable, InvalidArgument
+from qmq.node.delay import DelayNode
+from qmq.node.replica import ReplicaNode
+
+SOON = timedelta(milliseconds=300)
+LATER = timedelta(hours=30)
+
+
+async def test_every_replica_has_the_whole_schedule_and_what_is_due_is_delivered_once(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(100)], delays=SOON)
+        await mq.send_many("s", [b"%d" % number for number in range(500)], delays=LATER)
+        async with mq.consumer("s", "g") as consumer:
+            found = []
+            while len(found) < 100:
+                got = await consumer.pull(100, timedelta(seconds=10))
+                found += [message.body for message in got]
+                await got.ack()
+        assert sorted(found, key=int) == [b"%d" % number for number in range(100)]
+        master = (await cluster.master()).config.replica
+        await eventually(lambda: all(cluster.pending(name) == cluster.pending(master) for name in NAMES))
+        assert sum(cluster.pending(master).values()) == 500
+        assert cluster.delivered("s") == 100
+
+
+async def test_a_master_that_stops_hands_over_and_the_next_one_delivers(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(200)], delays=timedelta(seconds=1.5))
+        first = (await cluster.master()).config.replica
+        await cluster.stop(first)
+        await cluster.master(other_than=first)
+        await eventually(lambda: cluster.delivered("s") >= 200)
+        await cluster.start(first)
+        await eventually(lambda: cluster.nodes[first].driver.core.commit > 0 and not cluster.pending(first))
+        assert cluster.delivered("s") == 200
+
+
+async def test_delivery_needs_no_metaserver(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address):
+        async with qmq.connect(address) as mq:
+            await mq.send_many("s", [b"1", b"2"], delays=timedelta(seconds=1))
+        await cluster.stop_meta()
+        await eventually(lambda: cluster.delivered("s") == 2)
+
+
+async def test_a_whole_group_that_was_stopped_delivers_what_became_due_meanwhile(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(50)], delays=SOON * 2)
+        for name in NAMES:
+            await cluster.stop(name)
+        assert cluster.delivered("s") == 0
+        for name in NAMES:
+            await cluster.start(name)
+        await eventually(lambda: cluster.delivered("s") == 50)
+
+
+async def test_a_delayed_message_sent_to_a_real_time_broker_is_refused(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await mq.send("s", b"now")
+        with pytest.raises(InvalidArgument, match="delay group"):
+            cluster.broker.broker.produce(*_produce(b"later", due_ms=1))
+
+
+def _produce(body: bytes, *, due_ms: int) -> tuple[object, int, memoryview]:
+    from qmq.batch import encode
+    from qmq.region import Columns
+
+    envelope, region = encode(b"s", Columns([body], dues=[due_ms]), producer_id=1, batch_sequence=0, create_time_ms=1)
+    return object(), 1, memoryview(envelope + region)
+
+
+async def test_a_drained_delay_group_takes_nothing_new_and_delivers_what_it_has(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await mq.send("s", b"1", delay=timedelta(seconds=1))
+        await mq.metadata.set_group_mode("d", "read-only")
+        await eventually(lambda: all(node.broker.is_read_only for node in cluster.nodes.values()))
+        await eventually(lambda: cluster.delivered("s") == 1)
+
+
+# --- of which kind a group is --------------------------------------------------------------------------------------------
+
+
+async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goes_on(tmp_path: Path) -> None:
+    async with running_delay(tmp_path) as (cluster, _):
+        other = DelaySettings(SETTINGS.bucket_ms // 2, SETTINGS.delay_ms_max)
+        longer = DelaySettings(SETTINGS.bucket_ms, SETTINGS.delay_ms_max + 1)
+        for settings in (other, longer):
+            with pytest.raises(InvalidArgument, match="was founded with"):
+                await DelayNode(delay_config(tmp_path / "new", "new", settings=settings), cluster.store).start()
+        with pytest.raises(InvalidArgument, match="d is a delay group"):
+            await ReplicaNode(broker_config(tmp_path, "new", "d"), cluster.store).start()
+        with pytest.raises(InvalidArgument, match="g is a broker group"):
+            await DelayNode(delay_config(tmp_path / "new", "x", group="g"), cluster.store).start()
+        await cluster.master()
+        assert cluster.view.group("d").delay == SETTINGS
+        assert cluster.view.group("g").delay is None
+
+
+class Silent(EmbeddedStore):
+    """A store that answers nothing."""
+
+    async def list(self, prefix: str):  # type: ignore[no-untyped-def]
+        raise CoordinationUnavailable("nobody answers (in this test)")
+
+
+async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.node.replica.KNOWN_WAIT_S", 0.05)
+    async with running_delay(tmp_path) as (cluster, _):
+        await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")
+        await cluster.stop("b")
+        changed = replace(delay_config(tmp_path, "b"), settings=DelaySettings(1_800_000, SETTINGS.delay_ms_max))
+        with pytest.raises(InvalidArgument, match="was founded with --bucket 60m"):
+            await DelayNode(changed, Silent()).start()
+        with pytest.raises(InvalidArgument, match="is a delay group"):
+            await ReplicaNode(broker_config(tmp_path, "b", "d"), Silent()).start()
+
+
+@pytest.mark.parametrize("bucket_ms", [60_000, 7 * 60_000, 48 * 3_600_000])
+def test_impossible_buckets_are_refused_before_anything_is_opened(tmp_path: Path, bucket_ms: int) -> None:
+    with pytest.raises(InvalidArgument, match="5 minutes to 24 hours"):
+        DelayNode(delay_config(tmp_path, "a", settings=DelaySettings(bucket_ms, 1)))
+    assert list(tmp_path.iterdir()) == []
