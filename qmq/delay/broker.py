@@ -27,7 +27,7 @@ from qmq.delay.ledger import LogLedger
 from qmq.delay.outlets.outlets import Outlets
 from qmq.delay.recurrence import check as check_recurrence
 from qmq.delay.timekeeper import SteadyClock
-from qmq.errors import InvalidArgument, NotMaster, OrderMismatch
+from qmq.errors import InvalidArgument, NotMaster, OrderMismatch, Overloaded
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.log.actions import ScheduleAction
 from qmq.log.store import Store
@@ -138,6 +138,10 @@ class DelayBroker(Broker):
             if layout.due < 0:
                 raise InvalidArgument("a delay group takes delayed messages only: send this one to where the subject lives")
             check_due(latest_due(region, header, layout), self.clock.time_ms(), self.settings.delay_ms_max)
+            if header.compression:
+                raise InvalidArgument("a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be")
+            if self.engine is not None and self.engine.full_buckets:
+                self._require_room(region, header, layout)
             if bool(header.flags & _ORDERED) != is_ordered:
                 raise OrderMismatch(f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and the batch says otherwise")
             if is_ordered and layout.key < 0:
@@ -146,6 +150,16 @@ class DelayBroker(Broker):
                 check_recurring(region, header)
 
         return check
+
+    def _require_room(self, region: bytes, header: RegionHeader, layout: Layout) -> None:
+        assert self.engine is not None
+        wanted = set((np.frombuffer(region, "<i8", header.count, layout.due) // self.settings.bucket_ms).tolist())
+        full = wanted & self.engine.full_buckets
+        if full:
+            raise Overloaded(
+                f"the hour that begins at {min(full) * self.settings.bucket_ms} ms has all that its files can hold: send to another delay "
+                "group, or found one with shorter buckets"
+            )
 
 
 def schedule_of(store: Store) -> Schedule:

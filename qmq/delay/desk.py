@@ -6,7 +6,7 @@ is taken back from it (`withdraw`), one in a plan is too late. The answer leaves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from qmq.delay.ports import DueMessage, Place, Standing, places_of_one
@@ -14,13 +14,21 @@ from qmq.errors import DelayTooLong, InvalidArgument, TooLate
 from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Postpone, ScheduleAction
 from qmq.model import DelayedId, MessageId
+from qmq.region import BatchFlag
 
 if TYPE_CHECKING:
     from qmq.delay.engine import Engine
 
 TRIES: Final = 10
 """How often the newest run of a recurring message is looked for while it changes."""
+LOOK_MAX: Final = 2_000
+"""Messages of all subjects that one page of a list looks at."""
+SAME_MAX: Final = 50_000
+"""Messages due in the same millisecond that a list can sort."""
+HIGHEST_ID: Final = "~"
+"""Behind every id."""
 _CANCELLED: Final = "cancelled"
+_RECURRING: Final = int(BatchFlag.RECURRING)
 
 
 class EngineDesk:
@@ -86,27 +94,33 @@ class EngineDesk:
     def _message(self, place: Place) -> DueMessage:
         return self._engine().schedule.read(places_of_one(place))[0]
 
-    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
-        """See `Desk`."""
+    def listed(
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+        """See `Desk`. One call looks at a few thousand messages: deliveries wait meanwhile."""
         found: list[DueMessage] = []
-        for message in self._behind(subject, from_ms, to_ms, after):
-            if len(found) > most and message.due_ms > found[most].due_ms:
-                break  # they come by due time: what is due at one time is sorted by id
-            found.append(message)
+        last: DueMessage | None = None
+        for looked, message in enumerate(self._engine().schedule.scan("", max(from_ms, after[0]), to_ms)):
+            if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
+                break  # they come by due time, and what is due at one time is to be sorted by id: only between two times one may stop
+            last = message
+            if looked >= SAME_MAX:
+                raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list what is due before or after")
+            if (not subject or message.subject == subject) and self._order(message) > after:
+                found.append(message)
+        else:
+            last = None
         found.sort(key=self._order)
-        return found[:most], len(found) > most
-
-    def _behind(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str]) -> Iterator[DueMessage]:
-        for message in self._engine().schedule.scan(subject, max(from_ms, after[0]), to_ms):
-            if self._order(message) > after:
-                yield message
+        if len(found) > most:
+            return found[:most], self._order(found[most - 1])
+        return found, None if last is None else (last.due_ms, HIGHEST_ID)
 
     def _order(self, message: DueMessage) -> tuple[int, str]:
         return message.due_ms, str(self.id_of(message))
 
     def id_of(self, message: DueMessage) -> DelayedId:
         """See `Desk`. A run is known by the id of its recurring message."""
-        first = message.headers.get(SCHEDULE_ID)
+        first = message.headers.get(SCHEDULE_ID) if message.flags & _RECURRING else None
         digits = first.decode() if first is not None else message.message_id.hex()
         return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
 

@@ -27,6 +27,7 @@ from qmq.delay.loader import Loader
 from qmq.delay.ports import DueMessage, Place, Places, Standing
 from qmq.delay.wheel import Wheel
 from qmq.errors import LogDamaged, NotMaster
+from qmq.limits import MIB
 from qmq.log.actions import Close, PlanAction
 from qmq.region import BatchFlag
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.delay")
 
-CLOSE_S: Final = 30.0
+CLOSE_S: Final = 10.0
+BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
+"""A line of the index can name 32 GiB (ports.INDEX_ROW); what comes until the next look must fit behind this."""
 SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
@@ -118,6 +121,8 @@ class Engine:
         """Due, of ordered subjects, while late ones are not through."""
         self.damaged: list[tuple[Place, str]] = []
         """Due, and not readable: why. They stay pending."""
+        self.full_buckets: set[int] = set()
+        """Those that take no more: their files are as long as they may be."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake = asyncio.Event()
         self._is_late_turn = False
@@ -206,6 +211,7 @@ class Engine:
     async def _close(self) -> None:
         """The buckets before the first one that is not over, or has something left."""
         while True:
+            self.full_buckets = {info.bucket for info in self.schedule.buckets() if info.stored_bytes > BUCKET_BYTES_MAX}
             await asyncio.sleep(CLOSE_S)
             before = self.closable()
             if before > self.schedule.closed_before:

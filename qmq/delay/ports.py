@@ -176,10 +176,13 @@ class Desk(Protocol):
         """The message and "pending", "planned", "delivered" or "cancelled". Raises MessageNotFound, NotMaster."""
         ...
 
-    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id); and whether there are more.
+    def listed(
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in that order.
 
-        Their order is that of (due, id).
+        And behind which (due, id) to go on, None if that was all: there may be fewer than asked for, and more to come. Raises
+        InvalidArgument.
         """
         ...
 

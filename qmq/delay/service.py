@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import grpc
 
 from qmq.delay.ports import BucketInfo, Desk, DueMessage, ScheduleFiles, Standing
-from qmq.delay.requests import listing, mark_of, new_due_ms
+from qmq.delay.requests import Mark, listing, mark_of, new_due_ms
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate
 from qmq.headers import CRON, ZONE
 from qmq.limits import MIB
@@ -109,11 +109,12 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         """See delay.proto."""
         wanted, desk = listing(request), self._desk()
-        found, has_more = desk.listed(*wanted)
+        found, behind = desk.listed(*wanted)
         messages = [self._message(each, str(desk.id_of(each)), "pending") for each in found]
         page = _within(messages, PAGE_BYTES_MAX)
-        goes_on = page and (has_more or len(page) < len(messages))
-        return pb.ListDelayedResponse(messages=page, next=str(mark_of(page[-1])) if goes_on else "")
+        if len(page) < len(messages):
+            behind = mark_of(page[-1])
+        return pb.ListDelayedResponse(messages=page, next=str(Mark(*behind)) if behind is not None else "")
 
     @answering
     async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:

@@ -79,14 +79,16 @@ class FakeDesk:
         self.messages[str(delayed)] = moved, "pending"
         return moved
 
-    def listed(self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int) -> tuple[list[DueMessage], bool]:
+    def listed(
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         found = [
             (each.due_ms, text, each)
             for text, (each, state) in self.messages.items()
             if state == "pending" and subject in ("", each.subject) and from_ms <= each.due_ms < (to_ms or 1 << 62)
         ]
         behind = sorted(each for each in found if each[:2] > after)
-        return [each[2] for each in behind[:most]], len(behind) > most
+        return [each[2] for each in behind[:most]], behind[most - 1][:2] if len(behind) > most else None
 
     def standing(self) -> Standing:
         buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
