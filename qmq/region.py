@@ -58,6 +58,8 @@ class BatchFlag(IntFlag):
     """One delayed message with the headers `qmq-cron` and `qmq-zone`: it comes again and again."""
     DIRECTED = 8
     """For one consumer group, which the header `qmq-group` of each message names: others pass over it."""
+    AGAIN = 16
+    """It may be stored already, under this number: it is looked for however long ago that was."""
 
 
 class RegionHeader(NamedTuple):

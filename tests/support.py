@@ -54,10 +54,12 @@ class SmallDisk(Disk):
         return 1 << 40
 
 
-def intake(queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None) -> Intake:
+def intake(
+    queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None, flags: int = 0
+) -> Intake:
     """A batch as the broker takes it in."""
     envelope, region = encode(
-        queue.id.subject.encode(), Columns(bodies, tags=tags), producer_id=producer, batch_sequence=number, create_time_ms=1
+        queue.id.subject.encode(), Columns(bodies, tags=tags), producer_id=producer, batch_sequence=number, create_time_ms=1, flags=flags
     )
     return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
 

@@ -215,7 +215,7 @@ class Broker:
         """Who asks again for its answer gets it, drained or not; and a partition takes messages until it was moved away."""
         if batch.queue.is_ordered:
             return True
-        return self.store.find_duplicate(batch.queue, batch.header.producer_id, batch.header.batch_sequence) is not None
+        return self.store.find_duplicate(batch.queue, batch.header) is not None
 
     def find_queue(self, subject: bytes, partition: int) -> Destination:
         """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""

@@ -78,7 +78,7 @@ class Admission:
         header = batch.header
         if header.batch_sequence <= newest.get((id(batch.queue), header.producer_id), -1):
             return True
-        return self._store.find_duplicate(batch.queue, header.producer_id, header.batch_sequence) is not None
+        return self._store.find_duplicate(batch.queue, header) is not None
 
     def _require(self, batch: Intake, newest: dict[tuple[int, int], int]) -> None:
         queue, header = batch.queue, batch.header

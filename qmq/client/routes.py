@@ -132,6 +132,8 @@ class RouteBook:
         self._places[subject] = places
         if ordering is not None:
             self._orders[subject] = ordering
+        else:
+            self._orders.pop(subject, None)
         return learned
 
     def _learn_master(self, ask: int, route: Route, learned: Learned) -> bool:

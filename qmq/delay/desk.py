@@ -100,7 +100,8 @@ class EngineDesk:
         """See `Desk`. One call looks at a few thousand messages: deliveries wait meanwhile."""
         found: list[DueMessage] = []
         last: DueMessage | None = None
-        for looked, message in enumerate(self._engine().schedule.scan("", max(from_ms, after[0]), to_ms)):
+        begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
+        for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms)):
             if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
                 break  # they come by due time, and what is due at one time is to be sorted by id: only between two times one may stop
             last = message

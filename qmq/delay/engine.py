@@ -77,8 +77,12 @@ class Outlet(Protocol):
         """(subject, messages that wait, why)."""
         ...
 
-    async def stop(self) -> None:
+    def halt(self) -> None:
         """Send nothing more."""
+        ...
+
+    async def stop(self) -> None:
+        """End what `halt` stopped."""
         ...
 
 
@@ -162,6 +166,7 @@ class Engine:
     def halt(self) -> None:
         """It is master no longer, or the process ends: nothing is planned from now on."""
         self.schedule.on_pending = _nobody
+        self.outlets.halt()
         for task in self._tasks:
             task.cancel()
 

@@ -12,7 +12,7 @@ every checksum. Where one does not hold, there are two cases, and they must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
@@ -180,3 +180,8 @@ def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]
         with suppress(CorruptBatch):
             yield entry_at(segments, position + at)
         at = data.find(_MAGIC_BYTES, at + 1)
+
+
+def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
+    """Which of the (epoch, first index) an index lies in; -1 if they do not go back so far."""
+    return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)

@@ -20,6 +20,15 @@ PRODUCERS_MAX: Final = 10_000
 """Producers remembered for one queue; the longest silent one goes first, after the expiry goes by time."""
 
 
+CLOCKS_MS: Final = 24 * 3600 * 1000
+"""How far the clocks of a producer and a broker may differ; beyond it, what was sent again after more than an hour is not recognised."""
+
+
+def birth_ms(producer_id: int) -> int:
+    """Nothing of the producer was appended before: its id holds the time of its birth, by its own clock."""
+    return max((producer_id >> 20) - CLOCKS_MS, 0)
+
+
 class Window:
     """One producer's newest batches in one queue."""
 

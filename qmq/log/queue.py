@@ -8,12 +8,15 @@ from typing import Any
 
 from qmq_ordering.route import LpRange
 
+from qmq.batch import BatchView
+from qmq.directed import LOOK_INSIDE, is_directed
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.consumption import Share
 from qmq.log.disk import Disk
 from qmq.log.lanes import LaneShare
 from qmq.log.producers import Producers
 from qmq.model import QueueId
+from qmq.region import tag_bloom
 from qmq.wire.messages import Produced
 
 
@@ -59,6 +62,15 @@ class Queue:
         self.visible_sequence = 0
         self.cumulative_bytes = 0
         self.last_append_ms = 0
+
+    def entry_of(self, view: BatchView, position: int) -> IndexEntry:
+        """The consume log's entry of its next batch, found in the message log at `position`."""
+        envelope, header = view.envelope, view.header
+        bloom = LOOK_INSIDE if is_directed(header) else tag_bloom(view.tag_hashes())
+        return IndexEntry(
+            envelope.base_sequence, position, envelope.append_time_ms, header.producer_id, header.batch_sequence, bloom,
+            self.cumulative_bytes, envelope.total_bytes, header.count,
+        )  # fmt: skip
 
     def add(self, entry: IndexEntry) -> None:
         """A batch was stored: index it and remember its producer. Used alike when appending and when replaying."""

@@ -16,7 +16,6 @@ holds what a new master may take back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +35,16 @@ from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import damaged, head_at, unwrap, wrap
+from qmq.log.envelopes import damaged, epoch_of, head_at, unwrap, wrap
 from qmq.log.lanes import LaneShare
 from qmq.log.lock import FolderLock
+from qmq.log.producers import birth_ms
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
 from qmq.model import Partition, QueueId
-from qmq.region import RegionHeader, check_region, tag_bloom
+from qmq.region import BatchFlag, RegionHeader, check_region
 from qmq.wire.messages import Produced
 
 _SNAPSHOT_STATES: Final = 200
@@ -168,14 +168,12 @@ class Store:
         for batch in batches:
             queue, header = batch.queue, batch.header
             key = (id(queue), header.producer_id, header.batch_sequence)
-            produced = seen.get(key) or self.find_duplicate(queue, header.producer_id, header.batch_sequence)
+            produced = seen.get(key) or self.find_duplicate(queue, header)
             if produced is None:
                 sequence, cumulative = following.get(id(queue)) or (queue.next_sequence, queue.cumulative_bytes)
                 index += 1
                 total = ENVELOPE_BYTES + len(batch.region)
-                buffers.append(
-                    place(Kind.DATA, total, batch.region_crc, sequence, self.epoch, index, time_ms, flushed)
-                )
+                buffers.append(place(Kind.DATA, total, batch.region_crc, sequence, self.epoch, index, time_ms, flushed))
                 buffers.append(batch.region)
                 entries.append((queue, IndexEntry(
                     sequence, position, time_ms, header.producer_id, header.batch_sequence, batch.tag_bloom,
@@ -266,17 +264,20 @@ class Store:
             place[entry.log] = entry.position
         return place[MESSAGES], place[ACTIONS]
 
-    def find_duplicate(self, queue: Queue, producer_id: int, batch_sequence: int) -> Produced | None:
-        """Where the batch went, if the queue has it already."""
+    def find_duplicate(self, queue: Queue, header: RegionHeader) -> Produced | None:
+        """Where the batch went, if the queue has it already. A producer that was silent for long is only looked for if it says AGAIN."""
+        producer_id, number = header.producer_id, header.batch_sequence
         window = queue.producers.window(producer_id)
-        if window is None:
+        if window is not None:
+            found = window.find(number)
+            if found is not None or not window.may_have_forgotten(number):
+                return found
+        elif not header.flags & BatchFlag.AGAIN:
             return None
-        found = window.find(batch_sequence)
-        if found is None and window.may_have_forgotten(batch_sequence):
-            for _, entry in queue.index.scan(queue.index.first):
-                if entry.producer_id == producer_id and entry.batch_sequence == batch_sequence:
-                    return Produced(entry.base_sequence, entry.append_time_ms)
-        return found
+        for _, entry in queue.index.scan(queue.index.find_time(birth_ms(producer_id))):
+            if entry.producer_id == producer_id and entry.batch_sequence == number:
+                return Produced(entry.base_sequence, entry.append_time_ms)
+        return None
 
     def require_space(self, size: int) -> None:
         """Raises DiskFull if the disk has no room for that and for what must always fit."""
@@ -422,11 +423,7 @@ class Store:
         """A batch's queue, and its entry in the consume log."""
         view = BatchView(envelope, region)
         queue = self.open_queue(view.subject, view.header.partition)
-        return queue, IndexEntry(
-            envelope.base_sequence, position, envelope.append_time_ms, view.header.producer_id,
-            view.header.batch_sequence, tag_bloom(view.tag_hashes()), queue.cumulative_bytes, envelope.total_bytes,
-            view.count,
-        )  # fmt: skip
+        return queue, queue.entry_of(view, position)
 
     def _share_states(self) -> list[list[object]]:
         return [
@@ -499,8 +496,3 @@ def _first_index(log: int, segments: Segments, last_index: int) -> int:
     except CorruptBatch as cause:
         raise damaged(segments, segments.start, cause, log) from cause
     return last_index + 1 if head is None else head.index
-
-
-def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
-    """Which of the (epoch, first index) an index lies in; -1 if they do not go back so far."""
-    return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)

@@ -30,10 +30,10 @@ from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged
 from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.disk import Disk
-from qmq.log.envelopes import entry_at, walk
+from qmq.log.envelopes import entry_at, epoch_of, walk
 from qmq.log.following import entries_of
 from qmq.log.segments import Segments
-from qmq.log.store import PendingEntry, Store, epoch_of
+from qmq.log.store import PendingEntry, Store
 from qmq.log.tail import Run
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc

@@ -99,10 +99,14 @@ class SimOutlets:
         """See Outlet."""
         return []
 
-    async def stop(self) -> None:
+    def halt(self) -> None:
         """See Outlet."""
         for task in self._tasks.values():
             task.cancel()
+
+    async def stop(self) -> None:
+        """See Outlet."""
+        self.halt()
 
     def _begin(self, subject: str) -> None:
         task = self._tasks.get(subject)

@@ -1,0 +1,259 @@
+"""The outlet of one subject: finds out how the subject is ordered, and keeps what cannot leave.
+
+    put ─▶ lobby ──located──▶ way (spread.py, routed.py): trays, channels ─▶ broker groups
+             ▲                 │
+             │                 ├ a message that is too large for the subject ─▶ aside, tried again after rising pauses
+             └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause is over
+
+Rules:
+* What only somebody can mend (the subject is gone, its messages are refused) is tried again after pauses that rise to 30 s.
+* A batch that is refused as too large is halved until the messages that are at fault are alone; only those wait.
+* After the pause the subject is located anew. If it has another order now, it gets another way, once nothing is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from qmq.client.routes import Ordering
+from qmq.delay.outlets.channel import Channel, pause_s
+from qmq.delay.outlets.office import Office
+from qmq.delay.outlets.parcel import Parcel
+from qmq.delay.outlets.routed import Routed
+from qmq.delay.outlets.spread import Spread
+from qmq.delay.ports import DueMessage, Place
+from qmq.errors import ClientClosed, MessageTooLarge, QmqError, Unavailable
+
+
+class Way(Protocol):
+    """How the messages of a located subject leave."""
+
+    is_ordered: bool
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not planned."""
+        ...
+
+    def put(self, messages: Sequence[DueMessage]) -> None:
+        """Behind all others."""
+        ...
+
+    def put_back(self, messages: Sequence[DueMessage]) -> None:
+        """Before all others."""
+        ...
+
+    def pump(self) -> None:
+        """Plan and send what can be."""
+        ...
+
+    def withdraw(self, place: Place) -> bool:
+        """Take out what is not planned; False if it is not here."""
+        ...
+
+    def take_waiting(self) -> list[DueMessage]:
+        """All that is not planned, in order."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is planned and undecided."""
+        ...
+
+    def trouble(self) -> tuple[int, str]:
+        """Messages that cannot be delivered now, and why."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        ...
+
+
+class _Aside(NamedTuple):
+    message: DueMessage
+    why: QmqError
+    timer: asyncio.TimerHandle
+
+
+class Outlet:
+    """See the module."""
+
+    def __init__(self, subject: str, office: Office) -> None:
+        self.subject = subject
+        self.office = office
+        self.suspects: dict[Place, int] = {}
+        """Messages of batches that were refused as too large, and how many may share a batch with each."""
+        self._loop = asyncio.get_running_loop()
+        self._lobby: deque[DueMessage] = deque()
+        self._resumed: list[Parcel] = []
+        self._way: Way | None = None
+        self._aside: dict[Place, _Aside] = {}
+        self._tries: dict[Place, int] = {}
+        self._refusal: QmqError | None = None
+        self._refusals = 0
+        self._finding: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[DueMessage]) -> None:
+        """Due messages, in their order."""
+        self.office.waiting.update(dict.fromkeys([message.place for message in messages], self))
+        if self._way is None:
+            self._lobby.extend(messages)
+            self._find(0.0)
+        else:
+            self._way.put(messages)
+
+    def resume(self, parcel: Parcel) -> None:
+        """What an earlier master planned; before the first `put`."""
+        self._resumed.append(parcel)
+        self.office.resume([parcel])
+        self._find(0.0)
+
+    def withdraw(self, place: Place) -> bool:
+        """Take out a message that waits; False if it does not wait here."""
+        aside = self._aside.pop(place, None)
+        if aside is not None:
+            aside.timer.cancel()
+        elif self._way is None or not self._way.withdraw(place):
+            kept = [message for message in self._lobby if message.place != place]
+            if len(kept) == len(self._lobby):
+                return False
+            self._lobby = deque(kept)
+        self._forget([place])
+        del self.office.waiting[place]
+        return True
+
+    # --- which way -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing new may be planned, until a pause is over."""
+        return self._refusal is not None
+
+    def _find(self, wait_s: float, *, anew: bool = False) -> None:
+        if self._finding is None and not self._is_closed:
+            self._finding = self._loop.create_task(self._locate(wait_s, anew))
+
+    async def _locate(self, wait_s: float, anew: bool) -> None:
+        office, failures = self.office, 0
+        while True:
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            try:
+                async with office.lookups:
+                    ordering = await office.links.locator.ordering(self.subject, anew=anew)
+                break
+            except ClientClosed:
+                return
+            except QmqError as failure:
+                self._refusal = failure
+                failures += 1
+                wait_s, anew = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
+        self._finding = None
+        self._refusal = None
+        self._go(ordering)
+
+    def _go(self, ordering: Ordering | None) -> None:
+        way = self._way
+        if way is not None and way.is_ordered != (ordering is not None):
+            if not way.is_idle:
+                self.hold(QmqError(f"subject {self.subject!r} has another order now, and something is still under way"))
+                return
+            self._lobby.extend(way.take_waiting())
+            way.close()
+            way = None
+        if way is None:
+            resumed, self._resumed = self._resumed, []
+            way = self._way = Spread(self, resumed) if ordering is None else Routed(self, ordering, resumed)
+            lobby, self._lobby = self._lobby, deque()
+            if lobby:
+                way.put(lobby)
+        way.pump()
+
+    def hold(self, failure: QmqError) -> None:
+        """Plan nothing new for a while, then locate the subject anew."""
+        if self._refusal is None:
+            self._refusal = failure
+            self._refusals += 1
+            self._find(pause_s(self._refusals, failure), anew=True)
+
+    # --- what became of parcels ----------------------------------------------------------------------------------------
+
+    def collect(self, channel: Channel) -> list[DueMessage]:
+        """Write down what was decided; the messages that are to be planned anew, in order."""
+        for parcel, produced in channel.take_done():
+            self.office.done(parcel, produced)
+            self._refusals = 0
+            self._forget([message.place for message in parcel.draft.messages])
+        void = channel.take_void()
+        if not void:
+            return []
+        self.office.void(void, self)
+        return [message for parcel in void for message in self._again(parcel)]
+
+    def _forget(self, places: Sequence[Place]) -> None:
+        if self.suspects or self._tries:
+            for place in places:
+                self.suspects.pop(place, None)
+                self._tries.pop(place, None)
+
+    def _again(self, parcel: Parcel) -> Sequence[DueMessage]:
+        messages, fault = parcel.draft.messages, parcel.fault
+        if isinstance(fault, MessageTooLarge):
+            if len(messages) == 1:
+                self.set_aside(messages[0], fault)
+                return []
+            self.suspects.update(dict.fromkeys([message.place for message in messages], len(messages) // 2))
+        elif fault is not None:
+            self.hold(fault)
+        return messages
+
+    def set_aside(self, message: DueMessage, why: QmqError) -> None:
+        """It cannot be delivered as it is; it is tried again later, alone."""
+        place = message.place
+        self.suspects[place] = 1
+        tries = self._tries[place] = self._tries.get(place, 0) + 1
+        self._aside[place] = _Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
+
+    def _try_again(self, place: Place) -> None:
+        message = self._aside.pop(place).message
+        if self._way is None:
+            self._lobby.appendleft(message)
+        else:
+            self._way.put_back([message])
+            self._way.pump()
+
+    # --- for people ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not (self._lobby or self._resumed or self._aside) and (self._way is None or (self._way.is_idle and not self._way.waiting))
+
+    def trouble(self) -> tuple[int, str]:
+        """Messages that cannot be delivered now, and why; (0, "") if there are none."""
+        if self._way is None:
+            count, why = len(self._lobby) + sum([len(each.draft.messages) for each in self._resumed]), ""
+        else:
+            count, why = self._way.trouble()
+        if self._refusal is not None:
+            why = str(self._refusal)
+        if self._aside:
+            count += len(self._aside)
+            why = why or str(next(iter(self._aside.values())).why)
+        return (count, why) if why and count else (0, "")
+
+    def close(self) -> None:
+        """Nothing more is sent, at once."""
+        self._is_closed = True
+        if self._finding is not None:
+            self._finding.cancel()
+        for aside in self._aside.values():
+            aside.timer.cancel()
+        if self._way is not None:
+            self._way.close()

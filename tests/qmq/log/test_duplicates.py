@@ -1,0 +1,46 @@
+"""What was sent before is recognised: soon after by the producer's window, long after if it says that it may be there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support import ManualClock, intake
+
+from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
+from qmq.log.config import LogConfig
+from qmq.log.producers import CLOCKS_MS
+from qmq.log.recovery import open_store
+from qmq.region import BatchFlag
+
+HOUR_MS = 3_600_000
+
+
+def test_a_batch_sent_again_after_its_producer_was_forgotten_is_stored_once_if_it_says_so(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, LogConfig(producer_expiry_ms=HOUR_MS), clock)
+    queue = store.open_queue("s", 0)
+    producer = clock.now_ms << 20
+    first = store.append([intake(queue, [b"x"], producer=producer)])
+    clock.now_ms += 26 * HOUR_MS
+    store.append([intake(queue, [b"other"], producer=producer + 1)])
+    plan = begin_checkpoint(store)
+    plan.run()
+    end_checkpoint(store, plan)
+    assert queue.producers.window(producer) is None
+
+    assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
+    assert queue.next_sequence == 2
+    assert store.append([intake(queue, [b"y"], producer=producer, number=1, flags=BatchFlag.AGAIN)])[0].base_sequence == 2
+    store.close()
+
+
+def test_a_producer_whose_clock_is_wrong_by_less_than_a_day_is_recognised(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, LogConfig(), clock)
+    queue = store.open_queue("s", 0)
+    producer = (clock.now_ms + CLOCKS_MS - 1) << 20  # born in the future
+    first = store.append([intake(queue, [b"x"], producer=producer)])
+    queue.producers.expire(clock.now_ms + 1)
+    assert queue.producers.window(producer) is None
+    assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
+    store.close()
