@@ -100,13 +100,14 @@ class Checks:
         line = self._lines.setdefault((group, key), Line())
         seen = line.seen
         told = f"order: {consumer} of group {group} is given {name} behind {line.at}; seen are {seen[-8:]}"
+        to_replay = [each for each in seen[bisect_right(seen, line.at) :] if each not in line.aside]
         if number in line.aside or (key, number) in self.unknown:
             if number not in seen:
                 seen.insert(bisect_right(seen, number), number)
             line.at = max(line.at, number)
             return
         if not seen or number > seen[-1]:
-            if seen and line.at != seen[-1]:
+            if to_replay:
                 raise Violation(f"{told}: it is new, and the replay has not come so far")
             is_whole = self._simulation.routes.groups[group].record.start != "latest"
             missing = [each for each in range(seen[-1] + 1 if seen else 1, number) if (key, each) in self.stored and each not in line.aside]
@@ -117,7 +118,7 @@ class Checks:
             self.again_count += 1
             if number not in seen:
                 raise Violation(f"{told}: it is seen for the first time behind newer ones")
-            if number > line.at and seen[bisect_right(seen, line.at)] != number:
+            if number > line.at and to_replay[0] != number:
                 raise Violation(f"{told}: the replay leaves something out")
         line.at = number
 

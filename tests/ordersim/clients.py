@@ -80,6 +80,7 @@ class ProducerProcess(ClientProcess):
         self._keys = [b"%s.%d-%d" % (name.encode(), life, number) for number in range(simulation.plan.keys)]
         self.undecided = 0
         self.is_stopped = False
+        self._producer: OrderedProducer | None = None
         super().__init__(simulation, name)
 
     async def _run(self) -> None:
@@ -88,6 +89,7 @@ class ProducerProcess(ClientProcess):
             self.links, self.simulation.new_producer_id, self.simulation.subject, batch_messages=MESSAGES_PER_BATCH,
             unknown=plan.unknown, delivery_timeout_s=plan.delivery_s,
         )  # fmt: skip
+        self._producer = producer
         while True:
             await asyncio.sleep(self.random.expovariate(1000 / plan.send_every_ms))
             pause_s = self.random.choice((0.0, 0.0, 0.001))
@@ -95,6 +97,14 @@ class ProducerProcess(ClientProcess):
                 self._send(producer)
                 if pause_s:
                     await asyncio.sleep(pause_s)
+
+    def send_now(self, count: int) -> None:
+        """So many more, at this very moment."""
+        self.loop.call_soon(self._burst, count)
+
+    def _burst(self, count: int) -> None:
+        for _ in range(0 if self.is_stopped or self._producer is None else count):
+            self._send(self._producer)
 
     def _send(self, producer: OrderedProducer) -> None:
         key = self.random.choice(self._keys)

@@ -70,15 +70,17 @@ class Metaserver(Process):
         simulation, fate = self.simulation, self.random.random()
         if simulation.is_calm:
             return
-        simulation.nemesis.aims_at(name)
+        still_ms = simulation.nemesis.aims_at(name)
         if fate < simulation.plan.arrow_kill:
             simulation.faults[f"metaserver killed {name}"] += 1
             self.kill()
             simulation.nemesis.start_later(self.name)
             await self.loop.create_future()
-        elif fate < simulation.plan.arrow_kill + simulation.plan.arrow_stall:
+        if fate < simulation.plan.arrow_kill + simulation.plan.arrow_stall:
+            still_ms = self.random.randint(10, 9_000)
+        if still_ms:
             simulation.faults["metaserver stands still"] += 1
-            await asyncio.sleep(self.random.randint(10, 9_000) / 1000)
+            await asyncio.sleep(still_ms / 1000)
 
     async def serve(self, method: str, request: Any) -> Any:
         """A call."""

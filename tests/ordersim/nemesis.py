@@ -70,7 +70,7 @@ class Nemesis:
     def end(self) -> None:
         """Heal everything."""
         self.etcd_cut.clear()
-        for name in [*self._network.cut, *self._network.hidden]:
+        for name in [*self._network.cut, *self._network.hidden, *self._network.silent]:
             self._network.heal(name)
         for group in self._simulation.groups.values():
             group.has_majority = True
@@ -83,22 +83,41 @@ class Nemesis:
 
     # --- weak moments ----------------------------------------------------------------------------------------------------
 
-    def aims_at(self, step: str) -> None:
-        """A metaserver is about to take a step of a change."""
+    def aims_at(self, step: str) -> int:
+        """A metaserver is about to take a step of a change: for so many milliseconds it stands still before."""
         if self._random.random() >= self._plan.aim:
-            return
+            return 0
         self._faults[f"struck {step}"] += 1
-        if step == "before fence":  # the group comes back just now
+        if step == "before fence":  # the group comes back just now, and elects
             for name in [*self._network.cut, *self._network.hidden]:
                 self._world.after(self._random.randint(0, 2_000), self._network.heal, name)
-        elif step == "before seal":  # what is on its way is written, and not answered
-            group = self._group()
-            group.has_majority = False
-            self._world.after(self._random.randint(300, 1_500), self._cut_all)
-            after_ms = self._random.randint(600, 3_000)
-            self._world.after(after_ms, self._give_majority, group)
-            if self._random.random() < 0.5:  # it commits, and seals; but who asks about what was on its way gets no answer
-                self._world.after(after_ms + self._random.randint(20, 400), self._pause_master_of, group)
+            return self._random.choice((0, 3_000, 6_000))
+        if step == "before seal" and self._random.random() < 0.7:
+            self._write_without_answer(self._group())
+        elif step == "before seal":
+            self._answer_without_hearer(self._group())
+        return 0
+
+    def _write_without_answer(self, group: BrokerGroup) -> None:
+        """What is on its way is written, and not committed for a while."""
+        group.has_majority = False
+        self._world.after(self._random.randint(300, 1_500), self._cut_all)
+        after_ms = self._random.randint(600, 3_000)
+        self._world.after(after_ms, self._give_majority, group)
+        if self._random.random() < 0.5:  # it commits, and seals; but who asks about what was on its way gets no answer
+            self._world.after(after_ms + self._random.randint(20, 400), self._pause_master_of, group)
+
+    def _answer_without_hearer(self, group: BrokerGroup) -> None:
+        """What is on its way, and that is much, is stored or refused; producers hear of the next route before they hear of that."""
+        self._silence(group, self._random.randint(2_000, 6_000))
+        for process in list(self._network.processes.values()):
+            if isinstance(process, ProducerProcess) and process.is_up:
+                process.send_now(self._random.randint(4, 12))
+
+    def _silence(self, group: BrokerGroup, ms: int) -> None:
+        for name in group.replicas:
+            self._network.silent[name] = None
+            self._world.after(ms, self._network.heal, name)
 
     def _cut_all(self) -> None:
         for end in list(self._network.connections):
@@ -196,6 +215,12 @@ class Nemesis:
             self._network.hidden[name] = None
             self._world.after(until_ms, self._network.heal, name)
         self.change("leave", group)
+
+    def _do_silence_group(self) -> None:
+        """Producers hear nothing of it. What they sent is stored, and then the partition is closed: they may not take it for lost."""
+        group = self._group()
+        self._silence(group, self._random.randint(4_000, 12_000))
+        self._later(1_500, self.change, "leave", group)
 
     def _do_stall_group(self) -> None:
         """No majority for a while: what is written waits."""

@@ -79,8 +79,11 @@ class Transport(asyncio.Transport):
     # --- the simulator's side --------------------------------------------------------------------------------------------
 
     def _send(self, act: Callable[[Any], None], data: Any) -> None:
-        """In order, behind all that was sent before."""
+        """In order, behind all that was sent before. An answer that does not get through breaks the connection off."""
         world = self._network.world
+        if self._network.is_silent(self.process.name, self.peer.process.name):
+            self.break_off(1_000)
+            return
         at = self._arrives = max(world.now + self._network.delay_ms(), self._arrives)
         world.after(at - world.now, self._arrive, act, data)
 
@@ -131,6 +134,8 @@ class Network:
         self.cut: dict[str, None] = {}
         self.hidden: dict[str, None] = {}
         """Brokers that etcd and metaservers cannot reach, but clients can."""
+        self.silent: dict[str, None] = {}
+        """Brokers that producers do not hear: what they send arrives, the answers do not; and nobody gets a new connection."""
 
     def delay_ms(self) -> int:
         """How long a message is on its way."""
@@ -141,9 +146,18 @@ class Network:
 
     def reaches(self, one: str, another: str) -> bool:
         """Whether they can talk."""
-        if one == another or not (self.cut or self.hidden):
+        if one == another or not (self.cut or self.hidden or self.silent):
             return True
-        return one not in self.cut and another not in self.cut and not (self._is_hidden(one, another) or self._is_hidden(another, one))
+        if one in self.cut or another in self.cut:
+            return False
+        return not any(self._is_apart(*pair) for pair in ((one, another), (another, one)))
+
+    def _is_apart(self, one: str, another: str) -> bool:
+        return self._is_hidden(one, another) or self.is_silent(one, another)
+
+    def is_silent(self, broker: str, another: str) -> bool:
+        """Whether this one hears nothing of the broker."""
+        return broker in self.silent and another.startswith("p")
 
     def _is_hidden(self, one: str, another: str) -> bool:
         return one in self.hidden and (another == "etcd" or another.startswith("m"))
@@ -156,8 +170,8 @@ class Network:
 
     def heal(self, name: str) -> None:
         """It can be reached again; its old connections stay broken."""
-        self.cut.pop(name, None)
-        self.hidden.pop(name, None)
+        for harmed in (self.cut, self.hidden, self.silent):
+            harmed.pop(name, None)
 
     def died(self, name: str) -> None:
         """The operating system of a killed process ends its connections."""

@@ -7,7 +7,7 @@ from random import Random
 
 FAULTS = (
     "kill_master", "pause_master", "failover", "isolate_master", "isolate_group", "isolate_group_long", "hide_group", "stall_group",
-    "handover", "kill_broker_process", "disk_full",
+    "silence_group", "handover", "kill_broker_process", "disk_full",
     "etcd_cut_one", "etcd_cut_all", "lease_end",
     "kill_metaserver", "pause_metaserver", "isolate_metaserver",
     "cut_connections", "isolate_client",
@@ -19,6 +19,7 @@ FAULTS = (
 OBSESSIONS = (
     ("isolate_group_long",), ("isolate_group_long", "cut_connections"), ("hide_group",), ("stall_group", "cut_connections", "pause_master"),
     ("failover", "pause_consumer_long"), ("kill_master", "etcd_cut_one"), ("pause_consumer_long",), ("kill_metaserver",), ("disk_full",),
+    ("silence_group",),
 )  # fmt: skip
 """Seeds that have little else."""
 

@@ -2,7 +2,9 @@
 
 Rules of the nemesis:
 * What it breaks it mends before it goes on, and an outage is in the history from before the fault until the group has a serving master.
-* A frozen or cut off broker group is left for longer than its master's lease, and its partitions are moved away: writers must go on.
+* A frozen or cut off broker group is left for longer than its master's lease, and its partitions are moved away: writers must go on, which
+  is waited for before the group wakes up. It had a good share of the route, and so of the load, when it fell silent; if a change took
+  that away at the same moment, this was no outage of anything, and a group is chosen anew.
 
 Changes may conflict with those of the other one, or find a metaserver dead: then they are tried again, from the route as it is then.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ from qmq.client.metadata import MetadataClient
 from qmq.errors import QmqError
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_consumer import ConsumerProcess
-from system.ordered_plan import Step, evacuation, operation
+from system.ordered_plan import Step, evacuation, held_by, is_share, operation, worth_harming
 
 CHANGE_S = 120.0
 """A change waits for a lost group's lease, an election, and perhaps for the other one's changes."""
@@ -42,6 +44,7 @@ class Changer:
         self.refused: Counter[str] = Counter()
         """Tries that ended with an error, by code: conflicts with the other one's changes, metaservers that died."""
         self._metadata, self._subject, self._groups, self._coin = metadata, subject, groups, coin
+        self._latest = 1
 
     async def change(self, kind: str) -> None:
         """One step of the plan. A drain is a move of everything that a broker group has."""
@@ -51,15 +54,26 @@ class Changer:
             await self._until_done(kind, lambda route: operation(self._coin, kind, route, self._groups))
         self.done[kind] += 1
 
-    async def holders(self) -> list[str]:
-        """The broker groups that have partitions in the latest route: the ones worth harming."""
+    async def route(self, version: int = 0) -> pb.OrderedRoute:
+        """A version of the route; 0: the latest, and never an older one than was seen before. Raises TimeoutError."""
         async with asyncio.timeout(CHANGE_S):
             while True:
                 try:
-                    route = (await self._metadata.describe_route(self._subject)).route
-                    return sorted({part.broker_group for part in route.partitions})
+                    route = (await self._metadata.describe_route(self._subject, version)).route
                 except QmqError:
                     await asyncio.sleep(RETRY_S)
+                    continue
+                if version or route.version >= self._latest:
+                    self._latest = max(self._latest, route.version)
+                    return route
+                await asyncio.sleep(RETRY_S)  # from a metaserver that lags
+
+    async def still_held(self, group: str, since: int) -> frozenset[int]:
+        """What a group has had in every version of the route since that one, if it is worth harming for that; otherwise nothing."""
+        latest = await self.route()
+        routes = [latest, *[await self.route(version) for version in range(since, latest.version)]]
+        held = frozenset.intersection(*[held_by(route, group) for route in routes])
+        return held if is_share(held, latest, self._groups) else frozenset()
 
     async def evacuate(self, group: str) -> None:
         """Move partitions away from a broker group until it has none in the latest route."""
@@ -81,6 +95,7 @@ class Changer:
                     if wanted is None:
                         return False
                     await self._metadata.change_route(self._subject, **wanted, from_version=route.version, reason=reason)
+                    self._latest = max(self._latest, route.version + 1)
                     return True
                 except QmqError as failure:
                     self.refused[f"E{failure.code}"] += 1
@@ -111,12 +126,20 @@ class Victims(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """Waits for the writers."""
+
+    async def __call__(self, count: int, within_s: float, lps: Collection[int] = ()) -> None:
+        """Until so many more messages were acknowledged, of these logical partitions, or of any. Raises TimeoutError."""
+        ...
+
+
 class Nemesis:
     """Breaks, and mends."""
 
     def __init__(
         self, victims: Victims, consumers: Sequence[ConsumerProcess], recorder: Recorder, changer: Changer, coin: Random,
-        *, note: Callable[[str], None], progress: Callable[[int, float], Awaitable[None]], consumer_lease_s: float,
+        *, note: Callable[[str], None], progress: Progress, consumer_lease_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.done: Counter[str] = Counter()
@@ -132,7 +155,9 @@ class Nemesis:
         self.done[kind] += 1
 
     async def _group(self) -> str:
-        return self._coin.choice(await self._changer.holders())
+        """One that has partitions."""
+        route = await self._changer.route()
+        return self._coin.choice(sorted({part.broker_group for part in route.partitions}))
 
     # --- brokers -----------------------------------------------------------------------------------------------------------
 
@@ -184,36 +209,61 @@ class Nemesis:
     # --- whole broker groups -----------------------------------------------------------------------------------------------
 
     async def _freeze_group(self) -> None:
-        victims, group = self._victims, await self._group()
-        await victims.settled(group)
-        async with self._outage(group, "a frozen group", *victims.replicas[group]):
+        victims = self._victims
+
+        async def freeze(group: str) -> None:
             await victims.do(victims.cluster.pause, *victims.replicas[group])
-            try:
-                await self._leave(group)
-            finally:
-                await victims.do(victims.cluster.resume, *victims.replicas[group])
-            await victims.settled(group)
+
+        async def thaw(group: str) -> None:
+            await victims.do(victims.cluster.resume, *victims.replicas[group])
+
+        await self._take_away("a frozen group", freeze, thaw)
 
     async def _cut_group(self) -> None:
-        victims, group = self._victims, await self._group()
-        await victims.settled(group)
+        victims = self._victims
         services = [name for name in victims.cluster.services if name.startswith("etcd")] + victims.metas
-        async with self._outage(group, "a cut off group", *victims.replicas[group]):
-            try:
-                for replica in victims.replicas[group]:
-                    for service in services:
-                        await victims.do(victims.cluster.partition, replica, service)
-                await self._leave(group)
-            finally:
-                await victims.do(victims.cluster.heal)
-            await victims.settled(group)
 
-    async def _leave(self, group: str) -> None:
-        """Move everything away, and see that writers go on, and that the group's lease is over."""
+        async def cut(group: str) -> None:
+            for replica in victims.replicas[group]:
+                for service in services:
+                    await victims.do(victims.cluster.partition, replica, service)
+
+        async def heal(_: str) -> None:
+            await victims.do(victims.cluster.heal)
+
+        await self._take_away("a cut off group", cut, heal)
+
+    async def _take_away(self, kind: str, harm: Callable[[str], Awaitable[None]], mend: Callable[[str], Awaitable[None]]) -> None:
+        """Again, until a group had its share from before the outage until it was out of reach: changes go on meanwhile."""
+        victims, held = self._victims, frozenset[int]()
+        while not held:
+            group, version = await self._worthy()
+            async with self._outage(group, kind, *victims.replicas[group]):
+                try:
+                    await harm(group)
+                    held = await self._changer.still_held(group, version)
+                    if held:
+                        await self._leave(group, held)
+                finally:
+                    await mend(group)
+                await victims.settled(group)
+
+    async def _worthy(self) -> tuple[str, int]:
+        """A settled group that is worth harming, and in which version of the route."""
+        names = list(self._victims.replicas)
+        while True:
+            group = self._coin.choice(worth_harming(await self._changer.route(), names))
+            await self._victims.settled(group)
+            route = await self._changer.route()
+            if group in worth_harming(route, names):
+                return group, route.version
+
+    async def _leave(self, group: str, held: Collection[int]) -> None:
+        """Move everything away, and see that the writers of what it held go on elsewhere, and that the group's lease is over."""
         since_s = time.monotonic()
         if len(self._victims.replicas) > 1:
             await self._changer.evacuate(group)
-            await self._progress(200, 60.0)
+            await self._progress(200, 60.0, held)
         await self._sleep(max(FREEZE_S - (time.monotonic() - since_s), 0.0))
 
     def _outage(self, group: str, kind: str, *names: str) -> _Outage:

@@ -12,7 +12,7 @@ Changes follow one another, and so do faults; both go on beside each other. A fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -47,6 +47,22 @@ def plan(seed: int, *, changes: int, kills: int, freezes: int, seconds: float, c
 def _spread(coin: Random, kinds: Sequence[str], seconds: float) -> list[Step]:
     times = sorted(coin.uniform(0.0, seconds) for _ in kinds)
     return [Step(at_s, kind) for at_s, kind in zip(times, kinds, strict=True)]
+
+
+def held_by(route: pb.OrderedRoute, group: str) -> frozenset[int]:
+    """The logical partitions that a broker group has in a route."""
+    parts = [part for part in route.partitions if part.broker_group == group]
+    return frozenset(lp for part in parts for lp in range(part.lps.first, part.lps.end))
+
+
+def is_share(lps: Collection[int], route: pb.OrderedRoute, groups: Sequence[str]) -> bool:
+    """Whether these are half of what each group has of an even route, or more: so many that writers notice what becomes of them."""
+    return 2 * len(groups) * len(lps) >= route.logical_partitions
+
+
+def worth_harming(route: pb.OrderedRoute, groups: Sequence[str]) -> list[str]:
+    """The broker groups with such a share. There is always one."""
+    return [group for group in groups if is_share(held_by(route, group), route, groups)]
 
 
 def operation(coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[str]) -> dict[str, object]:

@@ -57,7 +57,8 @@ class PutRecorder:
     """One producer's sends. `name` is the only producer of that name, for all of the history."""
 
     def __init__(self, recorder: Recorder, name: str, subject: str) -> None:
-        self.acked = 0
+        self.acked: Counter[str] = Counter()
+        """Messages that were acknowledged, by key."""
         self.failures: Counter[str] = Counter()
         """By outcome and code."""
         self._recorder = recorder
@@ -94,7 +95,7 @@ class PutRecorder:
                 places = tuple(_stored(receipt, place) for _, place in stored)
                 names = tuple(name for name, _ in stored)
                 self._recorder.record(begun.ended("ok", messages=names, places=places, resent=is_resent or None))
-        self.acked += len(found)
+        self.acked.update(name.key for name, _ in found)
 
 
 def _stored(receipt: BatchReceipt, place: int) -> Stored:
@@ -199,7 +200,7 @@ class RouteRecorder:
 
     def __init__(self, recorder: Recorder, metadata: MetadataClient, subject: str) -> None:
         self.latest = 0
-        self._count = 0
+        self.logical_partitions = 0
         self._recorder = recorder
         self._metadata = metadata
         self._subject = subject
@@ -226,7 +227,7 @@ class RouteRecorder:
 
     async def _parts(self, version: int) -> tuple[Part, ...]:
         route = (await self._metadata.describe_route(self._subject, version)).route
-        self._count = route.logical_partitions
+        self.logical_partitions = route.logical_partitions
         return tuple(Part(each.number, each.lps.first, each.lps.end, each.broker_group) for each in route.partitions)
 
     def _event(self, version: int, parts: tuple[Part, ...], change: Any) -> Rerouted:
@@ -235,7 +236,7 @@ class RouteRecorder:
             sources, sealed, times = tuple(change.sources), dict(change.sealed), dict(change.times_ms)
             self._fenced.update(number for number, sequence in sealed.items() if sequence < 0)
         return Rerouted(
-            process="nemesis", type="ok", version=version, logical_partitions=self._count, partitions=parts, sources=sources,
+            process="nemesis", type="ok", version=version, logical_partitions=self.logical_partitions, partitions=parts, sources=sources,
             sealed=tuple(sorted(Sealed(*each) for each in sealed.items())), fenced=tuple(sorted(self._fenced & set(sources))),
             began_ns=_monotonic_ns(times, "prepared"), published_ns=_monotonic_ns(times, "published"),
         )  # fmt: skip

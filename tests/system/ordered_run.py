@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -141,8 +141,8 @@ async def _run(
     coin = Random(options.seed)
     changer = Changer(work.client.metadata, work.subject, sorted(cluster.replicas), coin)
 
-    async def progress(count: int, within_s: float) -> None:
-        await work.wait_for_acks(count, within_s=within_s)
+    async def progress(count: int, within_s: float, lps: Collection[int] = ()) -> None:
+        await work.wait_for_acks(count, within_s=within_s, lps=lps)
 
     nemesis = Nemesis(
         cluster, consumers, work.recorder, changer, coin, note=work.note, progress=progress, consumer_lease_s=CONSUMER_LEASE_MS / 1000

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -28,6 +29,7 @@ from flights import flights
 from history import Note, Recorder, load
 from history.events import Operation
 from history.ordered import Deliver, OrderedReport, check_ordered
+from qmq_ordering.hashing import logical_partition
 
 import qmq
 from qmq.errors import QmqError
@@ -128,7 +130,13 @@ class OrderedWorkload:
     @property
     def acked(self) -> int:
         """Messages that were acknowledged to producers."""
-        return sum(put.acked for put in self.puts)
+        return sum(put.acked.total() for put in self.puts)
+
+    def acked_in(self, lps: Collection[int]) -> int:
+        """The same for some logical partitions."""
+        acked = sum((put.acked for put in self.puts), start=Counter[str]())
+        count = self.routes.logical_partitions
+        return sum(number for key, number in acked.items() if logical_partition(key.encode(), count) in lps)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -179,12 +187,16 @@ class OrderedWorkload:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    async def wait_for_acks(self, count: int, *, within_s: float = 60.0) -> None:
-        """Until so many more messages were acknowledged."""
-        goal = self.acked + count
+    async def wait_for_acks(self, count: int, *, within_s: float = 60.0, lps: Collection[int] = ()) -> None:
+        """Until so many more messages were acknowledged, of these logical partitions, or of any."""
+
+        def acked() -> int:
+            return self.acked_in(lps) if lps else self.acked
+
+        goal = acked() + count
         async with asyncio.timeout(within_s):
-            while self.acked < goal:
-                await asyncio.sleep(0.005)
+            while acked() < goal:
+                await asyncio.sleep(0.05 if lps else 0.005)
                 self._raise_failures()
 
     async def wait_for_end(self, *, within_s: float = 600.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ from qmq.errors import NotConnected, RouteConflict
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_nemesis import FREEZE_S, Changer, Nemesis, follow
-from system.ordered_plan import KILLS, Step
+from system.ordered_plan import KILLS, Step, worth_harming
 
 
 class FakeMetadata:
@@ -25,15 +25,26 @@ class FakeMetadata:
     def __init__(self, *groups: str) -> None:
         self.groups = list(groups)
         self.version = 1
+        self.past: dict[int, list[str]] = {}
+        self.lag = 0
+        """By so many versions the next answer is late."""
         self.failures: list[Exception] = []
         self.asked: list[tuple[int, str]] = []
 
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
+        version = version or self.version - self.lag
         parts = [
-            pb.OrderedPartition(number=self.version * 10 + at, lps=control.LpRange(first=at * 4, end=at * 4 + 4), broker_group=group)
-            for at, group in enumerate(self.groups)
+            pb.OrderedPartition(number=version * 10 + at, lps=control.LpRange(first=at * 4, end=at * 4 + 4), broker_group=group)
+            for at, group in enumerate(self.past.get(version, self.groups))
         ]
-        return pb.DescribeRouteResponse(route=pb.OrderedRoute(version=self.version, logical_partitions=8, partitions=parts))
+        self.lag = 0
+        return pb.DescribeRouteResponse(route=pb.OrderedRoute(version=version, logical_partitions=8, partitions=parts))
+
+    def move_all(self, group: str) -> None:
+        """Somebody else's change."""
+        self.past[self.version] = list(self.groups)
+        self.groups = [group] * len(self.groups)
+        self.version += 1
 
     async def change_route(
         self, subject: str, *, from_version: int, reason: str, move: pb.MoveOperation | None = None, **_: object
@@ -43,6 +54,7 @@ class FakeMetadata:
             self.version += 1  # somebody else's change
             raise self.failures.pop(0)
         assert from_version == self.version
+        self.past[self.version] = list(self.groups)
         if move is not None:
             self.groups[move.partition - self.version * 10] = move.broker_group
         self.version += 1
@@ -55,6 +67,14 @@ class FakeCluster:
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
+        self.before_pauses: list[Callable[[], None]] = []
+        """What happens at the same moment, each once."""
+
+    def pause(self, *names: str) -> None:
+        for happens in self.before_pauses[:1]:
+            happens()
+        del self.before_pauses[:1]
+        self._story.append(" ".join(("pause", *names)))
 
     def __getattr__(self, verb: str) -> Callable[..., None]:
         return lambda *names, **_: self._story.append(" ".join((verb, *names)))
@@ -106,8 +126,9 @@ class World:
         self.recorder = Recorder(self.path)
         self.metadata: Any = FakeMetadata("g1", "g1")
         self.changer = Changer(self.metadata, "orders", ["g1", "g2"], Random(seed))
+        self.victims = FakeVictims(self.story, replicas)
         self.nemesis = Nemesis(
-            FakeVictims(self.story, replicas),
+            self.victims,
             [FakeConsumer(self.story)],  # type: ignore[list-item]
             self.recorder,
             self.changer,
@@ -118,8 +139,8 @@ class World:
             sleep=self.sleep,
         )
 
-    async def progress(self, count: int, within_s: float) -> None:
-        self.story.append("writers go on")
+    async def progress(self, count: int, within_s: float, lps: Collection[int] = ()) -> None:
+        self.story.append(f"writers of {len(lps)} go on" if lps else "writers go on")
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
@@ -153,10 +174,55 @@ async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_b
     world = World(tmp_path)
     await world.nemesis.strike("freeze-group")
     assert world.story == [
-        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers go on", "wait", "resume g1-a g1-b g1-c", "g1 is settled")
+        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers of 8 go on", "wait", "resume g1-a g1-b g1-c"),
+        "g1 is settled",
     ]
     assert world.metadata.groups == ["g2", "g2"]
     assert FREEZE_S - 1.0 < world.slept_s <= FREEZE_S
+
+
+async def test_a_group_that_a_change_emptied_as_it_was_frozen_is_no_victim_and_another_one_is_frozen(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.victims.cluster.before_pauses = [lambda: world.metadata.move_all("g2")]
+    await world.nemesis.strike("freeze-group")
+    frozen = "pause g1-a g1-b g1-c", "resume g1-a g1-b g1-c", "pause g2-a g2-b g2-c", "writers of 8 go on", "resume g2-a g2-b g2-c"
+    assert [line for line in world.story if line.split()[0] in ("pause", "resume", "writers")] == list(frozen)
+    assert world.nemesis.done == {"freeze-group": 1}
+    assert [end for end, _ in world.outages()] == ["invoke", "ok"] * 2
+
+
+async def test_a_group_that_had_nothing_for_one_version_only_is_no_victim_either(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def away_and_back() -> None:
+        world.metadata.move_all("g2")
+        world.metadata.move_all("g1")
+
+    world.victims.cluster.before_pauses = [away_and_back]
+    await world.nemesis.strike("freeze-group")
+    assert [line for line in world.story if line.startswith("writers")] == ["writers of 8 go on"]
+    assert world.story.count("pause g1-a g1-b g1-c") == 2
+
+
+async def test_a_group_that_is_emptied_while_it_settles_is_not_frozen(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    settled = world.victims.settled
+
+    async def emptied(group: str, *, within_s: float = 60.0) -> str:
+        world.victims.settled = settled  # type: ignore[method-assign]
+        world.metadata.move_all("g2")
+        return await settled(group)
+
+    world.victims.settled = emptied  # type: ignore[method-assign]
+    await world.nemesis.strike("freeze-group")
+    assert [line for line in world.story if line.startswith("pause")] == ["pause g2-a g2-b g2-c"]
+
+
+async def test_a_route_that_a_lagging_metaserver_tells_of_is_asked_for_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.changer.change("move")
+    world.metadata.lag = 1
+    assert (await world.changer.route()).version == 2
 
 
 async def test_a_group_that_cannot_be_left_wakes_up_all_the_same_and_its_outage_has_no_end(tmp_path: Path) -> None:
@@ -188,7 +254,7 @@ async def test_a_drain_goes_on_until_the_group_has_nothing(tmp_path: Path) -> No
     world.metadata.failures = [RouteConflict("another one")]
     await world.changer.evacuate("g1")
     assert world.metadata.groups == ["g2", "g2"]
-    assert await world.changer.holders() == ["g2"]
+    assert worth_harming(await world.changer.route(), ["g1", "g2"]) == ["g2"]
 
 
 async def test_steps_are_taken_one_after_the_other_and_none_before_its_time() -> None:

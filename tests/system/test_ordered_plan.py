@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_cluster import Shape, shaped
-from system.ordered_plan import CHANGES, KILLS, PARTITIONS_MAX, evacuation, operation, plan
+from system.ordered_plan import CHANGES, KILLS, PARTITIONS_MAX, evacuation, held_by, operation, plan, worth_harming
 
 GROUPS = ["g1", "g2", "g3"]
 
@@ -69,6 +70,21 @@ def test_an_evacuation_moves_all_of_a_groups_partitions_and_no_others() -> None:
     moves = evacuation(as_message(Route(3, 4, 5, parts)), "g1", GROUPS, Random(1))
     assert [each.partition for each in moves] == [1, 3]
     assert {each.broker_group for each in moves} <= {"g2", "g3"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.sampled_from(GROUPS)), min_size=1, max_size=8))
+def test_there_is_always_a_group_worth_harming_and_it_has_half_of_an_even_share_at_least(parts: list[tuple[int, str]]) -> None:
+    ends = list(accumulate(width for width, _ in parts))
+    placed = [
+        PhysicalPartition(at + 1, LpRange(end - width, end), group)
+        for at, (end, (width, group)) in enumerate(zip(ends, parts, strict=True))
+    ]
+    route = as_message(Route(1, ends[-1], len(parts) + 1, tuple(placed)))
+    worthy = worth_harming(route, GROUPS)
+    assert worthy
+    widths = {group: len(held_by(route, group)) for group in GROUPS}
+    assert sum(widths.values()) == ends[-1]
+    assert all((widths[group] >= ends[-1] / len(GROUPS) / 2) == (group in worthy) for group in GROUPS)
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(etcds=3, metas=1, groups=3, replicas=1)])

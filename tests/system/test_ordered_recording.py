@@ -64,7 +64,7 @@ async def test_a_put_says_of_each_message_where_it_is(tmp_path: Path) -> None:
     assert [place[:2] for place in one.places + two.places] == [(1, 40), (1, 41), (2, 9)]
     assert one.places[1].id == id_of(MessageId(7, 40, 1))
     assert producer.bodies == [body_of("p0", 1, b"x"), body_of("p0", 1, b"x"), body_of("p0", 2, b"x")]
-    assert (put.acked, put.failures) == (3, {})
+    assert (put.acked.total(), put.failures) == (3, {})
 
 
 async def test_what_was_cut_and_sent_again_is_told_apart(tmp_path: Path) -> None:

@@ -61,3 +61,4 @@ def _leave_as_fenced(self: Stream, now: float, *, is_fenced: bool) -> None:
 plant("take an unknown outcome for not stored", (OrderedBatch, "is_certain", property(lambda self: self.attempts > 0)))
 plant("send on before the fate of earlier batches is known", (Stream, "is_settled", property(lambda self: self.is_left)))
 plant("send again under another message id", (OrderedBatch, "anew", _anonymous))
+plant("give up waiting for a partition that is not fenced", (Stream, "leave", _leave_as_fenced))
