@@ -5,6 +5,7 @@ The world's clock is virtual: an hour takes a second or so. `python -m delaysim.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import tempfile
@@ -251,6 +252,7 @@ def simulate(seed: int, minutes: int = 12, folder: Path | None = None) -> Result
             return Result(seed, failure=f"seed {seed}: {failure}")
         finally:
             RAISED.clear()
+            asyncio._set_running_loop(None)
             if simulation.group.master is not None:
                 simulation.group.graveyard += simulation.group.master.loop.kill()
             bury(simulation.group.graveyard)
