@@ -51,6 +51,10 @@ HEADER_BYTES_MAX: Final = 64 * KIB
 DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
 """Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15 minutes)."""
 
+REQUEUE_MS_MAX: Final = 3600 * 1000
+"""Longest delay of a retry that a broker keeps itself, in memory and only while retention keeps the message: an hour. A consumer sends
+longer ones to a delay group (docs/adr/0012)."""
+
 LOGICAL_PARTITIONS_MAX: Final = 65_536
 """Logical partitions of an ordered subject: one takes 16 bits in a batch."""
 

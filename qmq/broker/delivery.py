@@ -2,7 +2,8 @@
 
 What came back goes first (the longest due first), then the group's next new messages. Whole batches travel, because their checksum is the
 producer's own; a range says which of a batch's messages are meant. Batches that cannot match the consumer's tags are passed over by
-their index entry and their column of hashes, without decoding a message.
+their index entry and their column of hashes, without decoding a message; and so are batches that are directed to another group
+(`qmq/directed.py`), which count as waiting messages of this one until it comes along.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from qmq.directed import LOOK_INSIDE, group_of
 from qmq.errors import MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.consume_log import IndexEntry
@@ -134,17 +136,17 @@ class Reader:
 
 
 def collect(
-    store: Store, queue: Queue, share: Share, reader: Reader, tags: TagFilter | None,
+    store: Store, queue: Queue, group: str, share: Share, reader: Reader, tags: TagFilter | None,
     messages_max: int, bytes_max: int, now_ms: int,
 ) -> Delivery:  # fmt: skip
-    """What the group's next pull gets. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
+    """What the group's next pull gets; `share` is the group's. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
     delivery = Delivery()
     for item in share.due(now_ms, messages_max):
         if delivery.bytes >= bytes_max:
             break
         _collect_requeued(queue, reader, item, delivery)
     if delivery.messages < messages_max and delivery.bytes < bytes_max:
-        _collect_new(store, queue, share, reader, tags, delivery, messages_max, bytes_max)
+        _collect_new(store, queue, group.encode(), share, reader, tags, delivery, messages_max, bytes_max)
     return delivery
 
 
@@ -167,7 +169,7 @@ def _collect_requeued(queue: Queue, reader: Reader, item: Requeued, delivery: De
 
 
 def _collect_new(
-    store: Store, queue: Queue, share: Share, reader: Reader, tags: TagFilter | None, delivery: Delivery,
+    store: Store, queue: Queue, group: bytes, share: Share, reader: Reader, tags: TagFilter | None, delivery: Delivery,
     messages_max: int, bytes_max: int,
 ) -> None:  # fmt: skip
     begin = sequence = share.next_sequence
@@ -182,7 +184,9 @@ def _collect_new(
         if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
             break
         first = max(sequence, entry.base_sequence)
-        if tags is None or _matches(store, queue, entry, tags):
+        if entry.tag_bloom == LOOK_INSIDE and not _is_for(store, queue, entry, group):
+            sequence = entry.next_sequence
+        elif tags is None or _matches(store, queue, entry, tags):
             count = min(entry.next_sequence - first, messages_max - delivery.messages)
             delivery.add(Piece(entry, first, count, 1))
             _extend(delivery.pulled, first, count, begin)
@@ -201,6 +205,11 @@ def _entries(queue: Queue, reader: Reader, sequence: int) -> Iterator[IndexEntry
         if entry.next_sequence > queue.visible_sequence:
             return
         yield entry
+
+
+def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool:
+    """Whether a batch that is perhaps directed is for this group, or for all."""
+    return group_of(store.read(queue, entry)[1]) in (None, group)
 
 
 def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> bool:

@@ -151,7 +151,7 @@ class Dispatch:
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
         found = collect(
-            self._broker.store, queue, share, state.reader, session.tags, room, waiter.bytes_max, self._broker.clock.time_ms()
+            self._broker.store, queue, state.name, share, state.reader, session.tags, room, waiter.bytes_max, self._broker.clock.time_ms()
         )
         if not found.pulled:
             return Served.NOT

@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
-from qmq import limits
+from qmq import directed, limits
 from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
-from qmq.region import REGION_BYTES, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
+from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""
+_DIRECTED: Final = int(BatchFlag.DIRECTED)
 
 CheckDues = Callable[[bytes, RegionHeader, Layout], None]
 """(region, its header, its layout). Raises CallerError."""
@@ -52,6 +53,7 @@ def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
     Raises:
         CorruptBatch: a checksum or an offset does not hold.
         MessageTooLarge: a body is over the subject's limit.
+        InvalidArgument, OrderMismatch: a directed batch that says wrongly, or may not say, for whom it is.
         UnknownSubject, InvalidName: from `find_queue`.
     """
     found: list[Intake] = []
@@ -83,10 +85,13 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
             "send a reference to it instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
+    if header.flags & _DIRECTED:
+        directed.check(region, header, to_partition=lps is not None)
+        bloom = directed.LOOK_INSIDE
     if check_dues is not None:
         check_dues(region, header, layout)
     elif layout.due >= 0:
-        raise InvalidArgument("a delayed batch belongs to a delay group, and this broker is of another kind: locate the subject with `delayed`")
+        raise InvalidArgument("a delayed batch belongs to a delay group, and this broker keeps subjects: locate with `delayed`")
     if lps is not None:
         _check_order(region, header, layout, lps)
     return Intake(queue, region, region_crc, header, bloom)

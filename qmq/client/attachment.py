@@ -26,6 +26,7 @@ from qmq.client.message import Decoded, Slice
 from qmq.client.routes import Master
 from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
 from qmq.client.verdicts import Verdicts
+from qmq.directed import is_directed
 from qmq.errors import (
     CallerError,
     ClientClosed,
@@ -67,8 +68,8 @@ class Attachment:
 
     @property
     def held(self) -> int:
-        """Messages here without a verdict."""
-        return self.verdicts.outstanding.messages
+        """Messages here whose verdict is not on its way."""
+        return self.verdicts.outstanding.messages + self.verdicts.postponed
 
     def take(self, messages_max: int) -> Slice:
         """The next messages that lie together; there must be some."""
@@ -129,7 +130,12 @@ class Attachment:
                 raise ProtocolViolation(f"{each} lies outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
-            self._accept(Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold))
+            part = Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
+            if is_directed(batch.view.header):
+                for equal in part.by_failures():
+                    self._accept(equal)
+            else:
+                self._accept(part)
             pull += each.count
         self._received = pull - 1
         self._owner.notify()

@@ -18,7 +18,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -30,6 +30,7 @@ from qmq.client.link import Links
 from qmq.client.locator import REFRESH_S
 from qmq.client.message import Message, Messages, Settler, Slice
 from qmq.client.prefetch import allowance, wait_ms
+from qmq.client.retries import Retries, Retry, SendDirected
 from qmq.client.session import RETRY_S, Terms
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import check_name
@@ -52,9 +53,9 @@ class Consumer:
     """
 
     def __init__(
-        self, links: Links, reset: Reset, subject: str, group: str, *, name: str | None = None, start: str = "earliest",
-        tags_any: list[str] | None = None, tags_all: list[str] | None = None, ack: str = "auto", most_once: bool = False,
-        prefetch: int = PREFETCH, pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, expired: str = "raise",
+        self, links: Links, reset: Reset, send_directed: SendDirected, subject: str, group: str, *, name: str | None = None,
+        start: str = "earliest", tags_any: list[str] | None = None, tags_all: list[str] | None = None, ack: str = "auto",
+        most_once: bool = False, prefetch: int = PREFETCH, pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, expired: str = "raise",
     ) -> None:  # fmt: skip
         if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("earliest", "latest"):
             raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
@@ -72,6 +73,7 @@ class Consumer:
         )  # fmt: skip
         self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
+        self._retries = Retries(self.subject, self.group, send_directed)
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
@@ -213,6 +215,10 @@ class Consumer:
                 each.pull(ask, wait_ms(self.prefetch, count))
                 self._pull_turn = (self._pull_turn + step + 1) % count
 
+    def postpone(self, retries: Iterable[Retry]) -> None:
+        """Messages are to come again by way of a delay group."""
+        self._retries.add(retries)
+
     def lost(self, messages: int) -> None:
         """Messages ceased to be ours before they were settled."""
         self.stale += messages
@@ -288,14 +294,19 @@ class Consumer:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Settle what is left and leave the group: a message that was being worked on fails, the unseen ones go to others at once."""
+        """Settle what is left and leave the group: a message that was being worked on fails, the unseen ones go to others at once.
+
+        Waits until retries after more than an hour are stored, two minutes at most.
+        """
         if self._is_closed:
             return
+        self._is_closed = True
+        self.notify()
+        await self._retries.close()
         if self._current is not None:
             (message, settler), self._current = self._current, None
             if self._is_auto and not message.is_settled:
-                settler.nack(message.pull_sequence, message.pull_sequence, message.attempt, timedelta(0))
-        self._is_closed = True
+                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK)
         self._links.locator.unlisten(self.subject, self._rerouted)
         tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
         for task in tasks:

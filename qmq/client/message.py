@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any, Protocol
 
+from qmq import limits
 from qmq.batch import BatchView
-from qmq.errors import InvalidArgument
+from qmq.directed import failures
+from qmq.errors import DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.wire.messages import Verdict
 
@@ -24,8 +27,8 @@ class Settler(Protocol):
         """Leaves soon, with others."""
         ...
 
-    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
-        """Have them handed out again."""
+    def nack(self, part: Slice, delay: timedelta | None) -> None:
+        """Have them handed out again. Raises InvalidArgument, DelayTooLong."""
         ...
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
@@ -59,7 +62,9 @@ class Decoded:
 
 @dataclass(slots=True)
 class Slice:
-    """Consecutive messages of one batch, as they were handed out: `pull` is the pull sequence of the first."""
+    """Consecutive messages of one batch, as they were handed out: `pull` is the pull sequence of the first. They have one `attempt`: of
+    directed messages it counts what failed before they were sent again.
+    """
 
     batch: Decoded
     offset: int
@@ -77,6 +82,17 @@ class Slice:
     def message(self, index: int) -> Message:
         """One of these messages."""
         return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
+
+    def by_failures(self) -> Iterator[Slice]:
+        """Of a directed batch: the same messages, in slices that failed equally often before they were sent again, which their attempt
+        counts from here on.
+        """
+        every = self.batch.column("headers") or [{}] * self.batch.view.count
+        rest, offset = self, self.offset
+        for count, equal in groupby(map(failures, every[offset : offset + self.count])):
+            part, rest = rest.split(len(list(equal)))
+            part.attempt += count
+            yield part
 
     @property
     def bodies(self) -> list[bytes]:
@@ -197,9 +213,13 @@ class Message(StoredMessage):
         self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None) -> None:
-        """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts."""
+        """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts.
+
+        Up to an hour the broker sees to it; for longer a copy is sent to a delay group, two years ahead at most, and comes back to this
+        group alone, with the same id. Raises InvalidArgument, DelayTooLong.
+        """
+        self._settler.nack(Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler), delay)
         self.is_settled = True
-        self._settler.nack(self.pull_sequence, self.pull_sequence, self.attempt, delay)
 
     def __repr__(self) -> str:
         return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
@@ -257,13 +277,25 @@ class Messages:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None) -> None:
-        """All failed: hand them out again after `delay`."""
+        """All failed: hand them out again after `delay`. See `Message.nack`."""
         for each in self.slices:
-            each.settler.nack(each.pull, each.pull + each.count - 1, each.attempt, delay)
+            each.settler.nack(each, delay)
+
+
+def retry_ms(delay: timedelta) -> int:
+    """The delay of a retry on an unordered subject in milliseconds, rounded up.
+
+    Raises InvalidArgument if it is negative or no timedelta, DelayTooLong if it is over two years.
+    """
+    if not isinstance(delay, timedelta) or delay < timedelta(0):
+        raise InvalidArgument(f"a delay is a timedelta from 0 on, not {delay!r}")
+    if delay > timedelta(milliseconds=limits.DELAY_MS_MAX):
+        raise DelayTooLong(f"a retry after {delay.days} days is too late: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days")
+    return -(-delay // timedelta(milliseconds=1))
 
 
 def delay_ms(delay: timedelta) -> int:
-    """A delay in milliseconds. Raises InvalidArgument if it is negative, no timedelta, or over 30 days."""
+    """A delay on an ordered subject in milliseconds. Raises InvalidArgument if it is negative, no timedelta, or over 30 days."""
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=30):
         raise InvalidArgument(f"a delay is a timedelta of 0 to 30 days, not {delay!r}")
     return int(delay.total_seconds() * 1000)

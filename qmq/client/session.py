@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from qmq.client.connection import Connection
 from qmq.client.routes import Master
 from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from qmq.client.retries import Retry
 
 ANSWER_S: Final = 10.0
 """How long a broker may take to answer anything but a pull that waits."""
@@ -52,6 +56,10 @@ class Owner(Protocol):
 
     def failed(self, broker_group: str, failure: QmqError) -> None:
         """The application is to know."""
+        ...
+
+    def postpone(self, retries: Iterable[Retry]) -> None:
+        """Messages are to come again by way of a delay group."""
         ...
 
     def lost(self, messages: int) -> None:

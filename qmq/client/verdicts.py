@@ -9,6 +9,8 @@ Rules:
 * What is ours no longer is *void* (`qmq/client/attachment.py` says when): no verdict on it is ever sent, since its pull sequence may name
   another message by then. A pull sequence alone does not tell them apart, so each message holds on to the `Hold` under which it came, and
   a hold knows from which pull sequence on it is void.
+* A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: it counts as held, and its verdict is given when a delay group has the
+  message, or will not have it (`qmq/client/retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
 
 Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
 hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
@@ -18,11 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
-from qmq.client.message import delay_ms
+from qmq import limits
+from qmq.client.message import Slice, retry_ms
+from qmq.client.retries import Retry
 from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
 from qmq.client.settlements import Outstanding, Request, Settlements
 from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
@@ -51,16 +56,34 @@ class Hold:
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
         """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
-        if last >= self.void_from:
-            self._verdicts.count_lost(last - max(first, self.void_from) + 1)
-            last = self.void_from - 1
+        last = self._last_of_ours(first, last)
         if first <= last:
             self._verdicts.settle(first, last, verdict, delay)
 
-    def nack(self, first: int, last: int, attempt: int, delay: timedelta | None) -> None:
-        """Have messages handed out again."""
-        waits_ms = BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1] if delay is None else delay_ms(delay)
-        self.settle(first, last, Verdict.NACK, waits_ms)
+    def _last_of_ours(self, first: int, last: int) -> int:
+        """The last one that is not void; those that are, are counted."""
+        if last >= self.void_from:
+            self._verdicts.count_lost(last - max(first, self.void_from) + 1)
+        return min(last, self.void_from - 1)
+
+    def nack(self, part: Slice, delay: timedelta | None) -> None:
+        """Have messages handed out again. Raises InvalidArgument, DelayTooLong."""
+        first, last = part.pull, part.pull + part.count - 1
+        waits_ms = BACKOFF_MS[min(part.attempt, len(BACKOFF_MS)) - 1] if delay is None else retry_ms(delay)
+        if waits_ms <= limits.REQUEUE_MS_MAX:
+            self.settle(first, last, Verdict.NACK, waits_ms)
+            return
+        last = self._last_of_ours(first, last)
+        if first <= last:
+            due_ms = -(-time.time_ns() // 1_000_000) + waits_ms
+            self._verdicts.postpone(first, last, lambda pull: Retry(self, part.message(pull - part.pull), due_ms))
+
+    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+        """Give the verdict on messages that were postponed under this hold."""
+        self._verdicts.postponed -= last - first + 1
+        last = self._last_of_ours(first, last)
+        if first <= last:
+            self._verdicts.collect(((first, last),), verdict, delay)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (it may have it), ClientClosed."""
@@ -71,7 +94,7 @@ class Hold:
 
 
 class Verdicts:
-    """See the module. `outstanding` is what came and has no verdict."""
+    """See the module. `outstanding` is what came and has no verdict; `postponed` counts what will have one."""
 
     def __init__(
         self, owner: Owner, terms: Terms, group: str, *, sent_away: Callable[[QmqError], None], come_back: Callable[[], None]
@@ -79,6 +102,7 @@ class Verdicts:
         self.terms = terms
         self.group = group
         self.outstanding = Outstanding()
+        self.postponed = 0
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
         self._owner = owner
@@ -95,7 +119,19 @@ class Verdicts:
 
     def settle(self, first: int, last: int, verdict: int, delay: int) -> None:
         """For `Hold`: pull sequences that are still ours."""
-        for begin, end in self.outstanding.remove(first, last):
+        self.collect(self.outstanding.remove(first, last), verdict, delay)
+
+    def postpone(self, first: int, last: int, retry: Callable[[int], Retry]) -> None:
+        """For `Hold`: what of these has no verdict yet waits for it; `retry` makes one of a pull sequence."""
+        if self._is_closed:
+            return
+        waiting = [pull for begin, end in self.outstanding.remove(first, last) for pull in range(begin, end + 1)]
+        self.postponed += len(waiting)
+        self._owner.postpone(map(retry, waiting))
+
+    def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int) -> None:
+        """Have verdicts leave with others."""
+        for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay)
         if self._unsent.messages * 4 >= self._owner.prefetch:
             self._loop.call_soon(self.flush)

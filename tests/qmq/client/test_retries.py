@@ -19,8 +19,8 @@ from qmq.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.client import retries
 from qmq.client.message import Decoded, Message, Messages, Slice
 from qmq.client.retries import Retry, batches, columns_of
-from qmq.errors import DelayTooLong, InvalidArgument, Overloaded, ReadOnly
-from qmq.model import MessageId
+from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
+from qmq.model import DelayedId, MessageId
 from qmq.region import BatchFlag, Columns
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -310,6 +310,8 @@ async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(
     await consumer.close()
     assert queue.settled_when_left == [nacked(0, 0)]
     delay.on_produce = delay.serve
+    for peer in [peer for replica in delay.replicas for peer in replica.peers]:
+        peer.cut()
 
 
 async def test_a_delay_group_that_is_away_for_a_moment_is_waited_for(it: DelayCluster, queue: Queue) -> None:
@@ -339,6 +341,20 @@ async def test_closing_waits_until_long_retries_are_stored(it: DelayCluster, que
     assert each_of(queue.settled_when_left) == [acked(0, 0), acked(1, 1)]
     found[1].nack(LONG)
     assert [each.body for each in it.kept] == [b"0", b"1"]
+
+
+async def test_who_waits_for_messages_hears_at_once_that_the_consumer_is_closed(it: DelayCluster, queue: Queue) -> None:
+    held = Held(it.delays[0])
+    consumer, found = await taken(it, queue, Columns([b"0"]))
+    waiting = asyncio.create_task(consumer.pull(1))
+    found.nack(LONG)
+    closing = asyncio.create_task(consumer.close())
+    with pytest.raises(ClientClosed):
+        await waiting
+    assert not closing.done()
+    assert not queue.settled
+    held.store()
+    await closing
 
 
 async def test_the_client_closes_in_that_order_too(it: DelayCluster, queue: Queue) -> None:
@@ -390,6 +406,14 @@ async def test_it_goes_out_again_with_all_its_attempts(it: DelayCluster, queue: 
 async def test_headers_alone_change_no_attempt(it: DelayCluster, queue: Queue) -> None:
     _, found = await taken(it, queue, directed(b"7"), attempt=2)
     assert [message.attempt for message in found] == [2]
+
+
+async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: DelayCluster) -> None:
+    ids = [MessageId(9, 8, 7), MessageId(5, 4, 3)]
+    columns = Columns([b"x", b"y"], message_ids=[each.to_bytes() for each in ids], dues=[5, 6])
+    found = list(await it.mq.delayed_producer("s").put(columns, create_time_ms=CREATED_MS))
+    assert [each.id for each in found] == ids
+    assert [DelayedId.parse(str(each.delayed_id)).message_id for each in found] == ids
 
 
 # --- batches of retries ------------------------------------------------------------------------------------------------
