@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 
@@ -40,9 +41,10 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, a
         return
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
+        # an id is folded, never cut: somebody will want to copy it
+        table.add_column(column, overflow="fold", justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
     for row in rows:
-        table.add_row(*[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row])
+        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row])  # what users wrote is no markup
     console.print(table)
 
 

@@ -65,6 +65,8 @@ def produce(
         raise typer.BadParameter(f"format is 'lines' or 'json', not {form!r}")
     try:
         job = Job(server, subject, compression, _due(delay, at), as_json)
+        if job.due is not None and compression is not None:
+            raise InvalidArgument("delayed messages are not compressed by the batch: leave --compression out")
     except InvalidArgument as failure:
         fail(failure)
     with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
@@ -123,7 +125,7 @@ async def _begin(mq: qmq.Client, job: Job, first: Content, tickets: list[Ticket]
     """The producer that stored the first message; of a delayed one also the ticket. Which kind of subject it is, its broker says."""
     subject, compression = job.subject, job.compression
     if job.due is not None:
-        later = mq.delayed_producer(subject, compression=compression)
+        later = mq.delayed_producer(subject)
         tickets.append(later.send(*first, due=job.due))
         await tickets[0]
         return later

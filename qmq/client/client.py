@@ -228,16 +228,16 @@ class Client:
 
     def delayed_producer(
         self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
     ) -> DelayedProducer:  # fmt: skip
-        """A batching producer of delayed messages for one subject, unordered or ordered. `compression` is "zstd" or "lz4".
+        """A batching producer of delayed messages for one subject, unordered or ordered. Their bodies travel as they are.
 
         Raises InvalidName, InvalidArgument.
         """
         self._check_open()
         producer = DelayedProducer(
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression),
+            delivery_timeout_s=delivery_timeout_s,
         )  # fmt: skip
         self._owned.append(producer)
         return producer

@@ -25,7 +25,6 @@ from qmq.client.outbox import Batch
 from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Identity, Producer
 from qmq.client.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
 from qmq.client.routes import delayed_target
-from qmq.compression import Compression
 from qmq.errors import InvalidArgument
 from qmq.region import BatchFlag, Columns
 from qmq.wire.messages import Produced
@@ -38,7 +37,7 @@ class DelayedProducer(Producer):
 
     def __init__(
         self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES, batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0, compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX,
+        delivery_timeout_s: float = 120.0, body_bytes_max: int = limits.BODY_BYTES_MAX,
     ) -> None:  # fmt: skip
         self._home = Home(subject)
         self._latest_ms = 0
@@ -46,7 +45,7 @@ class DelayedProducer(Producer):
         self._needs_key = False
         super().__init__(
             links, identity, subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
-            compression=compression, body_bytes_max=body_bytes_max, target=delayed_target(subject),
+            body_bytes_max=body_bytes_max, target=delayed_target(subject),
         )  # fmt: skip
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -159,7 +158,6 @@ class DelayedProducer(Producer):
         return encode(
             self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
             create_time_ms=batch.create_time_ms, flags=batch.flags | (BatchFlag.ORDERED if self.is_ordered else 0),
-            compression=self._compression,
         )  # fmt: skip
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:

@@ -16,7 +16,6 @@ from support import eventually
 from qmq import limits
 from qmq.client.client import Client
 from qmq.client.homes import Home
-from qmq.compression import Compression
 from qmq.errors import (
     DeadlineExceeded,
     DelayTooLong,
@@ -30,7 +29,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import DelayedId
-from qmq.region import BatchFlag, Columns, parse_header
+from qmq.region import BatchFlag, Columns
 from qmq.wire.frame import Frame, FrameKind
 
 LATER = timedelta(hours=1)
@@ -154,7 +153,7 @@ async def test_lone_messages_gather_in_batches_and_each_keeps_its_time_and_colum
 
 async def test_due_times_come_as_delays_moments_or_numbers() -> None:
     async with delay_cluster() as it:
-        producer = it.mq.delayed_producer("s", compression="zstd")
+        producer = it.mq.delayed_producer("s")
         producer.send(b"a", due=LATER)
         producer.send(b"b", due=datetime(2027, 1, 15, 8, tzinfo=UTC))
         producer.send(b"c", due_ms=1_800_000_000_001)
@@ -164,7 +163,6 @@ async def test_due_times_come_as_delays_moments_or_numbers() -> None:
         dues = {each.body: each.due_ms for each in it.kept}
         assert (dues[b"b"], dues[b"c"], dues[b"e"], dues[b"f"]) == (1_800_000_000_000, 1_800_000_000_001, 1_800_000_000_000, 5)
         assert abs(dues[b"a"] - dues[b"d"]) < 60_000
-        assert {parse_header(region).compression for region in it.delays[0].regions} == {Compression.ZSTD}
 
 
 async def test_a_subject_that_does_not_exist_is_said_at_once() -> None:
