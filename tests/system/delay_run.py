@@ -66,7 +66,7 @@ class DelayRun:
         self._faults = faults
         self._away_s = away_s
         self._progress = progress
-        self._clocks = {name: faketime.FakeTime(_made(folder / f"clock-{name}")) for name in ("d0", "d1", "d2")} if "jump" in faults else {}
+        self._clocks = {name: faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1) for name in ("d0", "d1", "d2")} if "jump" in faults else {}
         self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"))
 
     async def run(self, rounds: int) -> Outcome:
@@ -185,6 +185,6 @@ class DelayRun:
         clock = self._clocks[await self.cluster.delay_master()]
         hours = self._random.choice((-1, 1))
         clock.jump(hours * 3600)
-        await asyncio.sleep(self._random.uniform(1.0, self._away_s))
+        await asyncio.sleep(self._random.uniform(2.0, max(self._away_s, 3.0)))
         clock.jump(0)
         return f"clock jumped {hours:+d} h"

@@ -5,6 +5,8 @@ Found out about 0.9.10, the version in libfaketime 3.0.1, and relied on here:
 * FAKETIME_DONT_FAKE_MONOTONIC=1 leaves CLOCK_MONOTONIC, its _RAW and _COARSE, and CLOCK_BOOTTIME as they are.
 * FAKETIME_TIMESTAMP_FILE is read again at every look at the clock with FAKETIME_NO_CACHE=1 (else for ten seconds it is not): so a
   process that runs can be jumped. It holds an offset such as "+3600". The file is replaced, never half written.
+* Reading it is not safe in threads: two at once, and a process may end with "failed to parse FAKETIME timestamp". A process of many threads
+  and looks should keep what it read for a second (`cache_s`).
 * A process keeps a semaphore and a page in /dev/shm under its pid; one that is killed leaves them there (a later process of the same pid
   does without, and nothing here needs them): `sweep`.
 * This package compiles without faking stat, utime and sleep: times of files and timers stay true.
@@ -31,7 +33,9 @@ def _library() -> Path:
 class FakeTime:
     """One wall clock, for all processes that are started with `environment`. Begins true."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cache_s: int = 0) -> None:
+        """`cache_s`: how long a process may go on with an offset that it has read."""
+        self._cache_s = cache_s
         self._file = folder / "wall-clock-offset"
         self.jump(0)
 
@@ -42,8 +46,8 @@ class FakeTime:
             **os.environ,
             "LD_PRELOAD": str(_library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            **({"FAKETIME_CACHE_DURATION": str(self._cache_s)} if self._cache_s else {"FAKETIME_NO_CACHE": "1"}),
         }
 
     def jump(self, seconds: float) -> None:
