@@ -66,7 +66,10 @@ class DelayRun:
         self._faults = faults
         self._away_s = away_s
         self._progress = progress
-        self._clocks = {name: faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1) for name in ("d0", "d1", "d2")} if "jump" in faults else {}
+        self._clocks: dict[str, faketime.FakeTime] = {}
+        if "jump" in faults:
+            for name in ("d0", "d1", "d2"):
+                self._clocks[name] = faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1)
         self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"))
 
     async def run(self, rounds: int) -> Outcome:
