@@ -1,0 +1,73 @@
+"""After a day off: what is late goes at once, oldest first, and what is due now does not wait behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ordersim.loop import bury
+from sim.world import World
+
+from delaysim.group import DelayGroup, Entry
+from delaysim.outlets import RealTime
+from qmq.batch import encode
+from qmq.region import BatchFlag, Columns
+
+DAY_MS = 24 * 3600 * 1000
+LATE = 3_000
+DUE = 200
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[DelayGroup]:
+    def broken(name: str, cause: BaseException) -> None:
+        raise AssertionError(name) from cause
+
+    world = World(1)
+    found = DelayGroup(world, tmp_path, RealTime(world), broken)
+    yield found
+    asyncio._set_running_loop(None)
+    assert found.master is not None
+    bury([*found.graveyard, *found.master.loop.kill()])
+
+
+def _region(subject: str, number: int, dues: list[int], first: int) -> bytes:
+    columns = Columns([str(first + at).encode() for at in range(len(dues))], [b"k"] * len(dues), dues=dues)
+    flags = BatchFlag.ORDERED if subject == "ordered" else 0
+    return encode(subject.encode(), columns, producer_id=1, batch_sequence=number, create_time_ms=0, flags=flags)[1]
+
+
+def _sent_a_day_ago(group: DelayGroup, subject: str) -> None:
+    """Late ones, spread over the day, not in the order of their due times; and some that become due in a new master's first seconds."""
+    late = [(at * 7_919 % LATE) * DAY_MS // LATE for at in range(LATE)]
+    due = [DAY_MS + 500 + at * 10 for at in range(DUE)]
+    for number, (dues, first) in enumerate(((late[: LATE // 2], 0), (late[LATE // 2 :], LATE // 2), (due, LATE))):
+        group.log.append(Entry(number + 1, 0, _region(subject, number, dues, first)))
+
+
+def test_what_is_late_goes_oldest_first_and_what_is_due_does_not_wait_behind_it(group: DelayGroup) -> None:
+    _sent_a_day_ago(group, "plain")
+    group.world.now = DAY_MS
+    group.elect()
+    group.world.run(DAY_MS + 600_000)
+    numbers = [int(message.body) for _, message, _ in group.real_time.stored]
+    dues = {int(message.body): message.due_ms for _, message, _ in group.real_time.stored}
+    assert sorted(numbers) == list(range(LATE + DUE))
+    late = [dues[number] for number in numbers if number < LATE]
+    assert late == sorted(late)
+    last_due = max(at for at, number in enumerate(numbers) if number >= LATE)
+    assert last_due < len(numbers) / 2, "the due ones waited for the late ones"
+    assert numbers[0] < LATE
+    assert any(number < LATE for number in numbers[:last_due][-20:]), "the late ones waited for the due ones"
+
+
+def test_on_an_ordered_subject_nothing_overtakes(group: DelayGroup) -> None:
+    _sent_a_day_ago(group, "ordered")
+    group.world.now = DAY_MS
+    group.elect()
+    group.world.run(DAY_MS + 600_000)
+    dues = [message.due_ms for _, message, _ in group.real_time.stored]
+    assert len(dues) == LATE + DUE
+    assert dues == sorted(dues)
