@@ -16,7 +16,7 @@ import grpc
 from qmq_coordination.groups import Master, group_key
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import CoordinationError, DeadlineExceeded, NotConnected, NotMaster, QmqError, Unavailable
+from qmq.errors import CoordinationError, DeadlineExceeded, NotConnected, NotMaster, Outcome, QmqError, Unavailable
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
@@ -76,8 +76,9 @@ class Brokers:
             raise typed_error(cause, address) from cause
 
     async def ask_master(self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False) -> Any:
-        """Call a group's master. A change is asked of another one only if it is certain that the first did nothing.
+        """Call a group's master. A change is asked of another one only if the first says that it is master no longer.
 
+        If that one had begun (it cannot say what became of it), what the other one refuses may be done already: its outcome is unknown.
         Raises NotConnected: there is none, or it does not answer; and the typed error that it raised.
         """
         master = self._view.group(group).master
@@ -89,10 +90,15 @@ class Brokers:
             newer = await self._newer(group, failure) if isinstance(failure, NotMaster) or not is_change else None
             if newer is None or newer.control_address == master.control_address:
                 raise _silent(group, master, failure) from failure
+            was_begun = is_change and failure.outcome is Outcome.UNKNOWN
         try:
             return await self.ask(newer.control_address, method, request, timeout_s if is_change else AGAIN_S)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
             raise _silent(group, newer, failure) from failure
+        except QmqError as refusal:
+            if was_begun:
+                raise type(refusal)(refusal.message, outcome=Outcome.UNKNOWN) from refusal
+            raise
 
     async def _newer(self, group: str, failure: Unavailable) -> Master | None:
         """The master now. After a deadline there was time enough for the watch to bring it; else the store is asked."""

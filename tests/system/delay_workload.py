@@ -121,9 +121,7 @@ class DelayWorkload:
         try:
             await client.delayed.move(delayed_id, datetime.fromtimestamp(due_ms / 1000, UTC))
             wish.dues = {due_ms}
-        except (TooLate, MessageNotFound):
-            wish.dues = before
-        except QmqError as failure:
+        except QmqError as failure:  # too late, most often
             if failure.outcome is Outcome.NOT_STORED:
                 wish.dues = before
 

@@ -162,6 +162,41 @@ async def test_the_new_master_is_asked_when_the_old_one_says_that_it_is_none(sto
         await new.server.stop(None)
 
 
+class Deposed(FakeDelayGroup):
+    """A master that is asked for a change, begins it, and is master no longer before it knows what became of it."""
+
+    def __init__(self, store: CoordinationStore, successor: FakeDelayGroup) -> None:
+        super().__init__("d2", "d2-a")
+        self._store, self._successor = store, successor
+
+    @answering
+    async def MoveDelayed(self, request: Any) -> Any:
+        self._note("MoveDelayed")
+        await self._store.put(group_key("d2", "master"), Master("d2-b", 2, "x", "data-d2-b:1", self._successor.address).encode())
+        raise NotMaster("lost it", outcome=Outcome.UNKNOWN)
+
+
+async def test_a_successors_refusal_of_what_may_be_done_already_has_an_unknown_outcome(store: CoordinationStore) -> None:
+    successor = FakeDelayGroup("d2", "d2-b")
+    await successor.start()
+    old = Deposed(store, successor)
+    await old.start()
+    await store.put(group_key("d2", "delay"), SETTINGS.encode())
+    registration = await old.register(store)
+    async with metaserver(store) as (call, _):
+        successor.failure = TooLate("it is on its way, to the time that it was moved to")
+        with pytest.raises(TooLate) as caught:
+            await call("MoveDelayed", pb.MoveDelayedRequest(id=id_of("d2"), due_ms=9))
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert (old.asked, successor.asked) == (["MoveDelayed"], ["MoveDelayed"])
+        with pytest.raises(TooLate) as caught:
+            await call("MoveDelayed", pb.MoveDelayedRequest(id=id_of("d2"), due_ms=9))
+        assert caught.value.outcome is Outcome.NOT_STORED, "this time nothing was begun elsewhere"
+    await registration.stop()
+    for each in (old, successor):
+        await each.server.stop(None)
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "kind", "says"),
     [
