@@ -325,11 +325,11 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
         },
         "delay": {
-            "due at 10,000/s, lateness": lambda: delay.lateness(10_000, max(20 * scale, 5)),
-            "100 B, send, acknowledged, messages/s": lambda: delay.intake(n(2_000_000), 100, "send", delayed=False),
-            "100 B, delayed, send, acknowledged, messages/s": lambda: delay.intake(n(2_000_000), 100, "send", delayed=True),
-            "100 B, send_many, acknowledged, messages/s": lambda: delay.intake(n(3_000_000), 100, "many", delayed=False),
-            "100 B, delayed, send_many, acknowledged, messages/s": lambda: delay.intake(n(3_000_000), 100, "many", delayed=True),
+            "due at 10,000/s, lateness": lambda: delay.lateness(10_000, max(40 * scale, 5)),
+            "due at 10,000/s, scattered over batches, lateness": lambda: delay.lateness(10_000, max(40 * scale, 5), 1),
+            "100 B, send, one hour, acknowledged": lambda: delay.compared(n(2_000_000), 100, "send", 1, 1),
+            "100 B, send_many, one hour, acknowledged": lambda: delay.compared(n(3_000_000), 100, "many", 1, 1),
+            "100 B, send_many, over a day, acknowledged": lambda: delay.compared(n(1_000_000), 100, "many", 86_400, 1),
             "an hour of 1 M messages": lambda: delay.load_hour(n(1_000_000)),
             "an hour of 10 M messages": lambda: delay.load_hour(n(10_000_000)),
         },
@@ -401,7 +401,6 @@ def main() -> None:
     bases = {
         "to unordered": "{size}, {mode}, messages/s",
         "to unordered with keys": "{size} with keys, unordered, {mode}, messages/s",
-        "to sending at once": "{size}, {mode}, acknowledged, messages/s",
         "to loopback": "loopback {size}, messages/s",
         "to NATS publish": "NATS {size}, published, messages/s",
         "to NATS fetch": "NATS {size}, fetched, messages/s",
@@ -415,8 +414,6 @@ def main() -> None:
         ratios = [ratio(found, name, base.format(size=size, mode=mode)) for base in bases.values()]
         if "ordered" not in name:
             ratios[:2] = "", ""
-        if "delayed" not in name:
-            ratios[2] = ""
         table.add_row(name, f"{value:,.0f}" if value >= 100 else f"{value:,.3f}", *ratios)
     console.print(table)
 

@@ -30,17 +30,23 @@ LEAD_S: Final = 4.0
 # --- lateness ------------------------------------------------------------------------------------------------------------
 
 
-async def schedule(address: str, rate: int, seconds: float) -> float:
-    """Send messages of 100 B that become due at `rate` a second, evenly; when the first is due, seconds since 1970."""
+async def schedule(address: str, rate: int, seconds: float, scattered: bool) -> float:
+    """Send messages of 100 B that become due at `rate` a second, evenly; when the first is due, seconds since 1970.
+
+    In the order of their due times, or `scattered`: those of each batch are due over all the time.
+    """
     async with qmq.connect(address) as mq:
         await mq.send("late", b"ready")
         producer = mq.delayed_producer("late")
         count = int(rate * seconds)
         begin_ms = int((time.time() + LEAD_S + count / 200_000) * 1000)
         body = os.urandom(100)
+        dues = begin_ms + np.arange(count) * 1000 // rate
+        if scattered:
+            np.random.default_rng(1).shuffle(dues)
         for at in range(0, count, BATCH):
-            some = min(BATCH, count - at)
-            producer.send_many([body] * some, due_ms=[begin_ms + (at + i) * 1000 // rate for i in range(some)])
+            some = dues[at : at + BATCH].tolist()
+            producer.send_many([body] * len(some), due_ms=some)
             await (producer.drain() if producer.full else asyncio.sleep(0))
         await producer.flush()
         return begin_ms / 1000
@@ -60,12 +66,12 @@ async def stored_times(address: str, count: int) -> list[int]:
     return sorted(stored)
 
 
-def lateness(rate: int, seconds: float) -> dict[str, float]:
+def lateness(rate: int, seconds: int, scattered: int = 0) -> dict[str, float]:
     """Lateness at the real-time brokers, milliseconds."""
     node = Node()
     try:
         count = int(rate * seconds)
-        begin, stored = together((schedule, node.address, rate, seconds), (stored_times, node.address, count))
+        begin, stored = together((schedule, node.address, rate, seconds, bool(scattered)), (stored_times, node.address, count))
         dues = int(begin * 1000) + np.arange(count) * 1000 // rate
         late = np.array(stored, np.int64) - dues  # they come in the order of their due times: the n-th stored is the n-th due
         return {
@@ -79,13 +85,14 @@ def lateness(rate: int, seconds: float) -> dict[str, float]:
 # --- intake --------------------------------------------------------------------------------------------------------------
 
 
-async def acknowledged(address: str, count: int, size: int, mode: str, delayed: bool) -> float:
-    """Messages acknowledged a second."""
+async def acknowledged(address: str, count: int, size: int, mode: str, span_s: int) -> float:
+    """Messages acknowledged a second; those of a batch are due over so many seconds, in a day (0: they are not delayed)."""
+    delayed = span_s > 0
     async with qmq.connect(address) as mq:
         producer: Any = mq.delayed_producer("intake") if delayed else mq.producer("intake")
         bodies = [os.urandom(size) for _ in range(BATCH)]
         due_ms = int(time.time() * 1000) + 24 * HOUR_MS
-        dues = [due_ms + i for i in range(BATCH)]
+        dues = [due_ms + i * span_s * 1000 // BATCH for i in range(BATCH)]
         if delayed:
             await producer.send(b"ready", due_ms=due_ms)
         else:
@@ -105,14 +112,21 @@ async def acknowledged(address: str, count: int, size: int, mode: str, delayed: 
         return count / (time.monotonic() - begin)
 
 
-def intake(count: int, size: int, mode: str, *, delayed: bool) -> float:
-    """One producer process, one node; due in a day, over a second."""
+def intake(count: int, size: int, mode: str, *, delayed: bool, span_s: int = 1) -> float:
+    """One producer process, one node; due in a day, each batch over so many seconds."""
     node = Node()
     try:
-        found: float = together((acknowledged, node.address, count, size, mode, delayed))[0]
+        found: float = together((acknowledged, node.address, count, size, mode, span_s if delayed else 0))[0]
         return found
     finally:
         node.stop()
+
+
+def compared(count: int, size: int, mode: str = "many", span_s: int = 1, rounds: int = 3) -> dict[str, float]:
+    """Messages acknowledged a second, delayed and not, in turns: medians, and how one compares with the other."""
+    pairs = [[intake(count, size, mode, delayed=delayed, span_s=span_s) for delayed in (False, True)] for _ in range(rounds)]
+    real_time, delayed = np.median(np.array(pairs), axis=0).tolist()
+    return {"real-time, msg/s": real_time, "delayed, msg/s": delayed, "ratio": delayed / real_time}
 
 
 # --- storage: a schedule of its own, without network -----------------------------------------------------------------------
@@ -175,11 +189,10 @@ def load_hour(count: int) -> dict[str, float]:
 
 
 def _load(folder: str, begin_ms: int, results: Any) -> None:
-    from qmq.delay.loader import Loader
-    from qmq.delay.wheel import Wheel
-
     from qmq.clock import SystemClock
+    from qmq.delay.loader import Loader
     from qmq.delay.schedule import Schedule
+    from qmq.delay.wheel import Wheel
     from qmq.log.config import LogConfig
     from qmq.log.disk import Disk
     from qmq.log.recovery import open_store
@@ -210,6 +223,14 @@ def _load(folder: str, begin_ms: int, results: Any) -> None:
     store.close()
 
 
+async def next_due(address: str, subject: str) -> float:
+    """When the subject's next message is due, seconds since 1970; 0: it has none."""
+    async with qmq.connect(address) as mq:
+        async for message in mq.delayed.list(subject, limit=1):
+            return message.due.timestamp()
+    return 0
+
+
 def restart(count: int) -> dict[str, float]:
     """Start a node with so many messages scheduled over a year: seconds until it is ready, and its memory."""
     folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
@@ -220,15 +241,18 @@ def restart(count: int) -> dict[str, float]:
         node = Node(data=folder)
         took = time.monotonic() - begin
         memory = node.resident_mib()
+        listed = time.monotonic()
+        assert asyncio.run(next_due(node.address, "bench")) * 1000 >= begin_ms, "the node does not have the schedule"
+        listed_took = time.monotonic() - listed
         node.stop(keep=True)
         empty = time.monotonic()
         other = Node()
         empty_took = time.monotonic() - empty
         other.stop()
-        return {"start, s": took, "start of an empty node, s": empty_took, "memory, MiB": memory}
+        return {"start, s": took, "start of an empty node, s": empty_took, "memory, MiB": memory, "its next message, s": listed_took}
     finally:
         shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    print(globals()[sys.argv[1]](*map(int, sys.argv[2:])))
+    print(globals()[sys.argv[1]](*(int(word) if word.isdigit() else word for word in sys.argv[2:])))

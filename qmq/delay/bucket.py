@@ -11,7 +11,7 @@ buckets are not touched for months.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.delay.dispatch_log import Mark, decode_records, encode_record
 from qmq.delay.growing import GrowingFile, GrowingFiles, damaged
-from qmq.delay.ports import INDEX_ROW, Place
+from qmq.delay.ports import INDEX_ROW, DueMessage, Place
 from qmq.delay.stored import BatchCache, StoredBatch
 from qmq.errors import CorruptBatch
 from qmq.log.disk import Disk
@@ -33,6 +33,8 @@ LOG_BYTES_MAX: Final = 8 << 32
 _ROW: Final = Struct("<qIHH")
 _PLACES: Final = np.arange(65_536, dtype="<u2")
 _READ_AHEAD: Final = 4096
+_ROWS_AHEAD: Final = 256
+"""Lines of the index between two that are wanted, at most, for both to be read at once."""
 
 
 def name_of(bucket: int, bucket_ms: int) -> str:
@@ -159,6 +161,29 @@ class Bucket:
         due_ms, position8, at, _ = _ROW.unpack(self._files.read(self.idx, ordinal * ROW_BYTES, ROW_BYTES))
         return due_ms, position8 << 3, at
 
+    def rows_of(self, ordinals: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(due_ms, position, place) of messages, which are given ascending. Neighbours cost one read. Raises LogDamaged."""
+        at, count = 0, len(ordinals)
+        while at < count:
+            first, begin = ordinals[at], at
+            while at < count and ordinals[at] - first < _ROWS_AHEAD:
+                at += 1
+            data = self._files.read(self.idx, first * ROW_BYTES, (ordinals[at - 1] - first + 1) * ROW_BYTES)
+            for each in ordinals[begin:at]:
+                due_ms, position8, place, _ = _ROW.unpack_from(data, (each - first) * ROW_BYTES)
+                yield due_ms, position8 << 3, place
+
+    def picked(self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache) -> DueMessage | None:
+        """That message by a few small reads, if its batch was checked and is worth it; else None. Raises LogDamaged."""
+        outline = cache.outline(self.number, position)
+        if outline is None:
+            return None
+        read = self._files.stretch(self.log, position + ENVELOPE_BYTES, outline.region_bytes)
+        try:
+            return outline.message(read, at, due_ms, Place(self.number, ordinal))
+        except CorruptBatch as cause:
+            raise damaged(self.log.name, position, cause.message) from cause
+
     def batch(self, position: int, cache: BatchCache) -> StoredBatch:
         """The batch that lies there. Raises LogDamaged."""
         found = cache.get(self.number, position)
@@ -190,9 +215,9 @@ class Bucket:
         except CorruptBatch as cause:
             raise damaged(self.log.name, position, cause.message) from cause
 
-    def batch_of(self, ordinal: int, cache: BatchCache) -> tuple[StoredBatch, int]:
-        """(its batch, its place there). Raises LogDamaged."""
-        due_ms, position, at = self.row(ordinal)
+    def batch_of(self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None) -> tuple[StoredBatch, int]:
+        """(its batch, its place there); `row` is its line of the index, if that is known. Raises LogDamaged."""
+        due_ms, position, at = row or self.row(ordinal)
         if position >= self.log.end:
             raise damaged(self.idx.name, ordinal * ROW_BYTES, f"it points to byte {position} of a log of {self.log.end}")
         batch = self.batch(position, cache)

@@ -25,7 +25,7 @@ class DelayConfig:
     """Loaded at once."""
     waiting_messages_max: int = 20_000
     """Read and not planned yet; what is due beyond that stays in the wheel, 8 bytes a message."""
-    read_messages: int = 500
+    read_messages: int = 250
     """Read from the schedule log in one go: what the event loop waits for."""
     keep_ms: int = 24 * 3_600_000
     """A bucket that is over and has nothing left is kept for so long, so that it can be said what became of its messages."""

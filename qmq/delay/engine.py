@@ -2,6 +2,7 @@
 
     tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
     feed        due and late messages, half and half, a few hundred at a time: read, and handed to the outlets, as long as those have room
+    survey      schedule logs of what is near are looked through, in a thread
     late        what was due before this master began, slice by slice
     close       buckets that are over and have nothing left
 
@@ -25,6 +26,7 @@ from qmq.delay.config import DelayConfig
 from qmq.delay.ledger import LogLedger, Writer, is_seed, places_of
 from qmq.delay.loader import Loader
 from qmq.delay.ports import DueMessage, Place, Places, Standing
+from qmq.delay.survey import PAUSE_S
 from qmq.delay.wheel import Wheel
 from qmq.errors import LogDamaged, NotMaster
 from qmq.limits import MIB
@@ -115,8 +117,9 @@ class Engine:
         self.writer = writer
         self._loop = asyncio.get_running_loop()
         self.wheel = Wheel(config.tick_ms)
+        self._run = run or self._in_thread
         self.loader = Loader(
-            schedule, self.wheel, run or self._in_thread, wheel_messages_max=config.wheel_messages_max,
+            schedule, self.wheel, self._run, wheel_messages_max=config.wheel_messages_max,
             slice_messages_max=config.slice_messages_max, load_ahead_ms=config.load_ahead_ms,
         )  # fmt: skip
         self.ledger = LogLedger(writer, schedule, clock.time_ms, self.wake)
@@ -149,7 +152,7 @@ class Engine:
             await asyncio.sleep(SETTLE_S)
         self.schedule.on_pending = self._pending
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick(), self._ahead(), self._feed(), self._late(), self._close()):
+        for work in (self._tick(), self._ahead(), self._survey(), self._feed(), self._late(), self._close()):
             self._begin(work)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -203,6 +206,17 @@ class Engine:
             while await self.loader.ahead(self.clock.time_ms()):
                 self.wake()
             await asyncio.sleep(self.config.tick_ms / 1000)
+
+    async def _survey(self) -> None:
+        """What is due soon is looked through beside the ticks, little by little, so that then each message can be read alone."""
+        while True:
+            now_ms = self.clock.time_ms()
+            piece = self.schedule.survey(now_ms, now_ms + self.config.load_ahead_ms)
+            if piece is None:
+                await asyncio.sleep(self.config.tick_ms / 1000)
+            else:
+                self.schedule.surveyed(await self._run(piece))
+                await asyncio.sleep(PAUSE_S)
 
     async def _late(self) -> None:
         while not self.loader.is_late_done:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -75,6 +76,23 @@ class GrowingFiles:
         if len(data) < min(size, -begin):
             raise damaged(file.name, at + len(data), f"it has had {file.written} bytes")
         return data + bytes(file.tail[: size - len(data)]) if size > len(data) else data
+
+    def stretch(self, file: GrowingFile, begin: int, size: int) -> Callable[[int, int], bytes]:
+        """Read many small pieces of so many bytes from `begin` on, by (place in them, size). Good until the next call of any method.
+
+        What it gives raises LogDamaged if what was written is gone.
+        """
+        if begin + size > file.written:
+            return lambda at, wanted: self.read(file, begin + at, wanted)
+        read, fd = self.disk.read, self._fd(file.name)
+
+        def read_piece(at: int, wanted: int) -> bytes:
+            data = read(fd, wanted, begin + at)
+            if len(data) < wanted:
+                raise damaged(file.name, begin + at + len(data), f"it has had {file.written} bytes")
+            return data
+
+        return read_piece
 
     def append(self, file: GrowingFile, envelope: bytes, region: bytes) -> None:
         """Add a batch; a large one is written at once, for it costs more to keep."""

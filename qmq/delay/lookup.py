@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -20,23 +23,42 @@ _SLICE_ROWS: Final = 65_536
 SORTED_MAX: Final = 200_000
 """How many messages of one bucket are put in order at once; a bucket with more is gone through several times."""
 _CHUNK: Final = 256
+PICKED_MAX: Final = 8
+"""If more messages of a batch than this are wanted at once, it is read whole."""
+_FIRST: Final = itemgetter(0)
+_POSITION: Final = itemgetter(1)
 
 
 def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) -> list[DueMessage]:
     """See `Schedule.read`."""
     found: list[DueMessage | None] = [None] * len(places)
-    numbers, ordinals = places.buckets.tolist(), places.ordinals.tolist()
-    for at in np.lexsort((places.ordinals, places.buckets)).tolist():  # so that a batch's messages come together
-        found[at] = _message(bucket_of(numbers[at]), cache, ordinals[at])
+    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages come together
+    numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
+    wheres = iter(order.tolist())
+    for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
+        messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
+        for message, where in zip(messages, wheres, strict=False):  # in this order: it is the messages that end
+            found[where] = message
     return [each for each in found if each is not None]
 
 
-def _message(bucket: Bucket, cache: BatchCache, ordinal: int) -> DueMessage:
-    batch, at = bucket.batch_of(ordinal, cache)
+def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
+    """Messages of one bucket, ascending. One or few of a large batch that was checked are read alone, else the batch is read."""
+    rows = list(bucket.rows_of(ordinals))
+    wanted = Counter(map(_POSITION, rows))
+    for ordinal, row in zip(ordinals, rows, strict=True):
+        message = None
+        if wanted[row[1]] <= PICKED_MAX and cache.get(bucket.number, row[1]) is None:
+            message = bucket.picked(ordinal, *row, cache)
+        yield message or _message(bucket, cache, ordinal, row)
+
+
+def _message(bucket: Bucket, cache: BatchCache, ordinal: int, row: tuple[int, int, int]) -> DueMessage:
+    batch, at = bucket.batch_of(ordinal, cache, row)
     try:
         return batch.message(at, Place(bucket.number, ordinal))
     except CorruptBatch as cause:
-        raise damaged(bucket.log.name, bucket.row(ordinal)[1], cause.message) from cause
+        raise damaged(bucket.log.name, row[1], cause.message) from cause
 
 
 def find(bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes) -> Place | None:

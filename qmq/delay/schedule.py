@@ -36,6 +36,7 @@ from qmq.delay.growing import GrowingFiles, Grown, damaged
 from qmq.delay.ports import BucketInfo, DueMessage, Place, Places
 from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored import BatchCache
+from qmq.delay.survey import Piece, Survey, Surveyed
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound
 from qmq.headers import SCHEDULE_ID
 from qmq.limits import MIB
@@ -100,6 +101,7 @@ class Schedule:
         self._files = GrowingFiles(self._disk, self.folder)
         self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max)
         self._cache = BatchCache()
+        self._survey = Survey(self._disk, self._buckets, self._cache)
         self._leftovers = Leftovers(self.folder)
         self._checkpoints = 0
 
@@ -396,6 +398,15 @@ class Schedule:
     def read(self, places: Places) -> list[DueMessage]:
         """The messages, in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
         return lookup.read(self._buckets.require, self._cache, places)
+
+    def survey(self, from_ms: int, to_ms: int) -> Piece | None:
+        """What to run in a thread, then give to `surveyed`, so that what is due from then to then is read quickly. None: nothing."""
+        first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
+        return self._survey.next_piece(range(first, last + 1))
+
+    def surveyed(self, found: Surveyed) -> None:
+        """What a piece of the survey has found."""
+        self._survey.note(found)
 
     def alias(self, message_id: bytes) -> Place | None:
         """Where a moved or recurring message is now, by its first id (16 bytes); None if it is neither, or is settled."""

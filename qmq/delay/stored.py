@@ -1,7 +1,7 @@
 """A batch as the schedule log has it, and single messages out of it.
 
 Due messages of one batch rarely come at one tick, so a message is picked without looking at its neighbours; the checksum is that of
-the whole batch, so batches that were checked are kept for a while (`BatchCache`).
+the whole batch, so batches that were checked are kept for a while, and their outlines for longer (`BatchCache`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from qmq.batch import BatchView, Envelope
 from qmq.delay.cutting import id_of
+from qmq.delay.outline import OUTLINES_MAX, Outline, is_outlined
 from qmq.delay.ports import DueMessage, Place
 from qmq.errors import CorruptBatch
 from qmq.limits import MIB
@@ -102,12 +103,14 @@ def _item(region: bytes, offsets_at: int, data_at: int, place: int) -> bytes:
 
 
 class BatchCache:
-    """The batches that were read last, by (bucket, position), up to so many bytes."""
+    """By (bucket, position): the batches that were read last, up to so many bytes, and outlines of those that were checked last."""
 
-    def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
+    def __init__(self, bytes_max: int = CACHE_BYTES, outlines_max: int = OUTLINES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._batches: OrderedDict[tuple[int, int], StoredBatch] = OrderedDict()
+        self._outlines_max = outlines_max
+        self._outlines: OrderedDict[int, Outline] = OrderedDict()
 
     def get(self, bucket: int, position: int) -> StoredBatch | None:
         """The batch, if it is here."""
@@ -117,8 +120,24 @@ class BatchCache:
         return found
 
     def put(self, bucket: int, position: int, batch: StoredBatch) -> None:
-        """Keep it."""
+        """Keep it, and its outline."""
         self._batches[bucket, position] = batch
         self._bytes += len(batch.view.region)
         while self._bytes > self._bytes_max and len(self._batches) > 1:
             self._bytes -= len(self._batches.popitem(last=False)[1].view.region)
+        if is_outlined(batch.view):
+            self.put_outline(bucket, position, Outline(batch.view))
+
+    def outline(self, bucket: int, position: int) -> Outline | None:
+        """Of a batch that was checked, if it is worth one, and not too long ago."""
+        return self._outlines.get(_key(bucket, position))
+
+    def put_outline(self, bucket: int, position: int, outline: Outline) -> None:
+        """Keep it. Those that came first go first: their buckets are over first, too."""
+        self._outlines[_key(bucket, position)] = outline
+        if len(self._outlines) > self._outlines_max:
+            self._outlines.popitem(last=False)
+
+
+def _key(bucket: int, position: int) -> int:
+    return bucket << 32 | position >> 3

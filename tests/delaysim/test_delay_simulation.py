@@ -17,7 +17,10 @@ def test_nothing_is_early_lost_doubled_or_out_of_order(seed: int) -> None:
     result = simulate(seed, MINUTES)
     assert not result.failure, result.failure
     assert result.delivered > 100
-    assert result.runs > 0
+
+
+def test_recurring_messages_run_in_the_simulation() -> None:
+    assert sum(simulate(seed, MINUTES).runs for seed in range(1, 4)) > 0
 
 
 @pytest.mark.parametrize("bug", BUGS)
