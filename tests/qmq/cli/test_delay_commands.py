@@ -126,7 +126,9 @@ def test_a_time_that_is_none_is_an_error_before_anybody_is_asked(meta: FakeMeta,
 
 def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> None:
     headers = [control.Header(name="who", value=b"me"), control.Header(name="raw", value=b"\xff")]
-    meta.answers["ShowDelayed"] = message(headers=headers, body="für".encode(), body_bytes=4, state="planned", cron="0 9 * * *", zone="Europe/Warsaw")
+    meta.answers["ShowDelayed"] = message(
+        headers=headers, body="für".encode(), body_bytes=4, state="planned", cron="0 9 * * *", zone="Europe/Warsaw"
+    )
     assert qmq.json("delay", "show", ID) == {
         "id": ID, "subject": "orders", "state": "planned", "due": DUE, "cron": "0 9 * * *", "zone": "Europe/Warsaw",
         "message_id": str(MessageId(7, 1, 2)), "created": "1970-01-01T00:00:00.005+00:00", "delay_group": "d1", "key": "N14228",
