@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from struct import Struct, pack
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq.batch import BatchView, Envelope
 from qmq.headers import SCHEDULE_ID
-from qmq.region import REGION, Column, bytes_column, int_column, last_offset, offsets, padded
+from qmq.region import REGION, Column, RegionHeader, bytes_column, int_column, last_offset, offsets, padded
 
 REGION_BYTES_MAX: Final = 16 * 1024 * 1024 - 64
+FEW: Final = 8
+"""Below so many messages a loop is faster than numpy."""
 _UNPLACED: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
 _ID: Final = Struct(">QHIH")
 _TWO: Final = Struct("<2i")
@@ -31,6 +37,17 @@ _T = TypeVar("_T")
 def id_of(producer_id: int, batch_sequence: int, place: int) -> bytes:
     """The message id that follows from producer and place; see `model.MessageId`."""
     return _ID.pack(producer_id, batch_sequence >> 32 & 0xFFFF, batch_sequence & _BATCH_SEQUENCE_MASK, place)
+
+
+def ids_of(producer_id: int, batch_sequence: int, count: int) -> list[bytes]:
+    """The same of a whole batch."""
+    first = id_of(producer_id, batch_sequence, 0)[:-2]
+    return [first + each for each in _places(count)]
+
+
+@lru_cache(maxsize=4)
+def _places(count: int) -> list[bytes]:
+    return [place.to_bytes(2, "big") for place in range(count)]
 
 
 def run_id(first_id: bytes, due_ms: int) -> bytes:
@@ -58,14 +75,18 @@ class Pieces:
         layout, count = view.layout, header.count
         self._subject = padded(region[REGION.size : REGION.size + header.subject_bytes])
         self._columns = header.columns | _PLAIN
-        self._deltas = int_column(region, layout.create_delta, "I", count) if layout.create_delta >= 0 else None
-        self.ids = view.message_ids() or [id_of(header.producer_id, header.batch_sequence, place) for place in range(count)]
+        self._deltas = np.frombuffer(region, "<u4", count, layout.create_delta) if layout.create_delta >= 0 else None
+        self.ids = view.message_ids() or ids_of(header.producer_id, header.batch_sequence, count)
+        self._id_rows: npt.NDArray[np.uint8] | None = None
         self._keys = view.keys()
         self._lps = view.logical_partitions()
         self._tags = _lists_of(region, layout.tag_list, count, self._tags_at(view)) if layout.tag_list >= 0 else None
         self.headers = _lists_of(region, layout.header_list, count, self._headers_at(view)) if layout.header_list >= 0 else None
         self.dues = view.dues_ms() or (0,) * count
-        self._bodies = view.bodies()
+        self._due_rows = np.array(self.dues, "<i8")
+        self._body_rows = _rows(region, layout.body, layout.body_data, header)
+        self._view = view
+        self._taken = view.bodies() if self._body_rows is None else None
         self._is_plain = not header.columns & ~_PLAIN
 
     @staticmethod
@@ -101,11 +122,11 @@ class Pieces:
     def piece(self, places: Sequence[int]) -> bytes:
         """The region of the messages at these places."""
         count = len(places)
-        bodies = [self._bodies[each] for each in places]
-        buffers = [self._head(count, sum(map(len, bodies))), self._subject]
+        body_bytes, body_buffers = self._body_buffers(places)
+        buffers = [self._head(count, body_bytes), self._subject]
         if self._deltas is not None:
-            buffers.append(padded(pack(f"<{count}I", *[self._deltas[each] for each in places])))
-        buffers += [self.ids[each] for each in places]
+            buffers.append(padded(self._deltas[list(places)].tobytes()))
+        buffers.append(self._ids_at(places))
         if self._keys is not None:
             buffers.append(_strings([self._keys[each] for each in places]))
         if self._lps is not None:
@@ -116,8 +137,30 @@ class Pieces:
             buffers += (_lists(tags), pack(f"<{len(flat)}Q", *[each[0] for each in flat]), _strings([each[1] for each in flat]))
         if self.headers is not None:
             buffers += _header_buffers([self.headers[each] for each in places])
-        buffers += (pack(f"<{count}q", *[self.dues[each] for each in places]), _strings(bodies))
-        return b"".join(buffers)
+        return b"".join((*buffers, self._due_rows[list(places)].tobytes(), *body_buffers))
+
+    def _ids_at(self, places: Sequence[int]) -> bytes:
+        if len(places) < FEW:
+            return b"".join([self.ids[each] for each in places])
+        if self._id_rows is None:
+            self._id_rows = np.frombuffer(b"".join(self.ids), np.uint8).reshape(-1, 16)
+        return self._id_rows[list(places)].tobytes()
+
+    def _body_buffers(self, places: Sequence[int]) -> tuple[int, list[bytes]]:
+        """(their bytes, the column's buffers)."""
+        if self._body_rows is None or len(places) < FEW:
+            bodies = [self._bodies[each] for each in places]
+            return sum(map(len, bodies)), [_strings(bodies)]
+        count, size = len(places), self._body_rows.shape[1]
+        ends = padded(np.arange(0, (count + 1) * size, size, dtype="<i4").tobytes())
+        return count * size, [ends, padded(self._body_rows[list(places)].tobytes())]
+
+    @property
+    def _bodies(self) -> list[bytes]:
+        """All bodies, one by one, when that is needed."""
+        if self._taken is None:
+            self._taken = self._view.bodies()
+        return self._taken
 
     def _head(self, count: int, body_bytes: int) -> bytes:
         producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = self.header
@@ -130,6 +173,7 @@ class Pieces:
     def moved(self, place: int, due_ms: int) -> bytes:
         """A batch of one: the same message, due at another time."""
         self.dues = (*self.dues[:place], due_ms, *self.dues[place + 1 :])
+        self._due_rows = np.array(self.dues, "<i8")
         return self.piece((place,))
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
@@ -141,7 +185,19 @@ class Pieces:
         self.headers = changed
         self._columns |= int(Column.HEADERS)
         self.ids = [*self.ids[:place], run_id(first_id, due_ms), *self.ids[place + 1 :]]
+        self._id_rows = None
         return self.moved(place, due_ms)
+
+
+def _rows(region: bytes, offsets_at: int, data_at: int, header: RegionHeader) -> npt.NDArray[np.uint8] | None:
+    """The bodies as rows of one table, if all are of one size: then they are picked as one vector."""
+    count, size = header.count, header.body_bytes // header.count
+    if header.compression or not size or size * count != header.body_bytes:
+        return None
+    ends = np.frombuffer(region, "<i4", count + 1, offsets_at)
+    if not np.array_equal(ends, np.arange(0, (count + 1) * size, size)):
+        return None
+    return np.frombuffer(region, np.uint8, count * size, data_at).reshape(count, size)
 
 
 def _lists_of(region: bytes, at: int, count: int, flat: list[_T]) -> list[list[_T]]:

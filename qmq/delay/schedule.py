@@ -214,13 +214,13 @@ class Schedule:
         except CorruptBatch:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
             numbers[:] = numbers.min()
             first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
-            ordinals = list(range(first, first + len(dues)))
-        self._tell(dues, numbers, np.array(ordinals, np.uint32))
+            ordinals = np.arange(first, first + len(dues), dtype=np.uint32)
+        self._tell(dues, numbers, ordinals)
 
     def _add_pieces(
         self, pieces: Pieces, index: int, append_ms: int, flags: int, dues: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]
-    ) -> list[int]:
-        add, ordinals = self._buckets.add, [0] * len(dues)
+    ) -> npt.NDArray[np.uint32]:
+        add, ordinals = self._buckets.add, np.zeros(len(dues), np.uint32)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
         first, every = 0, order.tolist()
@@ -232,9 +232,7 @@ class Schedule:
             else:
                 for places, piece in pieces.cut(every[first:end]):
                     ordinal = add(number, index, append_ms, piece, crc32c(piece), flags, dues[places])
-                    for place in places:
-                        ordinals[place] = ordinal
-                        ordinal += 1
+                    ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
             first = end
         return ordinals
 
