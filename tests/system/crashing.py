@@ -18,11 +18,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import qmq.delay.loader as loaders
-from qmq.delay.schedule import Schedule
-
 import qmq.delay.ledger as ledgers
+import qmq.delay.loader as loaders
 from qmq.cli.main import main
+from qmq.delay.schedule import Schedule
 from qmq.log import checkpoint as checkpoints
 
 
