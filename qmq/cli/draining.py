@@ -40,7 +40,8 @@ class Load:
 
 def targets(cluster: pb.DescribeClusterResponse, drained: str) -> list[str]:
     """Where partitions may go: groups that take messages now. Pure."""
-    return sorted(each.broker_group for each in cluster.groups if each.broker_group != drained and each.health == "read-write")
+    found = [each for each in cluster.groups if each.broker_group != drained and not each.is_delay]
+    return sorted(each.broker_group for each in found if each.health == "read-write")
 
 
 def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates: Iterable[str]) -> list[Move]:

@@ -197,7 +197,7 @@ class Cluster:
             await self._view.fetch(key)
 
     async def _choose(self) -> tuple[str, ...]:
-        if not self._view.groups():
+        if not self.group_names():
             await self._view.refresh()
         counts = count_subjects(self._view.subjects())
         candidates = [
