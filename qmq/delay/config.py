@@ -25,13 +25,16 @@ class DelayConfig:
     """Loaded at once."""
     waiting_messages_max: int = 20_000
     """Read and not planned yet; what is due beyond that stays in the wheel, 8 bytes a message."""
+    stuck_messages_max: int = 2_000
+    """Of a subject that cannot be delivered: what more of it is due goes back to being 16 bytes a message, and holds up no other."""
     read_messages: int = 250
     """Read from the schedule log in one go: what the event loop waits for."""
     keep_ms: int = 24 * 3_600_000
     """A bucket that is over and has nothing left is kept for so long, so that it can be said what became of its messages."""
 
     def __post_init__(self) -> None:
-        for name in ("tick_ms", "load_ahead_ms", "wheel_messages_max", "slice_messages_max", "waiting_messages_max", "read_messages"):
+        limits = ("wheel_messages_max", "slice_messages_max", "waiting_messages_max", "stuck_messages_max", "read_messages")
+        for name in ("tick_ms", "load_ahead_ms", *limits):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")
         if self.keep_ms < 0:

@@ -75,6 +75,10 @@ class Outlet(Protocol):
         """Take back a message that is not planned yet; False if it is."""
         ...
 
+    def stuck(self, subject: str) -> int:
+        """Messages of the subject that wait and cannot be delivered now."""
+        ...
+
     def troubles(self) -> list[tuple[str, int, str]]:
         """(subject, messages that wait, why)."""
         ...
@@ -126,6 +130,10 @@ class Engine:
         self.outlets = make_outlets(self.ledger)
         self._held: deque[Places] = deque()
         """Due, of ordered subjects, while late ones are not through."""
+        self._parked: dict[str, deque[Places]] = {}
+        """Due, of subjects that cannot be delivered and have enough with the outlets already."""
+        self._reviving: deque[str] = deque()
+        """Parked subjects that may go on, as of the last tick."""
         self.damaged: list[tuple[Place, str]] = []
         """Due, and not readable: why. They stay pending."""
         self.full_buckets: set[int] = set()
@@ -196,6 +204,7 @@ class Engine:
         while True:
             now_ms = self.clock.time_ms()
             self._boundary_ms = now_ms // tick_ms * tick_ms
+            self._reviving = deque(self._parked)
             self.wake()
             left_ms = tick_ms - self.clock.time_ms() % tick_ms
             await asyncio.sleep(left_ms / 1000)
@@ -248,12 +257,33 @@ class Engine:
         while True:
             await self._awake.wait()
             self._awake.clear()
-            while self.outlets.waiting < self.config.waiting_messages_max:
-                found = self._next()
-                if found is None:
+            while self._has_room():
+                parked = self._next_parked()
+                if parked is not None:
+                    self._put(self._read(self._pending_of(parked)))
+                elif (found := self._next()) is not None:
+                    self._hand_out(*found)
+                else:
                     break
-                self._hand_out(*found)
                 await asyncio.sleep(0)  # others have work too
+
+    def _has_room(self) -> bool:
+        """Subjects that cannot be delivered do not count: they hold up no other."""
+        waiting, most = self.outlets.waiting, self.config.waiting_messages_max
+        return waiting < most or waiting - sum(stuck for _, stuck, _ in self.outlets.troubles()) < most
+
+    def _next_parked(self) -> Places | None:
+        """Some messages of a subject that can be delivered again."""
+        while self._reviving:
+            subject = self._reviving[0]
+            chunks = self._parked.get(subject)
+            if chunks and self.outlets.stuck(subject) <= self.config.stuck_messages_max // 2:
+                places = chunks.popleft()
+                if not chunks:
+                    del self._parked[subject]
+                return places
+            self._reviving.popleft()
+        return None
 
     def _next(self) -> tuple[Places, bool] | None:
         """Some messages that are due, and whether nothing is before them any more; due and late in turns, while there are both."""
@@ -283,6 +313,19 @@ class Engine:
                 messages.append(message)
         if held:
             self._held.append(_as_places([message.place for message in held], [message.due_ms for message in held]))
+        self._put(self._parking(messages))
+
+    def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
+        """Without those that are better parked: behind what is parked of their subject, or of one that is stuck."""
+        subjects = {message.subject for message in messages}
+        stuck = {each for each in subjects if each in self._parked or self.outlets.stuck(each) >= self.config.stuck_messages_max}
+        for subject in stuck:
+            its = [message for message in messages if message.subject == subject]
+            chunk = _as_places([message.place for message in its], [message.due_ms for message in its])
+            self._parked.setdefault(subject, deque()).append(chunk)
+        return [message for message in messages if message.subject not in stuck] if stuck else messages
+
+    def _put(self, messages: list[DueMessage]) -> None:
         if messages:
             self.ledger.take(messages)
             self.outlets.put(messages)
@@ -314,7 +357,8 @@ class Engine:
         """How the delivery stands."""
         outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
-        waiting = outlets.waiting + sum(map(len, self._held)) + len(self.loader.late)
+        parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
+        waiting = outlets.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
         return Standing(
             [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms, waiting,
             outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms,

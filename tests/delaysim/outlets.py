@@ -29,6 +29,8 @@ class RealTime:
     def __init__(self, world: World) -> None:
         self.world = world
         self.is_away = False
+        self.gone: set[str] = set()
+        """Subjects that nobody has."""
         self.batches: dict[tuple[int, int], tuple[int, tuple[bytes, ...]]] = {}
         self.closed: set[tuple[int, int]] = set()
         """Batches that will never be stored: their partition was sealed before they came."""
@@ -95,9 +97,14 @@ class SimOutlets:
                     return True
         return False
 
+    def stuck(self, subject: str) -> int:
+        """See Outlet."""
+        is_stuck = self._real_time.is_away or subject in self._real_time.gone
+        return len(self._waiting.get(subject, ())) if is_stuck else 0
+
     def troubles(self) -> list[tuple[str, int, str]]:
         """See Outlet."""
-        return []
+        return [(subject, self.stuck(subject), "away") for subject in self._waiting if self.stuck(subject)]
 
     def halt(self) -> None:
         """See Outlet."""
@@ -139,7 +146,7 @@ class SimOutlets:
         random = self._world.random
         while True:
             await asyncio.sleep(random.random() * 0.05)
-            if self._real_time.is_away:
+            if self._real_time.is_away or plan.subject in self._real_time.gone:
                 await asyncio.sleep(0.3)
                 continue
             if may_refuse and random.random() < 0.1:

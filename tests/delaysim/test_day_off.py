@@ -63,6 +63,21 @@ def test_what_is_late_goes_oldest_first_and_what_is_due_does_not_wait_behind_it(
     assert any(number < LATE for number in numbers[:last_due][-20:]), "the late ones waited for the due ones"
 
 
+def test_a_subject_that_cannot_be_delivered_holds_up_no_other(group: DelayGroup) -> None:
+    group.real_time.gone = {f"gone-{number}" for number in range(5)}
+    for number, subject in enumerate(sorted(group.real_time.gone)):
+        group.log.append(Entry(number + 1, 0, _region(subject, number, [1_000 + at for at in range(200)], 1_000 * (number + 1))))
+    group.log.append(Entry(6, 0, _region("plain", 6, [1_500 + 10 * at for at in range(200)], 0)))
+    group.elect()
+    group.world.run(30_000)
+    assert [subject for subject, _, _ in group.real_time.stored] == ["plain"] * 200
+    group.real_time.gone.clear()
+    group.world.run(120_000)
+    for number in range(5):
+        came = [int(message.body) for subject, message, _ in group.real_time.stored if subject == f"gone-{number}"]
+        assert came == [1_000 * (number + 1) + at for at in range(200)], "all of them, in their order"
+
+
 def test_on_an_ordered_subject_nothing_overtakes(group: DelayGroup) -> None:
     _sent_a_day_ago(group, "ordered")
     group.world.now = DAY_MS

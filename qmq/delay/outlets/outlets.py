@@ -102,6 +102,11 @@ class Outlets:
         """Messages sent again although they may be stored: their partition was fenced before it answered, or forgot their producer."""
         return self._office.resent
 
+    def stuck(self, subject: str) -> int:
+        """Messages of the subject that wait and cannot be delivered now; 0 if all of them can."""
+        outlet = self._outlets.get(subject)
+        return 0 if outlet is None else outlet.trouble()[0]
+
     def troubles(self) -> list[tuple[str, int, str]]:
         """(subject, messages that wait, why): the subjects that cannot be delivered now, or not all of them."""
         found = [(subject, *outlet.trouble()) for subject, outlet in self._outlets.items()]
