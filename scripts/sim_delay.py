@@ -61,7 +61,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=100)
     options.add_argument("--from", type=int, default=1, dest="first")
-    options.add_argument("--minutes", type=int, default=12, help="of simulated time under load; seven more follow, in which all must arrive")
+    options.add_argument("--minutes", type=int, default=12, help="simulated, under load; seven more follow, in which all must arrive")
     options.add_argument("--processes", type=int, default=mp.cpu_count())
     options.add_argument("--bugs", action="store_true", help="hunt the planted bugs instead")
     options.add_argument("--replay", type=int, help="one seed, in this process")
