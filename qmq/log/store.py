@@ -267,14 +267,16 @@ class Store:
     def find_duplicate(self, queue: Queue, header: RegionHeader) -> Produced | None:
         """Where the batch went, if the queue has it already. A producer that was silent for long is only looked for if it says AGAIN."""
         producer_id, number = header.producer_id, header.batch_sequence
-        window = queue.producers.window(producer_id)
+        window, first = queue.producers.window(producer_id), queue.index.first
         if window is not None:
             found = window.find(number)
             if found is not None or not window.may_have_forgotten(number):
                 return found
-        elif not header.flags & BatchFlag.AGAIN:
+        elif header.flags & BatchFlag.AGAIN:
+            first = queue.index.find_time(birth_ms(producer_id))
+        else:
             return None
-        for _, entry in queue.index.scan(queue.index.find_time(birth_ms(producer_id))):
+        for _, entry in queue.index.scan(first):
             if entry.producer_id == producer_id and entry.batch_sequence == number:
                 return Produced(entry.base_sequence, entry.append_time_ms)
         return None

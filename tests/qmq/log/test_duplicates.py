@@ -8,7 +8,7 @@ from support import ManualClock, intake
 
 from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
 from qmq.log.config import LogConfig
-from qmq.log.producers import CLOCKS_MS
+from qmq.log.producers import CLOCKS_MS, WINDOW
 from qmq.log.recovery import open_store
 from qmq.region import BatchFlag
 
@@ -31,6 +31,18 @@ def test_a_batch_sent_again_after_its_producer_was_forgotten_is_stored_once_if_i
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
     assert queue.next_sequence == 2
     assert store.append([intake(queue, [b"y"], producer=producer, number=1, flags=BatchFlag.AGAIN)])[0].base_sequence == 2
+    store.close()
+
+
+def test_what_fell_out_of_the_window_is_found_whatever_the_producers_clock_said(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, LogConfig(), clock)
+    queue = store.open_queue("s", 0)
+    producer = (clock.now_ms + 10 * CLOCKS_MS) << 20  # born far in the future, as far as the broker can tell
+    first = store.append([intake(queue, [b"x"], producer=producer)])
+    for number in range(1, 3 * WINDOW):
+        store.append([intake(queue, [b"x"], producer=producer, number=number)])
+    assert store.append([intake(queue, [b"x"], producer=producer)]) == first
     store.close()
 
 
