@@ -27,7 +27,7 @@ from qmq.client.link import Links
 from qmq.client.outbox import Batch
 from qmq.client.refusals import final, is_worth_another_try, rest_s
 from qmq.client.routes import Master
-from qmq.errors import NotMaster, Outcome, PeerError, ProtocolViolation, QmqError, ReadOnly, Unavailable
+from qmq.errors import NotMaster, Outcome, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame
 
@@ -115,7 +115,7 @@ class Pipe:
                 return
             self._refused(batch, answer)
         else:
-            produced = _single(wire.unpack_produced(answer.payload))
+            produced = wire.unpack_one_produced(answer.payload)
             if batch.ticket.is_done:
                 return
             if self.inflight.pop(batch.sequence, None) is None:
@@ -299,11 +299,6 @@ class Pipe:
 def _number(batch: Batch) -> int:
     return batch.sequence
 
-
-def _single(results: list[wire.Produced]) -> wire.Produced:
-    if len(results) != 1:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
-    return results[0]
 
 
 def _set(future: asyncio.Future[None]) -> None:

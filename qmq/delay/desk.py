@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from qmq.delay.ports import DueMessage, Place, Standing, places_of_one
+from qmq.delay.ports import DueMessage, Place, Places, Standing
 from qmq.errors import DelayTooLong, InvalidArgument, TooLate
 from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Postpone, ScheduleAction
@@ -92,7 +92,7 @@ class EngineDesk:
         return self._message(place), schedule.state_of(place)
 
     def _message(self, place: Place) -> DueMessage:
-        return self._engine().schedule.read(places_of_one(place))[0]
+        return self._engine().schedule.read(Places.of([place]))[0]
 
     def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,17 +26,13 @@ from qmq.delay.config import DelayConfig
 from qmq.delay.ledger import LogLedger, Writer, is_seed, places_of
 from qmq.delay.loader import Loader
 from qmq.delay.ports import DueMessage, Place, Places, Standing
+from qmq.delay.schedule import Schedule, nobody
 from qmq.delay.survey import PAUSE_S
 from qmq.delay.wheel import Wheel
 from qmq.errors import LogDamaged, NotMaster
 from qmq.limits import MIB
 from qmq.log.actions import Close, PlanAction
 from qmq.region import BatchFlag
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from qmq.delay.schedule import Schedule
 
 log = logging.getLogger("qmq.delay")
 
@@ -151,7 +147,7 @@ class Engine:
     def start(self) -> None:
         """The master serves: everything in the schedule is committed. Plans of earlier masters go out first."""
         for plan in list(self.schedule.plans.values()):
-            self.outlets.resume(plan, self.schedule.read(_as_places(places_of(plan))))
+            self.outlets.resume(plan, self.schedule.read(Places.of(places_of(plan))))
         self._begin(self._begin_counting())
 
     async def _begin_counting(self) -> None:
@@ -176,7 +172,7 @@ class Engine:
 
     def halt(self) -> None:
         """It is master no longer, or the process ends: nothing is planned from now on."""
-        self.schedule.on_pending = _nobody
+        self.schedule.on_pending = nobody
         self.outlets.halt()
         for task in self._tasks:
             task.cancel()
@@ -312,7 +308,7 @@ class Engine:
             else:
                 messages.append(message)
         if held:
-            self._held.append(_as_places([message.place for message in held], [message.due_ms for message in held]))
+            self._held.append(Places.of([message.place for message in held], [message.due_ms for message in held]))
         self._put(self._parking(messages))
 
     def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
@@ -321,7 +317,7 @@ class Engine:
         stuck = {each for each in subjects if each in self._parked or self.outlets.stuck(each) >= self.config.stuck_messages_max}
         for subject in stuck:
             its = [message for message in messages if message.subject == subject]
-            chunk = _as_places([message.place for message in its], [message.due_ms for message in its])
+            chunk = Places.of([message.place for message in its], [message.due_ms for message in its])
             self._parked.setdefault(subject, deque()).append(chunk)
         return [message for message in messages if message.subject not in stuck] if stuck else messages
 
@@ -335,8 +331,8 @@ class Engine:
         mask = self.schedule.are_pending(places)
         custody, leaving = self.ledger.custody, self.ledger.leaving
         if custody or leaving:
-            mask &= np.array([place not in custody and place not in leaving for place in _each(places)], np.bool_)
-        return places if mask.all() else Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])
+            mask &= np.array([place not in custody and place not in leaving for place in places], np.bool_)
+        return places if mask.all() else places[mask]
 
     def _read(self, places: Places) -> list[DueMessage]:
         if not len(places):
@@ -346,10 +342,10 @@ class Engine:
         except LogDamaged as failure:
             if len(places) == 1:
                 log.error("a due message cannot be read, and stays: %s", failure)
-                self.damaged.append((next(iter(_each(places))), failure.message))
+                self.damaged.append((next(iter(places)), failure.message))
                 return []
         middle = len(places) // 2
-        return self._read(_cut(places, 0, middle)) + self._read(_cut(places, middle, len(places)))
+        return self._read(places[:middle]) + self._read(places[middle:])
 
     # --- for people ----------------------------------------------------------------------------------------------------
 
@@ -364,22 +360,3 @@ class Engine:
             outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms,
             self._keeper.step_ms if self._keeper is not None else 0,
         )  # fmt: skip
-
-
-def _nobody(_: Places) -> None:
-    return
-
-
-def _each(places: Places) -> Iterable[Place]:
-    return (Place(bucket, ordinal) for bucket, ordinal in zip(places.buckets.tolist(), places.ordinals.tolist(), strict=True))
-
-
-def _cut(places: Places, first: int, end: int) -> Places:
-    return Places(places.dues[first:end], places.buckets[first:end], places.ordinals[first:end])
-
-
-def _as_places(places: Sequence[Place], dues: Sequence[int] | None = None) -> Places:
-    return Places(
-        np.array(dues if dues is not None else [0] * len(places), np.int64), np.array([each.bucket for each in places], np.int32),
-        np.array([each.ordinal for each in places], np.uint32),
-    )  # fmt: skip

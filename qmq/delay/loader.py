@@ -32,9 +32,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from qmq.delay.ports import Places, Source
 from qmq.delay.runs import Run
 from qmq.delay.slices import Sieve, sift
@@ -100,11 +97,11 @@ class Loader:
             self.wheel.add(places)
             return
         if is_near.any():
-            self.wheel.add(_those(places, is_near))
+            self.wheel.add(places[is_near])
         if self._aside is not None:
             is_meant = ~is_near & (places.dues < self._aside_end_ms)
             if is_meant.any():
-                self._aside.append(_those(places, is_meant))
+                self._aside.append(places[is_meant])
 
     # --- ahead ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +152,7 @@ class Loader:
         self.wheel.add_runs(runs)
         self.horizon_ms = sieve.end_ms
         for places in aside:
-            self.wheel.add(_those(places, places.dues < sieve.end_ms))
+            self.wheel.add(places[places.dues < sieve.end_ms])
 
     async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[Run]:
         """The bucket's first `count` messages through the sieve, or all it has now."""
@@ -194,7 +191,3 @@ class Loader:
         self._late_ms = sieve.end_ms
         if sieve.end_ms >= end_ms:
             self._late_buckets.popleft()
-
-
-def _those(places: Places, mask: npt.NDArray[np.bool_]) -> Places:
-    return Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])

@@ -11,9 +11,9 @@ Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +44,20 @@ class Places:
     def __len__(self) -> int:
         return len(self.dues)
 
+    def __getitem__(self, which: slice | npt.NDArray[Any]) -> Places:
+        """Some of them: a slice, a mask, or numbers in any order."""
+        return Places(self.dues[which], self.buckets[which], self.ordinals[which])
 
-def places_of_one(place: Place, due_ms: int = 0) -> Places:
-    """One message's place."""
-    return Places(np.array([due_ms], np.int64), np.array([place.bucket], np.int32), np.array([place.ordinal], np.uint32))
+    def __iter__(self) -> Iterator[Place]:
+        return map(Place, self.buckets.tolist(), self.ordinals.tolist())
+
+    @classmethod
+    def of(cls, places: Sequence[Place], dues: Sequence[int] = ()) -> Places:
+        """The same as arrays; without `dues`, for reading only, they count as 0."""
+        return cls(
+            np.array(dues or [0] * len(places), np.int64), np.array([each.bucket for each in places], np.int32),
+            np.array([each.ordinal for each in places], np.uint32),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

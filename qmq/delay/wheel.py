@@ -27,7 +27,6 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from qmq.delay.ports import Places
 from qmq.delay.runs import RUN_MESSAGES_MAX, Run, merged, runs_of
@@ -135,7 +134,7 @@ class Wheel:
         is_due = basket.dues <= boundary_ms
         if not is_due.any():
             return
-        due, rest = _those(basket, is_due), _those(basket, ~is_due)
+        due, rest = basket[is_due], basket[~is_due]
         self._gathered = 0
         self._count -= len(basket)
         self.add(rest)
@@ -151,7 +150,7 @@ class Wheel:
         if len(due) > 1:
             places = Places(*(np.concatenate([getattr(each, name) for each in found]) for name in ("dues", "buckets", "ordinals")))
             order = np.lexsort((places.ordinals, places.buckets, places.dues))[:most]
-            places = Places(places.dues[order], places.buckets[order], places.ordinals[order])
+            places = places[order]
             counts = np.bincount(np.repeat(np.arange(len(due)), counts)[order], minlength=len(due)).tolist()
         gone = {id(run) for run, count in zip(due, counts, strict=True) if count and run.leave(count)}
         if gone:
@@ -212,10 +211,6 @@ class Wheel:
 def _size_class(run: Run) -> int:
     """n: it has 4^n messages or more, and fewer than 4^(n+1)."""
     return (len(run).bit_length() - 1) // 2
-
-
-def _those(places: Places, mask: npt.NDArray[np.bool_]) -> Places:
-    return Places(places.dues[mask], places.buckets[mask], places.ordinals[mask])
 
 
 def _cut_ms(runs: list[Run], most: int) -> int:

@@ -314,6 +314,14 @@ def unpack_produced(payload: memoryview | bytes) -> list[Produced]:
         raise ProtocolViolation("PRODUCED is cut short") from None
 
 
+def unpack_one_produced(payload: memoryview | bytes) -> Produced:
+    """The answer to a PRODUCE of one batch. Raises ProtocolViolation."""
+    results = unpack_produced(payload)
+    if len(results) != 1:
+        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
+    return results[0]
+
+
 def pack_pull(pull: Pull) -> bytes:
     """The payload of PULL."""
     return _PULL.pack(*pull)

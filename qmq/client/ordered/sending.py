@@ -16,7 +16,7 @@ from qmq.client.link import Links
 from qmq.client.ordered.batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
 from qmq.client.routes import Master
-from qmq.errors import NotConnected, NotMaster, PeerError, ProtocolViolation, QmqError, Unavailable
+from qmq.errors import NotConnected, NotMaster, PeerError, QmqError, Unavailable
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame
 from qmq.wire.messages import Produced
@@ -109,7 +109,7 @@ class Sending:
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _answered(self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError) -> None:
-        result = answer if isinstance(answer, QmqError) else _single(wire.unpack_produced(answer.payload))
+        result = answer if isinstance(answer, QmqError) else wire.unpack_one_produced(answer.payload)
         self.stream.answered(batch, attempt, result, self._loop.time())
         if self._is_closed:
             return
@@ -220,9 +220,3 @@ class Sending:
                 timer.cancel()
         if self._reaching is not None:
             self._reaching.cancel()
-
-
-def _single(results: list[Produced]) -> Produced:
-    if len(results) != 1:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
-    return results[0]

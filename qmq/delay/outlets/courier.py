@@ -17,7 +17,7 @@ from qmq.client.link import Links
 from qmq.client.routes import Master
 from qmq.delay.outlets.channel import Channel, pause_s
 from qmq.delay.outlets.parcel import Parcel
-from qmq.errors import ClientClosed, NotConnected, NotMaster, PeerError, ProtocolViolation, QmqError, ReadOnly, Unavailable
+from qmq.errors import ClientClosed, NotConnected, NotMaster, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.messages import Produced
@@ -97,7 +97,7 @@ class Courier:
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _answered(self, connection: Connection, parcel: Parcel, attempt: int, answer: Frame | QmqError) -> None:
-        result = answer if isinstance(answer, QmqError) else _single(wire.unpack_produced(answer.payload))
+        result = answer if isinstance(answer, QmqError) else wire.unpack_one_produced(answer.payload)
         if self.is_closed:
             return
         self.channel.answered(parcel, attempt, result, self._loop.time())
@@ -215,9 +215,3 @@ class Courier:
                 timer.cancel()
         if self._reaching is not None:
             self._reaching.cancel()
-
-
-def _single(results: list[Produced]) -> Produced:
-    if len(results) != 1:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
-    return results[0]
