@@ -1,31 +1,17 @@
-"""What carries a stream out: a connection to the master of its broker group, timers, and the tries that are on their way.
-
-It decides nothing about batches: `Stream` does. It follows the group's masters as a pipe does (`qmq/client/pipe.py`): sent away, or told of
-another master, it goes there, and answers that the old one still gives are heard.
-"""
+"""What carries a stream out: see `Carrier`. It decides nothing about batches: `Stream` does."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-from typing import Final, Protocol
+from typing import Protocol
 
-from qmq import limits
+from qmq.client.carrier import ANSWER_S, Carrier
 from qmq.client.connection import Connection
 from qmq.client.link import Links
 from qmq.client.ordered.batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
-from qmq.client.routes import Master
-from qmq.errors import NotConnected, NotMaster, PeerError, QmqError, Unavailable
+from qmq.errors import PeerError, QmqError, Unavailable
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame
-from qmq.wire.messages import Produced
-
-ANSWER_S: Final = 15.0
-"""A broker that has not answered a batch by then is asked again."""
-STALL_S: Final = 1.0
-"""A broker group that has answered nothing for so long while batches are with it is in trouble."""
-INFLIGHT_BYTES_MAX: Final = 8 * limits.MIB
 
 
 class Owner(Protocol):
@@ -52,39 +38,19 @@ class Owner(Protocol):
         ...
 
 
-class Sending:
+class Sending(Carrier):
     """See the module."""
 
     def __init__(self, links: Links, stream: Stream, owner: Owner) -> None:
+        super().__init__(links, owner.subject, stream.partition.group, stream, lambda: owner.changed(self))
         self.stream = stream
-        self.group = stream.partition.group
-        self.connection: Connection | None = None
-        self._links = links
         self._owner = owner
-        self._loop = asyncio.get_running_loop()
-        self._master: Master | None = None
-        self._room_bytes = 0
-        self._answers = 0
-        self._wake: asyncio.TimerHandle | None = None
-        self._wakes_at = math.inf
-        self._watch: asyncio.TimerHandle | None = None
-        self._reaching: asyncio.Task[None] | None = None
-        self._is_closed = False
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- out and back --------------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
-        """Send what may leave now, or look for a way if there is need."""
-        if self._is_closed:
-            return
-        connection = self.connection
-        if connection is None:
-            self.reach()
-        elif connection.is_open and connection.stream.is_writable:
-            now = self._loop.time()
-            while (batch := self.stream.next(now, self._room_bytes - connection.produce_bytes)) is not None:
-                self._transmit(connection, batch)
-        self._arm()
+    def _send(self, connection: Connection, now: float) -> None:
+        while (batch := self.stream.next(now, self._room_bytes - connection.produce_bytes)) is not None:
+            self._transmit(connection, batch)
 
     def _transmit(self, connection: Connection, batch: OrderedBatch) -> None:
         attempt = batch.attempts
@@ -95,93 +61,38 @@ class Sending:
             self._loop.call_soon(self._answered, connection, batch, attempt, failure)
             return
         left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
-        connection.request(
-            self._owner.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s
+        self._request(
+            connection, self._owner.kind, batch.encoded, left_s, lambda answer: self._answered(connection, batch, attempt, answer)
         )
-        if self._watch is None:
-            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
 
     def flush(self) -> None:
         """Write now, not at the end of the next round of the event loop."""
         if self.connection is not None:
             self.connection.stream.flush()
 
-    # --- the way back --------------------------------------------------------------------------------------------------
-
     def _answered(self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError) -> None:
         result = answer if isinstance(answer, QmqError) else wire.unpack_one_produced(answer.payload)
         self.stream.answered(batch, attempt, result, self._loop.time())
-        if self._is_closed:
+        if self.is_closed:
             return
-        if isinstance(result, Produced):
-            self._answers += 1
-            self._links.locator.confirm(self.group)
-        elif isinstance(result, NotMaster) and connection is self.connection and self._master is not None:
-            self._links.locator.doubt(self.group, self._master)
-            self._leave(result)
+        self._heard(connection, result)
         self._owner.changed(self)
 
-    def _look(self, answers_before: int) -> None:
-        """Once a second while batches are in flight: does the group answer at all?"""
-        self._watch = None
-        if not self.stream.flight or self._is_closed:
-            return
-        if self._answers == answers_before and self.connection is not None:
-            self.stream.stalled()
-            self._links.locator.refresh(self._owner.subject)
-            self._owner.changed(self)
-        if self._watch is None and not self._is_closed:
-            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
-
-    # --- time ----------------------------------------------------------------------------------------------------------
-
-    def _arm(self) -> None:
-        at = self.stream.wake_at(self._loop.time())
-        if at < self._wakes_at and not self._is_closed:
-            if self._wake is not None:
-                self._wake.cancel()
-            self._wakes_at, self._wake = at, self._loop.call_at(at, self._woken)
-
-    def _woken(self) -> None:
-        self._wakes_at, self._wake = math.inf, None
-        now = self._loop.time()
+    def _tick(self, now: float) -> None:
         if self.stream.is_late(now):
             self._owner.gather(self)
         self.stream.tick(now)
-        self._owner.changed(self)
 
-    # --- masters come and go -------------------------------------------------------------------------------------------
-
-    def moved(self) -> None:
-        """Routes changed: if the group has another master now, go there."""
-        known = self._links.locator.book.master(self.group)
-        if self.connection is not None and known is not None and known != self._master:
-            self._leave(NotConnected(f"broker group {self.group} has another master"))
-            self.pump()
-
-    def _leave(self, cause: QmqError) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.on_closed.pop(self._lost, None)
-            connection.on_writable.pop(self.pump, None)
-            self.stream.disconnected(cause)
-
-    def _lost(self) -> None:
-        self._leave(NotConnected(f"the connection to broker group {self.group} ended"))
-        self._loop.call_soon(self._changed)
-
-    def _changed(self) -> None:
-        if not self._is_closed:
-            self._owner.changed(self)
+    # --- finding the master --------------------------------------------------------------------------------------------
 
     @property
     def _is_needed(self) -> bool:
         stream = self.stream
-        return not self._is_closed and not stream.is_settled and bool(stream.flight or (stream.waiting and not stream.is_left))
+        return not self.is_closed and not stream.is_settled and bool(stream.flight or (stream.waiting and not stream.is_left))
 
     def reach(self, *, ahead: bool = False) -> None:
         """Find the master and connect, again and again while there is something for it; `ahead`: once, to be ready soon."""
-        if self._reaching is None and self.connection is None and not self._is_closed and (ahead or self._is_needed):
+        if self._reaching is None and self.connection is None and not self.is_closed and (ahead or self._is_needed):
             self._reaching = self._loop.create_task(self._reach(ahead))
 
     async def _reach(self, ahead: bool) -> None:
@@ -198,25 +109,3 @@ class Sending:
         finally:
             self._reaching = None
         self._changed()
-
-    def _use(self, master: Master, connection: Connection) -> None:
-        if not connection.is_open or self._is_closed:
-            return
-        self._master, self.connection = master, connection
-        self._room_bytes = min(INFLIGHT_BYTES_MAX, connection.inflight_bytes_max)
-        connection.on_closed[self._lost] = None
-        connection.on_writable[self.pump] = None
-        self.stream.connected()
-
-    def close(self) -> None:
-        """Nothing more is sent; answers that come late mean nothing."""
-        self._is_closed = True
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.on_closed.pop(self._lost, None)
-            connection.on_writable.pop(self.pump, None)
-        for timer in (self._wake, self._watch):
-            if timer is not None:
-                timer.cancel()
-        if self._reaching is not None:
-            self._reaching.cancel()
