@@ -13,13 +13,25 @@ from qmq.cli import draining
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.replica import Group, described
 from qmq.cli.roles import (
+    Advertise,
+    ControlPort,
+    DataPort,
+    DiskFreeMib,
     Etcd,
     EtcdCa,
     EtcdCert,
     EtcdKey,
     EtcdPassword,
     EtcdUser,
+    FlushIntervalMs,
+    FlushMessages,
+    FlushWhen,
     Host,
+    Replica,
+    ReplicaData,
+    Replicas,
+    RetentionMib,
+    SegmentMib,
     Verbose,
     etcd_options,
     log_config,
@@ -39,38 +51,28 @@ _MODE_COLUMNS = ("group", "from", "to")
 def broker(
     context: typer.Context,
     group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group that this replica belongs to.")] = "",
-    replica: Annotated[str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")] = "",
-    replicas: Annotated[
-        str, typer.Option(envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded.")
-    ] = "",
-    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; made if absent.")] = Path("qmq-data"),
+    replica: Replica = "",
+    replicas: Replicas = "",
+    data: ReplicaData = Path("qmq-data"),
     host: Host = "127.0.0.1",
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20881,
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20882,
-    advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
-    ] = "",
+    data_port: DataPort = 20881,
+    control_port: ControlPort = 20882,
+    advertise: Advertise = "",
     etcd: Etcd = "",
     etcd_user: EtcdUser = None,
     etcd_password: EtcdPassword = None,
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
-    flush: Annotated[str, typer.Option(envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")] = "async",
-    flush_messages: Annotated[int, typer.Option(envvar="QMQ_FLUSH_MESSAGES", help="With async: flush after so many messages ...")] = 1_000,
-    flush_interval_ms: Annotated[
-        int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="... or after so many milliseconds.")
-    ] = 10_000,
-    segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024,
+    flush: FlushWhen = "async",
+    flush_messages: FlushMessages = 1_000,
+    flush_interval_ms: FlushIntervalMs = 10_000,
+    segment_mib: SegmentMib = 1024,
     retention_hours: Annotated[
         float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")
     ] = 168.0,
-    retention_mib: Annotated[
-        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go.")
-    ] = None,
-    disk_free_mib: Annotated[
-        int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
-    ] = 64,
+    retention_mib: RetentionMib = None,
+    disk_free_mib: DiskFreeMib = 64,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.

@@ -10,13 +10,25 @@ import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
+    Advertise,
+    ControlPort,
+    DataPort,
+    DiskFreeMib,
     Etcd,
     EtcdCa,
     EtcdCert,
     EtcdKey,
     EtcdPassword,
     EtcdUser,
+    FlushIntervalMs,
+    FlushMessages,
+    FlushWhen,
     Host,
+    Replica,
+    ReplicaData,
+    Replicas,
+    RetentionMib,
+    SegmentMib,
     Verbose,
     etcd_options,
     log_config,
@@ -37,17 +49,13 @@ def attach(app: typer.Typer) -> None:
 def delay(
     context: typer.Context,
     group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group that this replica belongs to.")] = "",
-    replica: Annotated[str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")] = "",
-    replicas: Annotated[
-        str, typer.Option(envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded.")
-    ] = "",
-    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; made if absent.")] = Path("qmq-data"),
+    replica: Replica = "",
+    replicas: Replicas = "",
+    data: ReplicaData = Path("qmq-data"),
     host: Host = "127.0.0.1",
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20883,
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20884,
-    advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
-    ] = "",
+    data_port: DataPort = 20883,
+    control_port: ControlPort = 20884,
+    advertise: Advertise = "",
     etcd: Etcd = "",
     etcd_user: EtcdUser = None,
     etcd_password: EtcdPassword = None,
@@ -65,23 +73,17 @@ def delay(
         str, typer.Option(envvar="QMQ_LOAD_AHEAD", help="What is due within this time is in memory, if there is room.")
     ] = "10m",
     wheel_messages: Annotated[
-        int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="So many messages are in memory at most, 16 bytes each.")
+        int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="So many messages are in memory at most, 8 bytes each.")
     ] = 16_000_000,
-    flush: Annotated[str, typer.Option(envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")] = "async",
-    flush_messages: Annotated[int, typer.Option(envvar="QMQ_FLUSH_MESSAGES", help="With async: flush after so many messages ...")] = 1_000,
-    flush_interval_ms: Annotated[
-        int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="... or after so many milliseconds.")
-    ] = 10_000,
-    segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024,
+    flush: FlushWhen = "async",
+    flush_messages: FlushMessages = 1_000,
+    flush_interval_ms: FlushIntervalMs = 10_000,
+    segment_mib: SegmentMib = 1024,
     retention_hours: Annotated[
         float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="The message log before this may be deleted; the schedule stays.")
     ] = 24.0,
-    retention_mib: Annotated[
-        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go.")
-    ] = None,
-    disk_free_mib: Annotated[
-        int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
-    ] = 64,
+    retention_mib: RetentionMib = None,
+    disk_free_mib: DiskFreeMib = 64,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a delay group, which keeps messages until they are due; or, with a verb, look after delayed messages.

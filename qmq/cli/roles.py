@@ -23,6 +23,32 @@ EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", 
 EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
 EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
 Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
+Replica = Annotated[str, typer.Option("--replica", envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")]
+Replicas = Annotated[
+    str,
+    typer.Option("--replicas", envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded."),
+]
+ReplicaData = Annotated[Path, typer.Option("--data", envvar="QMQ_DATA", help="The replica's data folder; made if absent.")]
+DataPort = Annotated[int, typer.Option("--data-port", envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")]
+ControlPort = Annotated[int, typer.Option("--control-port", envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")]
+Advertise = Annotated[
+    str, typer.Option("--advertise", envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
+]
+FlushWhen = Annotated[str, typer.Option("--flush", envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")]
+FlushMessages = Annotated[
+    int, typer.Option("--flush-messages", envvar="QMQ_FLUSH_MESSAGES", help="With async: flush after so many messages ...")
+]
+FlushIntervalMs = Annotated[
+    int, typer.Option("--flush-interval-ms", envvar="QMQ_FLUSH_INTERVAL_MS", help="... or after so many milliseconds.")
+]
+SegmentMib = Annotated[int, typer.Option("--segment-mib", envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")]
+RetentionMib = Annotated[
+    int | None,
+    typer.Option("--retention-mib", envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go."),
+]
+DiskFreeMib = Annotated[
+    int, typer.Option("--disk-free-mib", envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
 
 
