@@ -1,0 +1,91 @@
+"""The columns that Spark sees, and what of them a user's schema asks for.
+
+| column | type | |
+|---|---|---|
+| subject | string | |
+| partition | int | of an ordered subject; 0 otherwise |
+| broker_group | string | with subject and partition it names the queue |
+| sequence | bigint | the message's number in its queue |
+| route_version | bigint | the version that opened the partition; null where order is not kept, or routes are not known |
+| key | binary | null if there is none |
+| body | binary | |
+| tags | array<string> | empty if there are none |
+| headers | map<string,binary> | only with `includeHeaders`, or named in a schema |
+| message_id | string | 32 hexadecimal digits |
+| create_time | timestamp | when it was handed to the producer; milliseconds |
+| append_time | timestamp | when the broker stored it |
+| epoch | bigint | the master's term |
+
+Those that a schema may name besides: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint) and place (int): who sent it, in which batch,
+at which place in it, even where `message_id` is another one; logical_partition (int, null where order is not kept); is_bent (boolean); entry (bigint, the batch's
+index over both logs of its broker group).
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from qmq.errors import InvalidArgument
+
+COLUMNS: Final[dict[str, DataType]] = {
+    "subject": StringType(),
+    "partition": IntegerType(),
+    "broker_group": StringType(),
+    "sequence": LongType(),
+    "route_version": LongType(),
+    "key": BinaryType(),
+    "body": BinaryType(),
+    "tags": ArrayType(StringType(), True),
+    "headers": MapType(StringType(), BinaryType(), True),
+    "message_id": StringType(),
+    "create_time": TimestampType(),
+    "append_time": TimestampType(),
+    "epoch": LongType(),
+}
+"""In the order in which Spark gets them."""
+
+MORE_COLUMNS: Final[dict[str, DataType]] = {
+    "producer_id": StringType(),
+    "batch_sequence": LongType(),
+    "place": IntegerType(),
+    "logical_partition": IntegerType(),
+    "is_bent": BooleanType(),
+    "entry": LongType(),
+}
+"""Only where a schema names them."""
+
+
+def default_schema(*, with_headers: bool) -> StructType:
+    """What `load()` gives without a schema."""
+    return StructType([StructField(name, kind, True) for name, kind in COLUMNS.items() if with_headers or name != "headers"])
+
+
+def check_schema(schema: StructType) -> None:
+    """A user's schema is a projection: columns of ours, by name and type, in any order. Raises InvalidArgument."""
+    known = {**COLUMNS, **MORE_COLUMNS}
+    for field in schema.fields:
+        if field.name not in known:
+            near = difflib.get_close_matches(field.name, known, 1)
+            hint = f": did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+            raise InvalidArgument(f"the log has no column {field.name!r}{hint}")
+        if field.dataType.simpleString() != known[field.name].simpleString():
+            raise InvalidArgument(
+                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read it so, then cast"
+            )
+        if not field.nullable:
+            raise InvalidArgument(f"column {field.name!r} must be nullable in the schema, as all columns are")
