@@ -82,6 +82,8 @@ class Routes:
     partitions: Mapping[int, RoutePartition]
     sealed_at: Mapping[int, int] = field(default_factory=dict)
     """Of closed partitions the sequence of the command message; one that a fence closed is missing until it is known."""
+    is_strict: bool = True
+    """False: best-effort order, where a message may lie in a partition that is not its key's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,10 @@ class StoredBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Sequences `first` to `end` - 1 of a queue, for one task. `place` is the log's own note of where they lie, or None; it can be sent to executors."""
+    """Sequences `first` to `end` - 1 of a queue, for one task.
+
+    `place` is the log's own note of where they lie, or None; it can be sent to executors.
+    """
 
     queue: QueueKey
     first: int

@@ -29,11 +29,17 @@ class CommittedLog(Protocol):
         ...
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
-        """The first sequence appended at or after a time (milliseconds since 1970); the queue's end if there is none. Raises as `topology`."""
+        """The first sequence appended at or after a time (milliseconds since 1970); the queue's end if there is none.
+
+        Raises as `topology`.
+        """
         ...
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[Piece]:
-        """`first` to `end` - 1 in pieces of about `bytes_max` stored bytes, ascending, covering all of it; at least one if first < end. Raises as `topology`."""
+        """`first` to `end` - 1 in pieces of about `bytes_max` stored bytes, ascending, covering all of it; none if first >= end.
+
+        Raises as `topology`.
+        """
         ...
 
     def read(self, piece: Piece, selection: Selection, *, skips_lost: bool) -> Iterator[StoredBatch]:

@@ -1,0 +1,198 @@
+"""What Spark calls: `spark.read.format("qmq")`, `spark.readStream.format("qmq")`, `df.write.format("qmq")`.
+
+A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. There is no
+`pushFilters` here, and must not be: in PySpark 4.3 filters leak from one scan into another (docs/SPARK.md); options narrow a read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_qmq import offsets, options
+from pyspark_qmq.model import Queue, QueueKey, Selection, Topology
+from pyspark_qmq.opening import address_of, log_at
+from pyspark_qmq.options import Choice, ReadOptions
+from pyspark_qmq.planning import Task, ranges, tasks
+from pyspark_qmq.ports import CommittedLog, LogAddress
+from pyspark_qmq.schema import check_schema, default_schema
+from qmq.errors import InvalidArgument, UnknownSubject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_qmq.stream import LogStreamReader
+
+
+class TaskPartition(InputPartition):
+    """One Spark partition; None where there is nothing to read, but Spark wants one all the same."""
+
+    def __init__(self, task: Task | None) -> None:
+        super().__init__(None)
+        self.task = task
+
+
+class LogReader(DataSourceReader):
+    """A batch read of messages."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+        self._asked = asked
+        self._schema = schema
+        self._address = address_of(asked.where)
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks, for the offsets as they are now. Raises UnknownSubject, InvalidArgument, MessagesExpired, NotConnected, LogDamaged."""
+        asked, log = self._asked, log_at(self._address)
+        topology = look(log, asked.choice)
+        if not topology.queues:
+            raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
+        start, end = edges(asked, topology, log)
+        wanted = ranges(start, end, topology.queues, skips_lost=asked.skips_lost)
+        return [TaskPartition(each) for each in tasks(log, topology, wanted, asked.plan, asked.selection)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows, in an executor."""
+        task = partition.task if isinstance(partition, TaskPartition) else None
+        return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
+
+
+def look(log: CommittedLog, choice: Choice) -> Topology:
+    """What is committed now of the chosen queues. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
+    if choice.pattern:
+        pattern = re.compile(choice.pattern)
+        subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
+        return log.topology(subjects) if subjects else Topology({})
+    found = log.topology(list(choice.subjects))
+    if choice.queues is None:
+        return found
+    chosen = {
+        offsets.find_queue("assign", subject, within, found.queues) for subject, names in choice.queues.items() for within in names
+    }
+    return Topology({key: queue for key, queue in found.queues.items() if key in chosen}, found.routes)
+
+
+def edges(asked: ReadOptions, topology: Topology, log: CommittedLog) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+    """Where a batch read starts and ends. Raises InvalidArgument."""
+    queues = topology.queues.values()
+    start = starts(asked, queues, log)
+    if asked.end_ms is not None:
+        end = offsets.by_time(queues, asked.end_ms, log.find_time)
+    else:
+        end = offsets.resolve("endingOffsets", asked.end, queues, offsets.LATEST)
+    for key, queue in topology.queues.items():
+        if end[key] > queue.end:
+            raise InvalidArgument(f"endingOffsets: {key} ends at {queue.end}, so {end[key]} is not there yet")
+    return start, end
+
+
+def starts(asked: ReadOptions, queues: Iterable[Queue], log: CommittedLog) -> dict[QueueKey, int]:
+    """Where a read without a checkpoint starts. Raises InvalidArgument."""
+    if asked.start_ms is not None:
+        return offsets.by_time(queues, asked.start_ms, log.find_time)
+    return offsets.resolve("startingOffsets", asked.start, queues, offsets.EARLIEST)
+
+
+def read_task(
+    address: LogAddress, task: Task | None, schema: StructType, selection: Selection, *, skips_lost: bool
+) -> Iterator[pa.RecordBatch]:
+    """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
+    if task is None:
+        return
+    from pyspark_qmq.columns import Projector  # pyarrow and numpy are the executors' business
+
+    key, version = task.piece.queue, task.route_version
+    versions = {(key.subject, key.partition): version} if version is not None else {}
+    projector = Projector(schema, routes=versions, selection=selection)
+    batches = log_at(address).read(task.piece, selection, skips_lost=skips_lost)
+    yield from projector.convert(batches, task.piece)
+
+
+class QmqDataSource(DataSource):
+    """The data source `qmq`. Options: `pyspark_qmq.options`; columns: `pyspark_qmq.schema`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What goes into `format(...)`."""
+        return "qmq"
+
+    def schema(self) -> StructType:
+        """All columns; name some of them in `.schema(...)` to read only these. Raises InvalidArgument."""
+        log = options.log_of(self.options)
+        if log != "messages":
+            from pyspark_qmq import datasets
+
+            return datasets.schema_of(log)
+        return default_schema(with_headers=options.with_headers(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`. Raises InvalidArgument."""
+        log = options.log_of(self.options)
+        if log != "messages":
+            return DatasetReader(log, address_of(options.where(self.options)), schema)
+        check_schema(schema)
+        return LogReader(options.parse(self.options, is_stream=False), schema)
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - the name is Spark's
+        """For `spark.readStream`. Raises InvalidArgument."""
+        from pyspark_qmq.stream import LogStreamReader
+
+        if options.log_of(self.options) != "messages":
+            raise InvalidArgument("deliveries and schedules are read in batches, not as streams: use spark.read")
+        check_schema(schema)
+        return LogStreamReader(options.parse(self.options, is_stream=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For `df.write`. Raises InvalidArgument."""
+        from pyspark_qmq.sink.writer import arrow_writer
+
+        return arrow_writer(_plain(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - the name is Spark's
+        """For `df.writeStream`. Raises InvalidArgument."""
+        from pyspark_qmq.sink.writer import arrow_stream_writer
+
+        return arrow_stream_writer(_plain(self.options), schema, overwrite)
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in given.items()}
+
+
+class DatasetPartition(InputPartition):
+    """A part of a dataset beside messages."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class DatasetReader(DataSourceReader):
+    """A batch read of what is told by other logs than the messages': `pyspark_qmq.datasets`."""
+
+    def __init__(self, log: str, address: LogAddress, schema: StructType) -> None:
+        from pyspark_qmq import datasets
+
+        known = {field.name: field.dataType for field in datasets.schema_of(log).fields}
+        for field in schema.fields:
+            if known.get(field.name) != field.dataType:
+                raise InvalidArgument(f"{log} have no column {field.name!r} of type {field.dataType.simpleString()}: {', '.join(known)}")
+        self._log = log
+        self._address = address
+        self._columns = schema.fieldNames()
+
+    def partitions(self) -> list[InputPartition]:
+        """Raises NotConnected, LogDamaged, InvalidArgument."""
+        from pyspark_qmq import datasets
+
+        return [DatasetPartition(each) for each in datasets.partitions(self._log, self._address)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In an executor."""
+        if isinstance(partition, DatasetPartition):
+            from pyspark_qmq import datasets
+
+            yield from datasets.read(self._log, partition.part, self._columns)
