@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import bench_delay as delay
 import bench_ordered as ordered
+import bench_spark as spark
 from bench_group import ReplicaSet
 from bench_processes import Node, in_loop, together
 from rich.console import Console
@@ -332,6 +333,12 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "100 B, send_many, over a day, acknowledged": lambda: delay.compared(n(1_000_000), 100, "many", 86_400, 1),
             "an hour of 1 M messages": lambda: delay.load_hour(n(1_000_000)),
             "an hour of 10 M messages": lambda: delay.load_hour(n(10_000_000)),
+        },
+        "spark": {
+            "10 M of 100 B": lambda: spark.source(spark.session(), n(10_000_000), 100),
+            "1 M of 1 KB": lambda: spark.source(spark.session(), n(1_000_000), 1024),
+            "micro-batch of 1,000 rows": lambda: spark.micro_batches(spark.session()),
+            "sink, 100 B": lambda: spark.sink(spark.session(), n(1_000_000), 100),
         },
         "others": {
             "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),

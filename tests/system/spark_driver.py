@@ -1,0 +1,96 @@
+"""A Spark driver as a process of its own, with its JVM, and its sudden death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 240.0
+LOOK_S = 0.02
+
+
+class DriverProcess:
+    """Python, and what it starts: one process group, killed as one, as when a machine goes."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self.words = list(words)
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, *self.words], stdout=out, stderr=out, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL for all of it, and wait until it is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def finish(self) -> int:
+        """Wait for its own end; its exit status. Raises AssertionError if it does not come."""
+        assert self._process is not None
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver did not end: {self.tail()}") from None
+
+    def tail(self) -> str:
+        """The end of what it said."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def kill_at_random(
+    driver: DriverProcess, kills: int, coin: Random, progress: Callable[[], int], done: Callable[[str], None] = lambda _: None
+) -> dict[str, int]:
+    """Start it again and again, and kill it each time at another moment; which moments those were.
+
+    Half of the deaths come some time behind the first sign of progress of that life, the others at any time, its start included.
+    """
+    moments = {"while it started": 0, "while it worked": 0, "it had ended": 0}
+    for _ in range(kills):
+        before = progress()
+        driver.start()
+        if coin.random() < 0.75:
+            _until(lambda before=before: progress() > before or not driver.is_running)
+            _pause(coin.uniform(0.0, 2.0))
+        else:
+            _pause(coin.uniform(1.0, 9.0))
+        moment = "it had ended" if not driver.is_running else "while it worked" if progress() > before else "while it started"
+        driver.kill()
+        moments[moment] += 1
+        done(moment)
+    return moments
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)  # a random moment is the point
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + END_S
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError("the driver made no progress")
+        time.sleep(LOOK_S)

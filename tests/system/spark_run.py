@@ -1,0 +1,145 @@
+"""Proofs about Spark on three broker groups: what comes into the archive, and what goes into the log, while drivers die."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark_qmq.jobs.archive import archived_files
+
+from system.ordered_cluster import OrderedCluster, Shape, running_cluster
+from system.spark_driver import DriverProcess, kill_at_random
+from system.spark_workload import Row, anomalies, change_now_and_then, create, publish, read_log, source_rows
+
+SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
+TESTS = Path(__file__).resolve().parents[1]
+FILES = 90
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a proof found."""
+
+    rows: int
+    changes: int
+    moments: dict[str, int]
+    anomalies: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[OrderedCluster]:
+    """Three broker groups of one replica each, on loopback: drivers die here, not brokers."""
+    with running_cluster(folder, SHAPE, "loopback") as found:
+        yield found
+
+
+class Beside:
+    """Runs a coroutine in a thread with a loop of its own."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+        self._work = work
+        self._found = 0
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = asyncio.run(self._work())
+        except BaseException as failure:
+            self._failure = failure
+
+    def join(self) -> int:
+        """Wait for its end, and what it gave. Raises what it ended with."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._found
+
+
+def archive_run(
+    found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None
+) -> Outcome:
+    """A stream into the archive, its driver killed so often, beside a publisher; then what is in the archive."""
+    subject, out, table = f"flights.archive.{seed}", folder / "archive", source_rows(rows)
+    asyncio.run(create(found.server, subject))
+    words = [
+        "-m", "pyspark_qmq.jobs.archive", "--servers", found.server, "--subject", subject, "--out", str(out), "--master", "local[2]",
+        "-o", f"maxOffsetsPerTrigger={max(rows // 60, 500)}",
+    ]  # fmt: skip
+    publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
+    driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")
+    try:
+        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(out.glob("**/commits/[0-9]*"))), step)
+        made = publisher.join()
+        last = DriverProcess(words, folder / "archive.log")
+        last.start()
+        status = last.finish()
+    finally:
+        driver.kill()
+    wrong = [] if status in (0, 1) else [f"the last driver ended with {status}: {last.tail()}"]
+    wrong += archive_anomalies(out, table)
+    return Outcome(rows, made, moments, wrong)
+
+
+def archive_anomalies(out: Path, table: list[Row]) -> list[str]:
+    """Every row once, and per key in the order in which it was sent, by route version, partition and sequence."""
+    columns = ["route_version", "partition", "sequence", "key", "body"]
+    found = pa.concat_tables([pq.ParquetFile(path).read(columns) for path in archived_files(out)])
+    lines = [body.decode() for body in found["body"].to_pylist()]
+    wrong = anomalies(list(Counter(lines).items()), table)
+    return wrong + order_anomalies(found)
+
+
+def order_anomalies(found: pa.Table) -> list[str]:
+    """Where a key's rows are not in the order of their numbers."""
+    wrong: list[str] = []
+    newest: dict[bytes, int] = {}
+    for each in found.sort_by([("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")]).to_pylist():
+        number = int(each["body"].split(b",", 1)[0])
+        if number <= newest.get(each["key"], -1):
+            wrong.append(f"key {each['key']!r}: {number} behind {newest[each['key']]}")
+        newest[each["key"]] = number
+    return wrong
+
+
+def sink_run(
+    found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None
+) -> Outcome:
+    """A stream from files into an ordered subject, its driver killed so often, while partitions are changed; then what is in the log."""
+    subject, table = f"flights.sink.{seed}", source_rows(rows)
+    asyncio.run(create(found.server, subject))
+    files = folder / "files"
+    files.mkdir()
+    for at in range(FILES):
+        some = table[at * len(table) // FILES : (at + 1) * len(table) // FILES]
+        columns = {name: [getattr(row, name) for row in some] for name in Row._fields}
+        pq.write_table(pa.table(columns), files / f"{at:03d}.parquet")
+    checkpoint = folder / "checkpoint"
+    driver = DriverProcess(
+        [str(TESTS / "system" / "spark_sink_driver.py"), "--server", found.server, "--files", str(files), "--subject", subject,
+         "--checkpoint", str(checkpoint), "--per-trigger", "2"], folder / "sink.log",
+    )  # fmt: skip
+    changer = Beside(lambda: change_now_and_then(found.server, subject, changes, seed))
+    try:
+        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(checkpoint.glob("commits/[0-9]*"))), step)
+        made = changer.join()
+        driver.start()
+        status = driver.finish()
+    finally:
+        driver.kill()
+    wrong = [] if status == 0 else [f"the last driver ended with {status}: {driver.tail()}"]
+    log, _ = read_log(found.server, subject)
+    wrong += anomalies(list(Counter(body.decode() for body in log["body"].to_pylist()).items()), table)
+    return Outcome(rows, made, moments, wrong)

@@ -1,0 +1,138 @@
+"""What the proofs about Spark publish: flights, ordered by aircraft, while their partitions are changed; and the log read back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import islice
+from random import Random
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from flights import flights
+from pyspark_qmq.columns import Projector
+from pyspark_qmq.model import ALL, Topology
+from pyspark_qmq.planning import Plan, ranges, tasks
+from pyspark_qmq.schema import COLUMNS, default_schema
+from pyspark_qmq.servers.address import ServerAddress
+
+import qmq
+from qmq.errors import QmqError
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
+
+LOGICAL_PARTITIONS = 1024
+ROUND = 2_000
+RETRY_S = 0.05
+
+
+class Row(NamedTuple):
+    """One row of the source table; `line` begins with its number, so that no two are equal."""
+
+    number: int
+    key: str
+    tag: str
+    line: str
+
+
+def source_rows(count: int) -> list[Row]:
+    """The first flights of the file."""
+    return [Row(at, each.tail_number, each.carrier, f"{at},{each.line}") for at, each in enumerate(islice(flights(), count))]
+
+
+async def create(server: str, subject: str, *, partitions: int = 4) -> None:
+    """An ordered subject over all broker groups."""
+    async with qmq.connect(server) as mq:
+        await mq.metadata.create_subject(
+            SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
+        )
+
+
+async def publish(
+    server: str, subject: str, rows: Sequence[Row], changes: int, seed: int, done: Callable[[int], None] = lambda _: None
+) -> int:
+    """Send all rows in their order; so many changes of the route lie in between, while messages are under way. How many were made."""
+    coin = Random(seed)
+    async with qmq.connect(server) as mq:
+        producer = mq.ordered_producer(subject)
+        every = max(len(rows) // (changes + 1), 1)
+        made, under_way = 0, list[asyncio.Task[bool]]()
+        for at in range(0, len(rows), ROUND):
+            some = rows[at : at + ROUND]
+            producer.send_many([row.line.encode() for row in some], [row.key for row in some], tags=[(row.tag,) for row in some])
+            await producer.drain()
+            if at // every > made + len(under_way) and not (under_way and not under_way[-1].done()):
+                under_way.append(asyncio.create_task(change(mq.metadata, subject, coin)))
+            done(at + len(some))
+        await producer.flush()
+        made = sum(await asyncio.gather(*under_way))
+        while made < changes:
+            made += await change(mq.metadata, subject, coin)
+        return made
+
+
+async def change(metadata: Any, subject: str, coin: Random) -> bool:
+    """One split, merge or move, whatever fits the route."""
+    while True:
+        try:
+            described = await metadata.describe_route(subject)
+            wanted = chosen(described.route, sorted(described.settings.broker_groups), coin)
+            await metadata.change_route(subject, **wanted, from_version=described.route.version)
+        except QmqError:
+            await asyncio.sleep(RETRY_S)
+        else:
+            return True
+
+
+async def change_now_and_then(server: str, subject: str, changes: int, seed: int) -> int:
+    """So many changes with some seconds in between."""
+    coin = Random(seed)
+    async with qmq.connect(server) as mq:
+        for _ in range(changes):
+            await asyncio.sleep(coin.uniform(0.5, 3.0))
+            await change(mq.metadata, subject, coin)
+    return changes
+
+
+def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[str, Any]:
+    """What to change. Few partitions are split, many are merged."""
+    parts = sorted(route.partitions, key=lambda part: part.lps.first)
+    at = coin.randrange(len(parts))
+    kind = coin.choice(["split", "move"] if len(parts) < 3 else ["merge", "move"] if len(parts) > 10 else ["split", "merge", "move"])
+    part = parts[at]
+    if kind == "split" and part.lps.end - part.lps.first > 1:
+        cut = coin.randrange(part.lps.first + 1, part.lps.end)
+        return {"split": pb.SplitOperation(partition=part.number, at=[cut], broker_groups=coin.choices(groups, k=2))}
+    if kind == "merge" and at + 1 < len(parts):
+        return {"merge": pb.MergeOperation(partitions=[part.number, parts[at + 1].number])}
+    others = [group for group in groups if group != part.broker_group]
+    return {"move": pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))}
+
+
+def read_log(server: str, subject: str) -> tuple[pa.Table, Topology]:
+    """All columns of a subject, read as an executor reads them, without a JVM."""
+    log = ServerAddress(server, 60_000).open()
+    try:
+        topology = log.topology([subject])
+        start = dict.fromkeys(topology.queues, 0)
+        end = {key: queue.end for key, queue in topology.queues.items()}
+        batches: list[pa.RecordBatch] = []
+        for task in tasks(log, topology, ranges(start, end, topology.queues, skips_lost=False), Plan(), ALL):
+            key = task.piece.queue
+            versions = {(key.subject, key.partition): task.route_version} if task.route_version is not None else {}
+            projector = Projector(default_schema(with_headers=True), routes=versions, selection=ALL)
+            batches += projector.convert(log.read(task.piece, ALL, skips_lost=False), task.piece)
+        return pa.Table.from_batches(batches) if batches else pa.table({name: [] for name in COLUMNS}), topology
+    finally:
+        log.close()
+
+
+def anomalies(found: Sequence[tuple[str, int]], rows: Sequence[Row]) -> list[str]:
+    """What is wrong with rows (line, how often) that should be the source's, each once."""
+    counts: dict[str, int] = {}
+    for line, count in found:
+        counts[line] = counts.get(line, 0) + count
+    wrong = [f"missing: {row.line}" for row in rows if row.line not in counts]
+    known = {row.line for row in rows}
+    wrong += [f"{count} times: {line}" for line, count in counts.items() if count != 1]
+    return wrong + [f"not of the source: {line}" for line in counts if line not in known]
