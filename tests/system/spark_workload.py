@@ -43,9 +43,9 @@ def source_rows(count: int) -> list[Row]:
 async def create(server: str, subject: str, *, partitions: int = 4) -> None:
     """An ordered subject over all broker groups."""
     async with qmq.connect(server) as mq:
-        await mq.metadata.create_subject(
-            SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
-        )
+        groups = tuple(sorted(each.broker_group for each in (await mq.metadata.cluster()).groups if not each.is_delay))
+        config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS, groups=groups)
+        await mq.metadata.create_subject(config, partitions=partitions)
 
 
 async def publish(
@@ -56,12 +56,13 @@ async def publish(
     async with qmq.connect(server) as mq:
         producer = mq.ordered_producer(subject)
         every = max(len(rows) // (changes + 1), 1)
-        made, under_way = 0, list[asyncio.Task[bool]]()
+        under_way: list[asyncio.Task[bool]] = []
         for at in range(0, len(rows), ROUND):
             some = rows[at : at + ROUND]
             producer.send_many([row.line.encode() for row in some], [row.key for row in some], tags=[(row.tag,) for row in some])
             await producer.drain()
-            if at // every > made + len(under_way) and not (under_way and not under_way[-1].done()):
+            if at // every > len(under_way):
+                await asyncio.gather(*under_way)
                 under_way.append(asyncio.create_task(change(mq.metadata, subject, coin)))
             done(at + len(some))
         await producer.flush()

@@ -1,0 +1,72 @@
+"""What a stream says, and does, when retention took what its checkpoint needs. A real store, real files, a real Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from file_support import Traffic, folder_in_memory, forget_old, mark
+from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def traffic() -> Iterator[Traffic]:
+    """A store with small segments."""
+    with folder_in_memory() as folder:
+        found = Traffic(folder, Random(1))
+        yield found
+        found.store.close()
+
+
+class Reading:
+    """A stream over a store's files; keeps the sequences it was given."""
+
+    def __init__(self, spark: SparkSession, folder: Path, checkpoint: Path) -> None:
+        self._spark, self._folder, self._checkpoint = spark, folder, checkpoint
+        self.sequences: list[int] = []
+
+    def run(self, **options: str) -> None:
+        frame = self._spark.readStream.format("qmq").option("subscribe", "a").option("startingOffsets", "earliest").options(**options)
+        query = (
+            frame.load(str(self._folder)).writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self._checkpoint))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+
+    def _keep(self, frame: DataFrame, number: int) -> None:
+        self.sequences += sorted(row["sequence"] for row in frame.select("sequence").collect())
+
+
+def lose_the_beginning(traffic: Traffic) -> int:
+    """More messages, of which retention takes all but the newest; the oldest sequence that is left."""
+    for _ in range(100):
+        traffic.send("a", count=5)
+    forget_old(traffic.store, retention_ms=200)
+    mark(traffic.store)
+    queue = traffic.store.queue("a", 0)
+    assert queue is not None
+    return queue.start_sequence
+
+
+def test_a_stream_fails_and_says_what_is_gone_and_what_is_left(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+    traffic.send("a", count=5)
+    mark(traffic.store)
+    reading = Reading(spark, traffic.folder, tmp_path)
+    reading.run()
+    oldest = lose_the_beginning(traffic)
+    assert oldest > 5
+    with pytest.raises(Exception, match=rf"E110.*messages 5 to {oldest - 1} of a/0@.*failOnDataLoss=false"):
+        reading.run()
+    assert reading.sequences == [0, 1, 2, 3, 4], "nothing was given that would hide the loss"
+
+
+def test_or_it_goes_on_with_what_is_left_if_the_user_said_so(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+    traffic.send("a", count=5)
+    mark(traffic.store)
+    reading = Reading(spark, traffic.folder, tmp_path)
+    reading.run(failOnDataLoss="false")
+    oldest = lose_the_beginning(traffic)
+    reading.run(failOnDataLoss="false")
+    assert reading.sequences == [0, 1, 2, 3, 4, *range(oldest, traffic.end("a"))]
