@@ -118,10 +118,11 @@ def encode(
         body_bytes, len(subject), compression, 0,
     )  # fmt: skip
     region = b"".join((header, padded(subject), *buffers, offsets(bodies), data, bytes(-body_bytes & 7)))
-    return _sent_envelope(region), region
+    return sent_envelope(region), region
 
 
-def _sent_envelope(region: bytes) -> bytes:
+def sent_envelope(region: bytes) -> bytes:
+    """What goes before a region on its way to the master. Raises MessageTooLarge."""
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
         raise MessageTooLarge(f"the batch has {total} bytes; the most is {limits.BATCH_BYTES_MAX}: send fewer at once")

@@ -174,7 +174,7 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
 # --- reading -----------------------------------------------------------------------------------------------------------
 
 
-def parse_header(region: bytes) -> RegionHeader:
+def parse_header(region: bytes | memoryview) -> RegionHeader:
     """Read the fixed part of a region. Raises CorruptBatch."""
     try:
         fields = REGION.unpack_from(region)
@@ -192,7 +192,7 @@ def check_region(region: bytes, region_crc: int) -> None:
         raise CorruptBatch("the producer's checksum does not hold: the batch was damaged after it was made")
 
 
-def last_offset(region: bytes, at: int, count: int) -> int:
+def last_offset(region: bytes | memoryview, at: int, count: int) -> int:
     """Where the last of `count` items ends. Raises CorruptBatch if that is outside the region."""
     last: int = unpack_from("<i", region, at + 4 * count)[0]
     if not 0 <= last <= len(region):
@@ -223,7 +223,7 @@ class Layout:
     body_data: int = -1
 
     @classmethod
-    def walk(cls, region: bytes, header: RegionHeader) -> Layout:
+    def walk(cls, region: bytes | memoryview, header: RegionHeader) -> Layout:
         """Find every buffer. Raises CorruptBatch if they do not fill the region exactly."""
         layout = cls()
         try:
@@ -234,7 +234,7 @@ class Layout:
             raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)}")
         return layout
 
-    def _walk(self, region: bytes, header: RegionHeader) -> int:
+    def _walk(self, region: bytes | memoryview, header: RegionHeader) -> int:
         count, columns = header.count, header.columns
         at = REGION_BYTES + pad(header.subject_bytes)
         if columns:
@@ -256,14 +256,14 @@ class Layout:
         self.body_data = at + pad(4 * (count + 1))
         return self.body_data + pad(header.body_bytes)
 
-    def _walk_tags(self, region: bytes, at: int, count: int) -> int:
+    def _walk_tags(self, region: bytes | memoryview, at: int, count: int) -> int:
         self.tag_list = at
         total = last_offset(region, at, count)
         self.tag_hash = at + pad(4 * (count + 1))
         self.tag, self.tag_data, end = _walk_strings(region, self.tag_hash + 8 * total, total)
         return end
 
-    def _walk_headers(self, region: bytes, at: int, count: int) -> int:
+    def _walk_headers(self, region: bytes | memoryview, at: int, count: int) -> int:
         self.header_list = at
         total = last_offset(region, at, count)
         at += pad(4 * (count + 1))
@@ -272,7 +272,7 @@ class Layout:
         return at
 
 
-def _walk_strings(region: bytes, at: int, count: int) -> tuple[int, int, int]:
+def _walk_strings(region: bytes | memoryview, at: int, count: int) -> tuple[int, int, int]:
     data = at + pad(4 * (count + 1))
     return at, data, data + pad(last_offset(region, at, count))
 

@@ -99,8 +99,9 @@ def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callabl
     return answered
 
 
-def typed_error(failure: grpc.aio.AioRpcError, address: str) -> QmqError:
-    """The error that the server raised, or what the transport's own failure means."""
+def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
+    """The error that the server raised, or what the transport's own failure means; of a call that blocks, too."""
+    assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     trailers = {str(key): str(value) for key, value in failure.trailing_metadata() or ()}
     if int(trailers.get(CODE, "0")) in BY_CODE:
         details = failure.details() or ""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from qmq.batch import BatchView
+from qmq.batch import ENVELOPE_BYTES, BatchView
 from qmq.broker.broker import Broker
 from qmq.broker.sessions import GroupState
-from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, UnknownGroup
+from qmq.limits import MIB
 from qmq.log.consume_log import IndexEntry
+from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.store import Store
+from qmq.log.tail import ACTIONS, MESSAGES
 from qmq.model import MessageId, Sequence, TimeMs, check_name
+
+READ_BYTES_MAX: Final = 4 * MIB
+"""What one look into a log gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,29 @@ class BrokerAdmin:
                 if found is not None:
                     return found
         raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: retention may have taken it")
+
+    def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
+        """Committed entries of a log from a position on, or from its beginning: where they begin, and as they lie in the file.
+
+        At least one if there is one, at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged.
+        """
+        store = self._store
+        if log not in (MESSAGES, ACTIONS):
+            raise InvalidArgument(f"there is no log {log}: {MESSAGES} is the message log, {ACTIONS} the action log")
+        segments = store.logs[log]
+        begin = max(position, segments.start)
+        found: list[bytes] = []
+        size = 0
+        try:
+            for entry in walk(segments, begin):
+                if entry.envelope.index > store.committed_index or size >= min(bytes_max, READ_BYTES_MAX):
+                    break
+                found += (segments.read(entry.position, ENVELOPE_BYTES), entry.region)
+                size += entry.envelope.total_bytes
+        except CorruptBatch as cause:
+            if not found:
+                raise damaged(segments, begin, cause, log) from cause
+        return begin, b"".join(found)
 
     def _look_into(self, queue: Queue, entry: IndexEntry, message_id: MessageId) -> Found | None:
         envelope, region = self._store.read(queue, entry)

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch import Dispatch
+from qmq.broker.fetching import Fetching
 from qmq.broker.intake import Destination, read_batches
 from qmq.broker.lanes import Lanes
 from qmq.broker.loads import Loads
@@ -131,6 +132,7 @@ class Broker:
         """Answers to SETTLE whose actions are not written yet."""
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
+        self.fetching = Fetching(self)
         self._look_up = look_up
         self.routing: Routing = NoRouting()
         """Which partitions of ordered subjects are here."""
@@ -153,6 +155,7 @@ class Broker:
         self._routes.clear()
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
+        self.fetching = Fetching(self)
         self.loads = Loads(self.clock)
         self.is_serving, self.is_paused = True, False
 
@@ -259,24 +262,6 @@ class Broker:
     def forget_routes(self) -> None:
         """Settings of subjects may have changed: look them up again."""
         self._routes.clear()
-
-    def fetch(self, request: wire.Fetch) -> list[bytes]:
-        """Committed batches from a sequence on, `bytes_max` or so. Raises UnknownSubject, LogDamaged, NotMaster."""
-        self.require_serving()
-        self.subject(request.subject)
-        queue, found, size = self.store.queue(request.subject, request.partition), list[bytes](), 0
-        if queue is None or request.sequence >= queue.visible_sequence or queue.index.count == queue.index.first:
-            return found
-        number = queue.index.find_sequence(max(request.sequence, queue.start_sequence))
-        for entry in queue.index.entries(number, 1024):
-            if size >= min(request.bytes_max, limits.PULL_BYTES_MAX) or entry.next_sequence > queue.visible_sequence:
-                break
-            if queue.sealed is not None and entry.base_sequence == queue.sealed.sequence:
-                break
-            if entry.next_sequence > request.sequence:
-                found += self.store.read(queue, entry)
-                size += entry.total_bytes
-        return found
 
     # --- the turn ------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
+from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError
 from qmq.wire import frame as frames
@@ -18,11 +20,16 @@ from qmq.wire.stream import FrameStream
 
 log = logging.getLogger("qmq.broker")
 
+_T = TypeVar("_T")
+
 ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
 """Answers to one connection in one turn, beyond which it gets no more messages."""
 
 REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
 """A master's frames are as large as its writes: receiving them into one reused buffer saves a fresh one for each."""
+
+FETCHES_MAX: Final = 4
+"""FETCHes of one connection that wait until it has read the answers before them: so many may be under way."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
@@ -41,6 +48,7 @@ class Connection(Flushable):
         self._unanswered_bytes = 0
         self._outbox_bytes = 0
         self._hurried: set[int] = set()
+        self._fetches: deque[tuple[int, wire.Fetch]] = deque()
         self.has_said_hello = False
         self._on_peer_frame: Callable[[Frame], None] | None = None
         """Set if the other end is a replica of our group."""
@@ -76,28 +84,36 @@ class Connection(Flushable):
         self.stream.flush()
         if not self.stream.is_writable:
             self.stream.pause_reading()
-        elif was_full:
+            return
+        if was_full:
             self._broker.writable(self)
+        self._serve_fetches()
 
     # --- frames --------------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
         for each in received:
-            try:
-                self._handle(each)
-            except PeerError as failure:
-                self._broker.answer_error(self, each.request_id, failure)
-                log.info("connection closed: %s", failure)
-                self.stream.close()
+            if not self._guarded(each.kind, each.request_id, self._handle, each):
                 return
-            except QmqError as failure:
-                self._broker.answer_error(self, each.request_id, failure)
-            except (AssertionError, OSError) as cause:
-                self._broker.fatal(cause)
-            except Exception:
-                log.exception("a frame of kind %d could not be served; its connection is closed", each.kind)
-                self.stream.close()
-                return
+
+    def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
+        """Serve a request, answer if it fails; False if that ends the connection."""
+        try:
+            serve(asked)
+        except PeerError as failure:
+            self._broker.answer_error(self, request_id, failure)
+            log.info("connection closed: %s", failure)
+            self.stream.close()
+            return False
+        except QmqError as failure:
+            self._broker.answer_error(self, request_id, failure)
+        except (AssertionError, OSError) as cause:
+            self._broker.fatal(cause)
+        except Exception:
+            log.exception("a frame of kind %d could not be served; its connection is closed", kind)
+            self.stream.close()
+            return False
+        return True
 
     def _handle(self, each: Frame) -> None:
         if self._on_peer_frame is not None:
@@ -194,11 +210,23 @@ class Connection(Flushable):
         self._lanes().settle(self, each.request_id, *wire.unpack_lane_settle(each.payload))
 
     def _fetch(self, each: Frame) -> None:
-        if not self.is_writable:
+        if len(self._fetches) >= FETCHES_MAX:
             raise Overloaded("read the answers to the fetches before this one first")
-        found = self._broker.fetch(wire.Fetch.unpack(each.payload))
-        size = sum(map(len, found))
-        self.send(frames.header(FrameKind.FETCHED, each.request_id, size), *found)
+        self._fetches.append((each.request_id, wire.Fetch.unpack(each.payload)))
+        self._serve_fetches()
+
+    def _serve_fetches(self) -> None:
+        """Those that wait, as long as the client reads what it gets."""
+        while self._fetches and self.is_writable:
+            asked = self._fetches.popleft()
+            if not self._guarded(FrameKind.FETCH, asked[0], self._answer_fetch, asked):
+                return
+
+    def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
+        self.send(*pack(self._broker.fetching.fetch(asked[1]), asked[0]))
+
+    def _find(self, each: Frame) -> None:
+        self._broker.fetching.find(self, each.request_id, wire.Find.unpack(each.payload))
 
     # --- the connection's end ------------------------------------------------------------------------------------------
 
@@ -211,6 +239,7 @@ class Connection(Flushable):
         if self._unanswered_bytes <= self._broker.config.inflight_bytes_max:
             self.stream.resume_reading()
         self._broker.writable(self)
+        self._serve_fetches()
 
     def _closed(self, _cause: Exception | None) -> None:
         self._broker.disconnected(self)
@@ -231,6 +260,7 @@ _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.ATTACH: Connection._attach,
     FrameKind.DETACH: Connection._detach,
     FrameKind.FETCH: Connection._fetch,
+    FrameKind.FIND: Connection._find,
     FrameKind.LANE_ATTACH: Connection._lane_attach,
     FrameKind.LANE_PULL: Connection._lane_pull,
     FrameKind.LANE_SETTLE: Connection._lane_settle,

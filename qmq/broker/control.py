@@ -126,6 +126,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
         """See control.proto."""
+        if request.only_committed:
+            position, entries = self._admin.read_committed(request.log, request.position, request.bytes_max)
+            return pb.ReadLogResponse(entries=entries, position=position)
         return pb.ReadLogResponse(entries=self._standing.read_log(request.log, request.position, request.bytes_max))
 
     @answering

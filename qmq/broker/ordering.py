@@ -1,8 +1,8 @@
 """What a broker takes for a partition of an ordered subject, and when: the rules that hold order while writing. No I/O.
 
     sealed                       a batch that is here is answered again; any other is refused for good: RouteChanged
-    number n of a producer       taken if n - 1 was its last one here, or n is 0 and it never sent here; a batch that is here is
-                                 answered again; anything else is refused: OutOfSequence
+    number n of a producer       taken if n - 1 was its last one here, or n is 0 and it never sent here (or was forgotten, and does not say
+                                 AGAIN); a batch that is here is answered again; anything else is refused: OutOfSequence
     lease lapsed                 where the subject's fencing is by lease: RightLapsed
 
 So whatever is refused takes along everything that the producer sent behind it, and "where does its stream stand" has one answer.
@@ -19,6 +19,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq.errors import OutOfSequence, QmqError, RightLapsed, RouteChanged
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
+from qmq.region import BatchFlag, RegionHeader
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
 from qmq.wire.messages import unpack_error
 
@@ -87,11 +88,16 @@ class Admission:
         last = newest.get((id(queue), header.producer_id))
         if last is None:
             window = queue.producers.window(header.producer_id)
-            last = window.newest if window is not None else -1
+            last = window.newest if window is not None else self._last_before_silence(queue, header)
         if header.batch_sequence != last + 1:
             raise OutOfSequence(f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next")
         if not self._has_right(queue):
             raise RightLapsed(f"{queue.id} takes no messages: this master has lost touch with the coordination store")
+
+    @staticmethod
+    def _last_before_silence(queue: Queue, header: RegionHeader) -> int:
+        """Whoever says AGAIN may have been silent for so long that its window is gone; the log knows how far it had come."""
+        return queue.index.newest_of(header.producer_id) if header.flags & BatchFlag.AGAIN else -1
 
 
 class Barrier:

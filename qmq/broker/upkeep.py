@@ -1,4 +1,4 @@
-"""What a broker does besides answering: flushing, checkpoints, retention, leases. The slow parts run in threads.
+"""What a broker does besides answering: flushing, checkpoints, the commit mark, retention, leases. The slow parts run in threads.
 
 A failed flush is final: the process must stop at once, before it acknowledges anything else; `fatal` sees to that.
 """
@@ -17,6 +17,7 @@ from qmq.broker.broker import Broker
 from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpointing import CheckpointPlan, begin_checkpoint, end_checkpoint
+from qmq.log.commit_mark import Marker
 from qmq.log.config import Flush
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
@@ -55,6 +56,7 @@ class Upkeep:
         self._flush: asyncio.Future[None] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
+        self._marker = Marker(broker.store)
         self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -132,10 +134,17 @@ class Upkeep:
             count += 1
             try:
                 self._broker.tick()
+                self._mark()
                 if count % SLOW_TICKS == 0:
                     self._slow_tick(self._broker.clock.monotonic_ms())
             except Exception as cause:
                 self._fatal(cause)
+
+    def _mark(self) -> None:
+        """Say in a file what is committed, for those who read the log's files."""
+        if self._marker.store is not self._store:
+            self._marker = Marker(self._store)
+        self._marker.tick(self._broker.clock.monotonic_ms())
 
     def _slow_tick(self, now_ms: int) -> None:
         store = self._store

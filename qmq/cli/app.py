@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import qmq
-from qmq.cli import broker, cluster, consume, delay, dev, dlq, group, health, logs, message, meta, produce, replica, route, subject
+from qmq.cli import broker, cluster, consume, delay, dev, dlq, group, health, logs, message, meta, produce, replica, route, spark, subject
 
 app = typer.Typer(
     name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
@@ -28,6 +28,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)
 app.add_typer(health.app, name="health")
+app.command("spark", context_settings=spark.CONTEXT)(spark.spark)
 
 
 @app.callback(invoke_without_command=True)

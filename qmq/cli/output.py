@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -50,7 +51,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, a
 
 def fail(failure: BaseException) -> NoReturn:
     """Print an error and leave: 2 the call was wrong, 3 nobody answers, 1 all else."""
-    errors.print(f"[red]error:[/red] {failure}", highlight=False, soft_wrap=True)
+    errors.print(f"[red]error:[/red] {escape(str(failure))}", highlight=False, soft_wrap=True)
     if isinstance(failure, CallerError):
         raise typer.Exit(EXIT_CALLER)
     raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else EXIT_FAILED)

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 
 import qmq
-from qmq.cli import route_change
+from qmq.cli import route_change, route_export
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
 from qmq.cli.route_change import Subject
 from qmq.cli.route_facts import change_facts, facts, read_partitions
@@ -21,10 +21,11 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
-app = typer.Typer(no_args_is_help=True, help="Routes of ordered subjects: show, split, merge, move, history, policy.")
+app = typer.Typer(no_args_is_help=True, help="Routes of ordered subjects: show, split, merge, move, history, policy, export.")
 app.command("split")(route_change.split)
 app.command("merge")(route_change.merge)
 app.command("move")(route_change.move)
+app.command("export")(route_export.export)
 
 POLICY_FIELDS: Final = (
     "split_messages_per_s", "split_bytes_per_s", "split_backlog", "merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms",

@@ -37,6 +37,7 @@ _ANSWERS: Final[dict[int, int]] = {
     FrameKind.HEARTBEAT: FrameKind.OK,
     FrameKind.DETACH: FrameKind.OK,
     FrameKind.FETCH: FrameKind.FETCHED,
+    FrameKind.FIND: FrameKind.FOUND,
     FrameKind.LANE_ATTACH: FrameKind.LANE_ATTACHED,
     FrameKind.LANE_PULL: FrameKind.LANE_MESSAGES,
     FrameKind.LANE_SETTLE: FrameKind.SETTLED,

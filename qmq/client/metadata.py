@@ -110,12 +110,7 @@ class MetadataClient:
             raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
         if not found.routes:
             raise NotConnected(f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} just now")
-        routes = [
-            Route(each.broker_group, each.data_address, each.epoch, each.is_writable)
-            for each in found.routes
-            if each.partition == 0
-        ]
-        return Placement(routes, _ordering(subject, found))
+        return placement_of(subject, found)
 
     async def watch(self) -> AsyncIterator[Pushed]:
         """What metaservers push, for ever; resumed at the next one when a stream ends. Ends if none of them knows how to push."""
@@ -428,6 +423,12 @@ def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> 
     if kind == "merge":
         return sorted(change.sources) == sorted(request.merge.partitions) and (request.merge.broker_group or groups[0]) == groups[0]
     return list(change.sources) == [request.move.partition] and groups == [request.move.broker_group]
+
+
+def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
+    """A metaserver's answer as a value. Raises NotConnected if an ordered subject has no route yet."""
+    routes = [Route(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0]
+    return Placement(routes, _ordering(subject, found))
 
 
 def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:

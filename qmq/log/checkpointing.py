@@ -7,11 +7,14 @@ entries, then the checkpoint itself: so a checkpoint never knows more than the d
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from qmq.errors import DiskFull
 from qmq.log import checkpoint as checkpoints
+from qmq.log import commit_mark
 from qmq.log.checkpoint import VERSION, Checkpoint, QueueState
 from qmq.log.consume_log import ENTRY_BYTES, Spill
 from qmq.log.disk import Disk
@@ -112,4 +115,7 @@ def close_store(store: Store) -> None:
     plan = begin_checkpoint(store)
     plan.run()
     end_checkpoint(store, plan)
+    if not store.is_replicated or store.committed_index >= store.applied_index:
+        with suppress(DiskFull):  # then it lags
+            commit_mark.write(store.disk, store.folder, commit_mark.note(store))
     store.close()

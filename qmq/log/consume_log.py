@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
@@ -29,6 +32,11 @@ from qmq.model import QueueId
 
 ENTRY: Final = Struct("<7Q2I")
 ENTRY_BYTES: Final = ENTRY.size
+ENTRY_TYPE: Final = np.dtype([
+    ("base_sequence", "<u8"), ("position", "<u8"), ("append_time_ms", "<u8"), ("producer_id", "<u8"), ("batch_sequence", "<u8"),
+    ("tag_bloom", "<u8"), ("cumulative_bytes", "<u8"), ("total_bytes", "<u4"), ("count", "<u4"),
+])  # fmt: skip
+"""The same as `ENTRY`, for many at once."""
 FILE_ENTRIES: Final = 65_536
 SUFFIX: Final = ".idx"
 
@@ -107,12 +115,17 @@ class ConsumeLog:
 
     def entries(self, number: int, most: int) -> list[IndexEntry]:
         """Up to `most` entries from `number` on; at least one if there is one. Raises LogDamaged if a file is gone."""
+        return [IndexEntry._make(each) for each in ENTRY.iter_unpack(self._stored(number, most))]
+
+    def table(self, number: int, most: int) -> npt.NDArray[Any]:
+        """The same as one array of `ENTRY_TYPE`."""
+        return np.frombuffer(self._stored(number, most), ENTRY_TYPE)
+
+    def _stored(self, number: int, most: int) -> bytes:
         at = number - self.persisted
         if at >= 0:
-            data = bytes(self._tail[at * ENTRY_BYTES : (at + most) * ENTRY_BYTES])
-        else:
-            data = self._read(number, min(most, -at, FILE_ENTRIES - number % FILE_ENTRIES))
-        return [IndexEntry._make(each) for each in ENTRY.iter_unpack(data)]
+            return bytes(self._tail[at * ENTRY_BYTES : (at + most) * ENTRY_BYTES])
+        return self._read(number, min(most, -at, FILE_ENTRIES - number % FILE_ENTRIES))
 
     def _file(self, number: int) -> Path:
         base = number - number % FILE_ENTRIES
@@ -161,6 +174,39 @@ class ConsumeLog:
             for entry in self.entries(number, 4096):
                 yield number, entry
                 number += 1
+
+    def of_producer(self, producer_id: int, before: int) -> tuple[int, list[IndexEntry]]:
+        """What a producer sent, in one file's worth of entries before number `before`: where these begin, and the entries, newest first.
+
+        Called again with what it gives first, until that is `first`, it goes through all. Raises LogDamaged if a file is gone.
+        """
+        begin = (before - 1) - (before - 1) % FILE_ENTRIES
+        if begin < self.persisted < before:
+            begin = self.persisted
+        begin = max(begin, self.first)
+        if begin >= before:
+            return self.first, []
+        table = self.table(begin, before - begin)
+        found = np.flatnonzero(table["producer_id"] == np.uint64(producer_id))[::-1]
+        return begin, [IndexEntry._make(each) for each in table[found].tolist()]
+
+    def find_batch(self, producer_id: int, batch_sequence: int, first: int) -> IndexEntry | None:
+        """A producer's batch of that number, from entry `first` on; the newest first, a file at a time. Raises LogDamaged."""
+        before = self.count
+        while before > max(first, self.first):
+            before, sent = self.of_producer(producer_id, before)
+            for entry in sent:
+                if entry.batch_sequence == batch_sequence:
+                    return entry
+        return None
+
+    def newest_of(self, producer_id: int) -> int:
+        """The highest number that a producer's batches here have; -1 if there are none. Raises LogDamaged."""
+        before, newest = self.count, -1
+        while before > self.first:
+            before, sent = self.of_producer(producer_id, before)
+            newest = max([newest, *[entry.batch_sequence for entry in sent]])
+        return newest
 
     def entries_in_memory(self) -> list[IndexEntry]:
         """The newest entries, which no file has yet."""

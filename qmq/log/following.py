@@ -22,6 +22,7 @@ from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.errors import CorruptBatch
+from qmq.log import commit_mark
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import PendingEntry, Store
 from qmq.log.tail import ACTIONS, Place, Run, Write
@@ -170,7 +171,8 @@ def _forget_behind(store: Store, index: int) -> None:
 
 
 def begin_anew(folder: Path, place: Place) -> None:
-    """Replace a closed store's folder by empty logs that begin at `place`."""
+    """Replace a closed store's folder by empty logs that begin at `place`; first of all its commit mark goes."""
+    commit_mark.forget(folder)
     for name in ("checkpoint", "consume", "message", "action"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name, position in zip(("message", "action"), place, strict=True):

@@ -49,6 +49,16 @@ class Window:
         return batch_sequence < self.oldest_ever
 
     @property
+    def tells_from(self) -> int:
+        """From this number on it knows of each number whether it was stored, even if the producer was forgotten for a while before."""
+        return self.oldest_ever or min(self._stored)
+
+    def stored_below(self, before: int) -> list[tuple[int, Produced]]:
+        """Numbers below `before`, the highest first, with where they went; all that there are from `tells_from` on."""
+        begin = self.tells_from
+        return sorted([(number, where) for number, where in self._stored.items() if begin <= number < before], reverse=True)
+
+    @property
     def newest(self) -> int:
         """The highest number that was stored. In a partition of an ordered subject the next one must be its successor."""
         return max(self._stored)

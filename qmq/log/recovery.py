@@ -11,6 +11,7 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     checkpoint damaged, empty or absent           the older one, or a full replay
     consume log gone or short                     rebuilt from the message log
     empty log files                               an empty log
+    a commit mark that names what is not here     taken back, before anything is appended
 
 A replica's logs are one sequence: where an index is missing, everything behind it is cut from both, since no majority can have it from
 here. Whether what was cut may have been acknowledged is said by `Store.lost_tail`.
@@ -26,6 +27,7 @@ from typing import Final
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import checkpoint as checkpoints
+from qmq.log import commit_mark
 from qmq.log.checkpoint import Checkpoint, QueueState
 from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
@@ -92,6 +94,7 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     if lost:
         rebuild(store, lost, place[0], progress)
     _settle_ends(store)
+    commit_mark.take_back(store)
     if store.is_replicated:
         store.start()  # the others will be served from there: damage is better found while it can be mended
 

@@ -266,20 +266,18 @@ class Store:
 
     def find_duplicate(self, queue: Queue, header: RegionHeader) -> Produced | None:
         """Where the batch went, if the queue has it already. A producer that was silent for long is only looked for if it says AGAIN."""
-        producer_id, number = header.producer_id, header.batch_sequence
+        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & BatchFlag.AGAIN
         window, first = queue.producers.window(producer_id), queue.index.first
         if window is not None:
             found = window.find(number)
-            if found is not None or not window.may_have_forgotten(number):
+            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
                 return found
-        elif header.flags & BatchFlag.AGAIN:
+        elif is_again:
             first = queue.index.find_time(birth_ms(producer_id))
         else:
             return None
-        for _, entry in queue.index.scan(first):
-            if entry.producer_id == producer_id and entry.batch_sequence == number:
-                return Produced(entry.base_sequence, entry.append_time_ms)
-        return None
+        entry = queue.index.find_batch(producer_id, number, first)
+        return Produced(entry.base_sequence, entry.append_time_ms) if entry is not None else None
 
     def require_space(self, size: int) -> None:
         """Raises DiskFull if the disk has no room for that and for what must always fit."""

@@ -48,11 +48,12 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         config, routes = await self._cluster.locate(
             check_name("subject", request.subject), create=request.create_if_missing, delayed=request.delayed
         )
-        if config.order is Order.NONE:
-            return pb.LocateResponse(settings=settings_of(config), routes=routes)
-        state = await self._cluster.ordered(config)
-        assert state.route is not None
-        return pb.LocateResponse(settings=settings_of(config), routes=routes, route=route_of(state.route, state.fenced))
+        found = pb.LocateResponse(settings=settings_of(config), routes=routes, hosts=() if request.delayed else self._cluster.hosts(config))
+        if config.order is not Order.NONE:
+            state = await self._cluster.ordered(config)
+            assert state.route is not None
+            found.route.CopyFrom(route_of(state.route, state.fenced))
+        return found
 
     @streaming
     async def Watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:

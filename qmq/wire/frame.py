@@ -58,6 +58,8 @@ class FrameKind(IntEnum):
     LANE_MESSAGES = 23
     LANE_SETTLE = 24
     """Answered by SETTLED. HEARTBEAT and DETACH end and keep lane sessions too."""
+    FIND = 25
+    FOUND = 26
 
 
 _KIND_MAX: Final = max(FrameKind)

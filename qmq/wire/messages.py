@@ -1,11 +1,14 @@
 """What each kind of frame carries, packed and unpacked. Pure.
 
-Frequent payloads are fixed structs (little endian); the rare ones that open a conversation (HELLO, WELCOME, ATTACH, ATTACHED, FETCH)
-are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a ProtocolViolation.
+Frequent payloads are fixed structs (little endian); the rare ones that open a conversation (HELLO, WELCOME, ATTACH, ATTACHED) or ask
+much at once (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
+ProtocolViolation.
 
     PRODUCE    batches, one after another, as the producer made them   ->  PRODUCED  a Produced for each
     PULL       what a consumer wants next                              ->  MESSAGES  a Delivery: ranges, then the batches they lie in
     SETTLE     a Settlement for each range of pull sequences           ->  SETTLED   how many messages were settled, how many were stale
+    FETCH      a queue from a sequence on, and a selection             ->  FETCHED   a Fetched, then whole committed batches
+    FIND       which batches of a producer are stored                  ->  FOUND     their numbers and places
     HEARTBEAT, DETACH                                                  ->  OK
     anything                                                           ->  ERROR     code, outcome, retry_after_ms, text
 """
@@ -29,6 +32,7 @@ _RANGE: Final = Struct("<qIII")
 _SETTLE: Final = Struct("<II")
 _SETTLEMENT: Final = Struct("<qqII")
 _SETTLED: Final = Struct("<QQ")
+_FETCHED: Final = Struct("<qqqqqII")
 _SESSION: Final = Struct("<I")
 _ERROR: Final = Struct("<HBBI")
 _LANE_PULL: Final = Struct("<IQqIII")
@@ -59,9 +63,18 @@ class _JsonMessage:
     def _check(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            kind = {"int": int, "str": str, "list[str]": list}[str(field.type)]
-            if not isinstance(value, kind) or isinstance(value, bool):
+            kind = {"int": int, "str": str}.get(str(field.type), list)
+            if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(field.type), value):
                 raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {value!r}")
+
+
+def _holds(kind: str, value: Any) -> bool:
+    """Whether the items of a list are what they should be."""
+    if kind == "list[str]":
+        return all(isinstance(each, str) for each in value)
+    if kind == "list[list[int]]":
+        return all(isinstance(each, list) and all(type(number) is int for number in each) for each in value)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +132,59 @@ class Attached(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(_JsonMessage):
-    """Read committed batches of a queue from `sequence` on, without a group. The answer is whole batches."""
+    """Read committed batches of a queue, without a group: those that hold any of `sequence` to `until` - 1, about `bytes_max` of them.
+
+    At least one batch is given if there is one and `bytes_max` is more than 0; with 0 only the queue's numbers are asked for. `since_ms`:
+    begin at the first batch appended at or after that time, if that is further on (0: no matter). Batches may be passed over
+    that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps` (ranges, end
+    exclusive, as "0-512"; empty: all). `directed`: 1 if batches for one consumer group only are wanted too.
+    """
 
     subject: str
     partition: int
     sequence: int
+    until: int
+    since_ms: int
     bytes_max: int
+    tags_any: list[str]
+    tags_all: list[str]
+    lps: list[str]
+    directed: int
+
+
+class Fetched(NamedTuple):
+    """A queue's numbers, and how far the batches that follow in the answer go. Of a queue where nothing ever was, all are 0.
+
+    `next_sequence`: whatever is wanted from the asked sequence on (or from `start_sequence`, if that is more), up to before it, is in the
+    answer; ask on from here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its command
+    message. `stored_bytes`, what the kept messages take, is told to who asks for no messages only.
+    """
+
+    start_sequence: int
+    next_sequence: int
+    end_sequence: int
+    stored_bytes: int
+    last_append_ms: int
+    is_sealed: bool
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Find(_JsonMessage):
+    """Which batches of a producer (16 hexadecimal digits) a queue has: those with the highest numbers below `before`, at most `most`."""
+
+    subject: str
+    partition: int
+    producer_id: str
+    before: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found(_JsonMessage):
+    """`[batch_sequence, base_sequence, count]` of each, the highest number first; all committed. A count of 0: retention took it since."""
+
+    found: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +437,24 @@ def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
     """(messages settled, messages that were no longer this consumer's). Raises ProtocolViolation."""
     settled, stale = _unpack(_SETTLED, payload, "SETTLED")
     return settled, stale
+
+
+def pack_fetched(fetched: Fetched) -> bytes:
+    """What stands before the batches in FETCHED."""
+    return _FETCHED.pack(*fetched)
+
+
+def unpack_fetched(payload: memoryview | bytes) -> tuple[Fetched, int]:
+    """The numbers, and where the batches begin. Raises ProtocolViolation."""
+    try:
+        found = Fetched(*_FETCHED.unpack_from(payload))
+    except error:
+        raise ProtocolViolation("FETCHED is cut short") from None
+    return found._replace(is_sealed=bool(found.is_sealed)), _FETCHED.size
+
+
+FETCHED_HEAD_BYTES: Final = _FETCHED.size
+"""What stands before the batches: enough to ask on while they are still on their way."""
 
 
 def pack_session(session: int) -> bytes:

@@ -681,21 +681,25 @@ class ReadLogRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     BYTES_MAX_FIELD_NUMBER: _builtins.int
+    ONLY_COMMITTED_FIELD_NUMBER: _builtins.int
     log: _builtins.int
     """0 the message log, 1 the action log"""
     position: _builtins.int
     bytes_max: _builtins.int
     """At least one entry is given, however long."""
+    only_committed: _builtins.bool
+    """For readers: only what is committed, by the master alone; from the log's beginning if `position` lies before that."""
     def __init__(
         self,
         *,
         log: _builtins.int = ...,
         position: _builtins.int = ...,
         bytes_max: _builtins.int = ...,
+        only_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "log", b"log", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "log", b"log", "only_committed", b"only_committed", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -706,15 +710,19 @@ class ReadLogResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     entries: _builtins.bytes
+    position: _builtins.int
+    """Where they begin; only_committed only."""
     def __init__(
         self,
         *,
         entries: _builtins.bytes = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

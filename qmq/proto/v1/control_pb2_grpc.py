@@ -159,7 +159,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too.
+        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

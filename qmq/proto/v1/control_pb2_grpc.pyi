@@ -52,7 +52,7 @@ class BrokerControlStub:
     Transfer: _grpc.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]
-    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _grpc.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]
@@ -87,7 +87,7 @@ class BrokerControlAsyncStub(BrokerControlStub):
     Transfer: _aio.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _aio.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]  # type: ignore[assignment]
-    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+    """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _aio.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]  # type: ignore[assignment]
@@ -167,7 +167,7 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ReadLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReadLogResponse, _abc.Awaitable[_control_pb2.ReadLogResponse]]:
-        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged. Answered by slaves too."""
+        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
 
     @_abc_1.abstractmethod
     def ChangeReplicas(

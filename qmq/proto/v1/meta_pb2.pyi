@@ -1119,6 +1119,7 @@ class LocateResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> Global___SubjectSettings: ...
     @_builtins.property
@@ -1129,16 +1130,21 @@ class LocateResponse(_message.Message):
     def route(self) -> Global___OrderedRoute:
         """Of an ordered subject: the latest route."""
 
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Unless it is about delayed messages: all broker groups that may hold messages of the subject, also those without a master just now."""
+
     def __init__(
         self,
         *,
         settings: Global___SubjectSettings | None = ...,
         routes: _abc.Iterable[Global___QueueRoute] | None = ...,
         route: Global___OrderedRoute | None = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "routes", b"routes", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "route", b"route", "routes", b"routes", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

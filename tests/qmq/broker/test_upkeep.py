@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import eventually, intake
 
-from qmq.batch import BatchView, encode
+from qmq.batch import encode
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.server import DataServer
@@ -99,30 +99,13 @@ async def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_pat
         await connection.wait_closed()
 
 
-async def test_batches_can_be_fetched_without_a_group(tmp_path: Path) -> None:
-    async with served(tmp_path, LogConfig()) as (broker, server, _):
-        queue = broker.store.open_queue("s", 0)
-        for number in range(5):
-            broker.store.append([intake(queue, [b"%d-%d" % (number, at) for at in range(10)], number=number)])
-        connection = await connect(f"127.0.0.1:{server.port}", "test")
-        answer = await connection.call(FrameKind.FETCH, wire.Fetch("s", 0, 25, 1 << 20).pack(), timeout_s=10)
-        found, at = [], 0
-        while at < len(answer.payload):
-            view = BatchView.parse(answer.payload, at)
-            found.append((view.base_sequence, view.bodies()[0]))
-            at += view.envelope.total_bytes
-        assert found == [(20, b"2-0"), (30, b"3-0"), (40, b"4-0")]
-        connection.close()
-        await connection.wait_closed()
-
-
 async def test_a_flood_of_fetches_does_not_make_the_broker_hold_their_answers(tmp_path: Path) -> None:
     async with served(tmp_path, LogConfig()) as (broker, server, _):
         queue = broker.store.open_queue("s", 0)
         for number in range(8):
             broker.store.append([intake(queue, [bytes(1 << 20)], number=number)])
         connection = await connect(f"127.0.0.1:{server.port}", "test")
-        fetch = wire.Fetch("s", 0, 0, 8 << 20).pack()
+        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 8 << 20, [], [], [], 0).pack()
         calls = [connection.call(FrameKind.FETCH, fetch, timeout_s=30) for _ in range(200)]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = await asyncio.gather(*calls, return_exceptions=True)

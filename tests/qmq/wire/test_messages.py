@@ -29,11 +29,36 @@ def test_produced_comes_back(results: list[wire.Produced]) -> None:
     assert wire.unpack_produced(wire.pack_produced(results)) == results
 
 
+@given(st.builds(wire.Fetched, I64, I64, I64, I64, I64, st.booleans(), U32))
+def test_what_stands_before_fetched_batches_comes_back(fetched: wire.Fetched) -> None:
+    packed = wire.pack_fetched(fetched)
+    assert wire.unpack_fetched(packed + b"batches") == (fetched, wire.FETCHED_HEAD_BYTES)
+
+
+@given(st.lists(st.tuples(I64, I64, U32).map(list), max_size=9))
+def test_what_was_found_comes_back(found: list[list[int]]) -> None:
+    assert wire.Found.unpack(wire.Found(found).pack()) == wire.Found(found)
+
+
+@pytest.mark.parametrize("text", [b'{"found": 1}', b'{"found": [1]}', b'{"found": [["1"]]}', b'{"found": [[true]]}', b'{"found": [null]}'])
+def test_found_of_another_shape_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        wire.Found.unpack(text)
+
+
+def test_tags_of_another_kind_are_refused() -> None:
+    whole = wire.Fetch("s", 0, 0, 1, 0, 1, ["a"], [], [], 0).pack()
+    assert wire.Fetch.unpack(whole).tags_any == ["a"]
+    with pytest.raises(ProtocolViolation):
+        wire.Fetch.unpack(whole.replace(b'["a"]', b"[1]"))
+
+
 @given(st.binary(max_size=200))
 def test_random_payloads_are_read_or_refused(data: bytes) -> None:
     readers = (
         wire.unpack_delivery, wire.unpack_settle, wire.unpack_produced, wire.unpack_pull, wire.unpack_error,
         wire.unpack_session, wire.unpack_settled, wire.Hello.unpack, wire.Attach.unpack, wire.Fetch.unpack,
+        wire.unpack_fetched, wire.Find.unpack, wire.Found.unpack,
     )  # fmt: skip
     for read in readers:
         try:

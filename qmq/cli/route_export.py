@@ -1,0 +1,99 @@
+"""`qmq route export`: all routes of ordered subjects in one file, for who reads the log's files without a metaserver (docs/FORMAT.md)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, Server, fail, run
+from qmq.errors import InvalidArgument
+from qmq.model import Order
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import meta_pb2 as pb
+
+FORMAT: Final = "qmq-routes"
+VERSION: Final = 1
+_PUBLISHED: Final = ("published", "done")
+
+Subjects = Annotated[list[str], typer.Argument(help="Ordered subjects.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="A file, replaced all or nothing; standard output without it.")]
+
+
+def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None:
+    """Write all partitions that routes ever had, which followed which, and where they were sealed, as JSON.
+
+    Spark reads ordered subjects from files with it: option qmq.routes. What is published later is not in it; export again then.
+    """
+
+    async def _export() -> list[dict[str, Any]]:
+        async with qmq.connect(server) as mq:
+            found = []
+            for subject in dict.fromkeys(subjects):
+                first = await mq.metadata.describe_route(subject, 1)
+                history = await mq.metadata.route_history(subject)
+                found.append(routes_of(subject, first.route, history, first.settings.order))
+            return found
+
+    found = {"format": FORMAT, "version": VERSION, "time_ms": time.time_ns() // 1_000_000, "subjects": run(_export())}
+    text = json.dumps(found, indent=1) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        _replace(out, text)
+    except OSError as cause:
+        fail(InvalidArgument(f"{out} cannot be written: {cause.strerror}"))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def routes_of(
+    subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
+) -> dict[str, Any]:
+    """A subject's part of the file: of its first route, and of what changed since, the oldest first. Pure."""
+    ranges = {each.number: each.lps for each in first.partitions}
+    partitions = [_partition(each, first.version, []) for each in first.partitions]
+    version, sealed_at = first.version, dict[str, int]()
+    for change in changes:
+        sealed_at |= {str(number): sequence for number, sequence in change.sealed.items() if sequence >= 0}
+        if change.phase not in _PUBLISHED:
+            continue
+        for target in change.targets:
+            sources = [number for number in change.sources if _overlaps(ranges[number], target.lps)]
+            partitions.append(_partition(target, change.to_version, sources))
+        ranges |= {each.number: each.lps for each in change.targets}
+        version = change.to_version
+    return {
+        "subject": subject, "order": order, "logical_partitions": first.logical_partitions, "version": version,
+        "partitions": sorted(partitions, key=lambda each: int(each["number"])),
+        "sealed_at": dict(sorted(sealed_at.items(), key=lambda each: int(each[0]))),
+    }  # fmt: skip
+
+
+def _partition(place: pb.OrderedPartition, version: int, sources: list[int]) -> dict[str, Any]:
+    return {
+        "number": place.number, "first_lp": place.lps.first, "end_lp": place.lps.end, "broker_group": place.broker_group,
+        "version": version, "sources": sorted(sources),
+    }  # fmt: skip
+
+
+def _overlaps(source: Any, target: Any) -> bool:
+    return bool(source.first < target.end and target.first < source.end)
