@@ -6,9 +6,10 @@ Opened logs are kept for the life of a process, by address: a task of a stream t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark_qmq.files.address import FileAddress
+from pyspark_qmq.files.log import FileLog
 from pyspark_qmq.model import Piece, QueueKey, Selection, StoredBatch, Topology
 from pyspark_qmq.options import Where
 from pyspark_qmq.ports import CommittedLog, LogAddress
@@ -56,7 +57,7 @@ class RoutedAddress:
 class RoutedLog:
     """See `RoutedAddress`. Routes are asked for behind the files' ends, as docs/SPARK.md wants it."""
 
-    def __init__(self, files: CommittedLog, servers: CommittedLog) -> None:
+    def __init__(self, files: FileLog, servers: CommittedLog) -> None:
         self._files = files
         self._servers = servers
 
@@ -67,7 +68,7 @@ class RoutedLog:
     def topology(self, subjects: list[str]) -> Topology:
         """See `CommittedLog`."""
         found = self._files.topology(subjects)
-        return replace(found, routes=self._servers.topology(subjects).routes)
+        return self._files.routed(found.queues, self._servers.topology(subjects).routes)
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
         """See `CommittedLog`."""

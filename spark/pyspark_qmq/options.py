@@ -7,7 +7,7 @@
 | qmq.routes | with a path: a file that `qmq route export` wrote |
 | qmq.committed | with a path: `all`: take everything whole for committed |
 | qmq.retryMs | how long a broker may be away in mid-read (60000) |
-| qmq.log | messages (default), deliveries, schedules |
+| qmq.log | messages (default), deliveries, progress, schedules |
 | subscribe, subscribePattern, assign | one of them: subjects with commas; a regular expression; JSON `{"orders":["0@g1"]}` |
 | startingOffsets | earliest, latest, or JSON per queue; default: batch earliest, stream latest, and only without a checkpoint |
 | endingOffsets | the same, batch only; default latest |
@@ -46,7 +46,7 @@ NAMES: Final = (
     "minPartitions", "maxBytesPerPartition", "failOnDataLoss", "includeHeaders", "includeDirected", "tags", "tagsAll", "keys", "keyFrom",
     "keyUntil",
 )  # fmt: skip
-LOGS: Final = ("messages", "deliveries", "schedules")
+LOGS: Final = ("messages", "deliveries", "progress", "schedules")
 RETRY_MS: Final = 60_000
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -144,7 +144,7 @@ def unknown_option(name: str, known: tuple[str, ...]) -> InvalidArgument:
 
 
 def log_of(options: Mapping[str, str]) -> str:
-    """Which log is asked for: messages, deliveries or schedules. Raises InvalidArgument."""
+    """Which log is asked for: messages, or what is told beside them. Raises InvalidArgument."""
     name = Asked(options).text("qmq.log", LOGS[0])
     if name not in LOGS:
         raise InvalidArgument(f"option qmq.log is one of {', '.join(LOGS)}, not {name!r}")

@@ -141,7 +141,7 @@ class QmqDataSource(DataSource):
         from pyspark_qmq.stream import LogStreamReader
 
         if options.log_of(self.options) != "messages":
-            raise InvalidArgument("deliveries and schedules are read in batches, not as streams: use spark.read")
+            raise InvalidArgument("only messages are read as streams: use spark.read")
         check_schema(schema)
         return LogStreamReader(options.parse(self.options, is_stream=True), schema)
 

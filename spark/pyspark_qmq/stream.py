@@ -105,6 +105,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"subject {key.subject!r} is ordered, and its files do not say which partition follows which: give option qmq.servers, "
                     "or qmq.routes with a file from `qmq route export`"
                 )
+            if key.partition > 0 and key.partition not in topology.routes[key.subject].partitions:
+                raise InvalidArgument(f"the routes that qmq.routes has do not know {key}: export them again with `qmq route export`")
         return topology
 
     # --- in executors --------------------------------------------------------------------------------------------------

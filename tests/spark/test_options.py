@@ -104,5 +104,5 @@ def test_selection_limits_and_plan_are_read() -> None:
 
 def test_another_log_is_asked_for_by_name() -> None:
     assert options.log_of({"qmq.log": "deliveries"}) == "deliveries"
-    with pytest.raises(InvalidArgument, match="messages, deliveries, schedules"):
+    with pytest.raises(InvalidArgument, match="messages, deliveries, progress, schedules"):
         options.log_of({"qmq.log": "message"})

@@ -1,0 +1,94 @@
+"""What consumers were handed, and what became of it: a broker group's action log, replayed. Pure: entries in, deliveries out.
+
+The replay drives the very shares and lanes that brokers have, and looks at them before each action changes them (share_replay.py,
+lane_replay.py). It loops over ranges, as the log does, never over messages.
+
+Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than
+one only if an operator gave it back. A log that begins with snapshots begins with the deliveries that were open then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from pyspark_qmq.datasets.delivery import Delivery, ShareKey
+from pyspark_qmq.datasets.lane_replay import LaneReplay
+from pyspark_qmq.datasets.share_replay import ShareReplay
+from qmq.batch import Envelope, Kind
+from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
+from qmq.log.consumption import Share
+from qmq.log.envelopes import unwrap
+from qmq.log.lanes import LaneShare
+
+
+class Replay:
+    """A broker group's action log, from its first entry on."""
+
+    def __init__(self) -> None:
+        self.shares: dict[ShareKey, ShareReplay] = {}
+        self.lanes: dict[ShareKey, LaneReplay] = {}
+        self.touched: set[ShareKey] = set()
+        """What changed; whoever looks may clear it."""
+        self._begins = True
+
+    def entry(self, envelope: Envelope, region: bytes | memoryview) -> Iterator[Delivery]:
+        """Apply the next entry; give what it ended. Exhaust it before the next.
+
+        Raises LogDamaged if it does not follow from what came before: something between is missing.
+        """
+        try:
+            if envelope.kind == Kind.SNAPSHOT:
+                self._snapshot(bytes(region))
+            elif envelope.kind == Kind.ACTIONS:
+                self._begins = False
+                for action in decode_actions(unwrap(bytes(region))):
+                    if not isinstance(action, ScheduleAction):
+                        yield from self._apply(action, envelope.append_time_ms)
+        except (AssertionError, CorruptBatch, KeyError) as cause:
+            raise LogDamaged(
+                f"entry {envelope.index} of the action log does not follow from those before it ({cause!r}): segments are missing, or hurt"
+            ) from cause
+
+    def _apply(self, action: AnyAction, time_ms: int) -> Iterator[Delivery]:
+        assert not isinstance(action, ScheduleAction), action
+        key = ShareKey(action.subject, action.partition, action.group)
+        self.touched.add(key)
+        if isinstance(action, LaneAction):
+            lanes = self.lanes.get(key)
+            if lanes is None:
+                lanes = self.lanes[key] = LaneReplay(key)
+            return lanes.apply(action, time_ms)
+        share = self.shares.get(key)
+        if share is None:
+            share = self.shares[key] = ShareReplay(key)
+        return share.apply(action, time_ms)
+
+    def _snapshot(self, region: bytes) -> None:
+        """Counts only where the log begins; elsewhere everything in it is known."""
+        if not self._begins:
+            return
+        for subject, partition, group, state, *kind in msgspec.msgpack.decode(unwrap(region), strict=False):
+            key = ShareKey(subject, partition, group)
+            self.touched.add(key)
+            if kind:
+                self.lanes[key] = LaneReplay(key, LaneShare.from_state(state))
+            else:
+                self.shares[key] = ShareReplay(key, Share.from_state(state))
+
+    def rest(self) -> Iterator[Delivery]:
+        """What is open, waits or is parked where the log ends."""
+        for share in self.shares.values():
+            yield from share.rest()
+        for lanes in self.lanes.values():
+            yield from lanes.rest()
+
+
+def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterator[Delivery]:
+    """All of a broker group's action log, then what is so where it ends. Raises as `Replay.entry`."""
+    replay = Replay()
+    for envelope, region in entries:
+        yield from replay.entry(envelope, region)
+    yield from replay.rest()

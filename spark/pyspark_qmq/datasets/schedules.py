@@ -1,0 +1,190 @@
+"""Delayed messages as a bucket's three files have them, in columns. Pure, and without a loop over messages: bytes in, numpy out.
+
+    NAME.idx    16 bytes a message: due time, where its batch lies, its place there, flags
+    NAME.log    the batches; of each only the envelope, the region's header, the ids and the create times are looked at
+    NAME.done   what became of messages
+
+Batches of a schedule may be of one message each, so they are not looped over either, but for their checksums: all envelopes are gathered
+into one table, then all headers; ids and create times lie at places that follow from these (docs/FORMAT.md: the first two columns).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from google_crc32c import value as crc32c
+
+from qmq.batch import ENVELOPE_BYTES, MAGIC, Kind
+from qmq.errors import CorruptBatch
+from qmq.region import REGION_BYTES, BatchFlag, Column
+
+ROWS_MAX: Final = 65_536
+"""Messages of one record batch."""
+IDX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
+_ENVELOPE: Final = np.dtype([
+    ("magic", "<u4"), ("version", "<u2"), ("kind", "<u2"), ("total", "<u4"), ("region_crc", "<u4"), ("base", "<i8"), ("epoch", "<i8"),
+    ("index", "<i8"), ("append", "<i8"), ("flushed", "<i8"), ("reserved", "<u4"), ("crc", "<u4"),
+])  # fmt: skip
+_REGION: Final = np.dtype([
+    ("producer", "<u8"), ("number", "<u8"), ("flags", "<u4"), ("count", "<u4"), ("create", "<i8"), ("columns", "<u4"), ("partition", "<u4"),
+    ("body_bytes", "<u4"), ("subject_bytes", "<u2"), ("compression", "u1"), ("reserved", "u1"),
+])  # fmt: skip
+_RECORD: Final = Struct("<IHHII")
+_TARGET_BYTES: Final = 8
+_HEX: Final = np.array([list(b"%02x" % each) for each in range(256)], np.uint8)
+_Bytes = npt.NDArray[np.uint8]
+
+
+class State(IntEnum):
+    """What became of a message; the numbers are the dispatch log's kinds."""
+
+    PENDING = 0
+    DELIVERED = 1
+    CANCELLED = 2
+    MOVED = 3
+    """To another due time: there it is another row."""
+    PLANNED = 4
+    """It is on its way."""
+
+
+STATES: Final = tuple(each.name.lower() for each in State)
+
+
+def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArray[np.uint8]:
+    """By ordinal. `done` is the dispatch log, `planned` the ordinals in open plans. Raises CorruptBatch."""
+    found = np.zeros(messages, np.uint8)
+    at = 0
+    while at < len(done):
+        if at + _RECORD.size > len(done):
+            raise CorruptBatch(f"the record at byte {at} is cut short")
+        crc, kind, _, count, _ = _RECORD.unpack_from(done, at)
+        size = 4 * count + (_TARGET_BYTES * count if kind == State.MOVED else 0)
+        end = at + _RECORD.size + size + (-size & 7)
+        if end > len(done) or crc32c(done[at + 4 : end]) != crc:
+            raise CorruptBatch(f"the checksum of the record at byte {at} does not hold")
+        _mark(found, np.frombuffer(done, "<u4", count, at + _RECORD.size), kind)
+        at = end
+    for ordinals in planned:
+        _mark(found, np.frombuffer(ordinals, "<u4"), State.PLANNED)
+    return found
+
+
+def _mark(found: npt.NDArray[np.uint8], ordinals: npt.NDArray[np.uint32], kind: int) -> None:
+    if len(ordinals) and int(ordinals.max()) >= len(found):
+        raise CorruptBatch(f"it names message {int(ordinals.max())} of {len(found)}")
+    if kind not in State.__members__.values():
+        raise CorruptBatch(f"nothing is known of records of kind {kind}")
+    found[ordinals] = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages of a bucket, column by column. Times are milliseconds since 1970."""
+
+    due_ms: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.uint16]
+    ids: _Bytes
+    """16 bytes each."""
+    create_ms: npt.NDArray[np.int64]
+    append_ms: npt.NDArray[np.int64]
+    subjects: pa.DictionaryArray
+
+    def message_ids(self) -> pa.Array:
+        """32 hexadecimal digits each."""
+        count = len(self.ids)
+        ends = np.arange(0, 32 * (count + 1), 32, dtype=np.int32)
+        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(_HEX[self.ids])))
+
+    def has_flag(self, flag: BatchFlag) -> npt.NDArray[np.bool_]:
+        """Whether each came in a batch with this flag."""
+        return (self.flags & int(flag)).astype(np.bool_)
+
+
+def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> Rows:
+    """The messages of these lines of the index, the first of which is ordinal `first`. `log` is the schedule log, up to its length.
+
+    Raises CorruptBatch: a checksum does not hold, or the index says another thing than the log.
+    """
+    positions, which = np.unique(idx["position8"], return_inverse=True)
+    at = positions.astype(np.int64) << 3
+    envelopes = _gathered(log, at, _ENVELOPE)
+    _check(log, at, envelopes)
+    headers = _gathered(log, at + ENVELOPE_BYTES, _REGION)
+    places = idx["place"].astype(np.int64)
+    if (envelopes["base"][which] + places != np.arange(first, first + len(idx))).any() or (places >= headers["count"][which]).any():
+        raise CorruptBatch("the index says another thing than the batch it points to")
+    columns_at = at + ENVELOPE_BYTES + REGION_BYTES + _padded(headers["subject_bytes"].astype(np.int64))
+    deltas = (headers["columns"] & Column.CREATE_DELTA) != 0
+    ids_at = columns_at + np.where(deltas, _padded(4 * headers["count"].astype(np.int64)), 0)
+    return Rows(
+        idx["due"].astype(np.int64), idx["flags"].astype(np.uint16), _ids(log, ids_at, headers, which, places),
+        _create_times(log, columns_at, deltas, headers, which, places), envelopes["append"][which], _subjects(log, at, headers, which),
+    )  # fmt: skip
+
+
+def _padded(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return sizes + 7 & ~7
+
+
+def _gathered(log: _Bytes, at: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A table of what lies at these places. Raises CorruptBatch if one is outside."""
+    if len(at) and (int(at.max()) + kind.itemsize > len(log) or int(at.min()) < 0):
+        raise CorruptBatch(f"something is to lie at byte {int(at.max())} of a log of {len(log)}")
+    found: npt.NDArray[Any] = log[at[:, None] + np.arange(kind.itemsize)].reshape(-1).view(kind)
+    return found
+
+
+def _check(log: _Bytes, at: npt.NDArray[np.int64], envelopes: npt.NDArray[Any]) -> None:
+    is_odd = (envelopes["magic"] != MAGIC) | (envelopes["kind"] != Kind.DATA) | (at + envelopes["total"] > len(log))
+    is_odd |= envelopes["total"] < ENVELOPE_BYTES + REGION_BYTES
+    if is_odd.any():
+        raise CorruptBatch(f"there is no whole batch at byte {int(at[is_odd][0])}")
+    crcs = zip(at.tolist(), envelopes["total"].tolist(), envelopes["crc"].tolist(), envelopes["region_crc"].tolist(), strict=True)
+    for begin, total, crc, region_crc in crcs:  # over batches; checksums are made one by one
+        if crc32c(log[begin : begin + ENVELOPE_BYTES - 4].tobytes()) != crc:
+            raise CorruptBatch(f"the checksum of the envelope at byte {begin} does not hold")
+        if crc32c(log[begin + ENVELOPE_BYTES : begin + total].tobytes()) != region_crc:
+            raise CorruptBatch(f"the checksum of the batch at byte {begin} does not hold")
+
+
+def _ids(
+    log: _Bytes, ids_at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp], places: npt.NDArray[np.int64]
+) -> _Bytes:
+    """As stored; where a batch does not store them, of producer, number and place."""
+    is_stored = ((headers["columns"] & Column.MESSAGE_ID) != 0)[which]
+    found = np.zeros((len(which), 16), np.uint8)
+    at = ids_at[which][is_stored] + 16 * places[is_stored]
+    found[is_stored] = log[at[:, None] + np.arange(16)]
+    made, of = ~is_stored, which[~is_stored]
+    found[made, 0:8] = headers["producer"][of].astype(">u8").view(np.uint8).reshape(-1, 8)
+    found[made, 8:14] = headers["number"][of].astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:]
+    found[made, 14:16] = places[made].astype(">u2").view(np.uint8).reshape(-1, 2)
+    return found
+
+
+def _create_times(
+    log: _Bytes, columns_at: npt.NDArray[np.int64], deltas: npt.NDArray[np.bool_], headers: npt.NDArray[Any], which: npt.NDArray[np.intp],
+    places: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    found: npt.NDArray[np.int64] = headers["create"][which]
+    has = deltas[which]
+    at = columns_at[which][has] + 4 * places[has]
+    found[has] += log[at[:, None] + np.arange(4)].reshape(-1).view("<u4").astype(np.int64)
+    return found
+
+
+def _subjects(log: _Bytes, at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp]) -> pa.DictionaryArray:
+    """One text for each batch, and which of them each message has."""
+    sizes = headers["subject_bytes"].astype(np.int64)
+    ends = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    begins = at + ENVELOPE_BYTES + REGION_BYTES
+    data = log[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])]
+    texts = pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data)))
+    return pa.DictionaryArray.from_arrays(pa.array(which.astype(np.int32)), texts)

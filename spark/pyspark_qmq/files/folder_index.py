@@ -1,0 +1,174 @@
+"""All queues of one folder, as far as they are committed: kept while a broker goes on writing, and forgetting, under it.
+
+    load        the newest checkpoint names the queues; their consume logs are read when they are asked for
+    walk        from there, or from the log's begin, envelope by envelope up to where it is committed; next time from where it ended
+    refresh     a newer checkpoint only moves the queues' starts. If the log is not the one that was walked any more (cut after a power cut,
+                begun anew, or retention took what was not walked yet), everything is loaded again
+
+A broker deletes segments, checkpoints and consume logs whenever it likes: what is gone while it is read is looked for once more, by what
+is known then. If it still is not there, it is damage.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark_qmq.files.bounds import Bound, bound_of_checkpoint, load_checkpoint, newest_checkpoint, read_bound
+from pyspark_qmq.files.folders import LogFolder
+from pyspark_qmq.files.queue_index import IndexLost, Persisted, QueueIndex, sealed_at_of
+from pyspark_qmq.files.segments import SegmentFiles
+from pyspark_qmq.files.tail import Found, pasts, walk
+from qmq.batch import Envelope, Kind
+from qmq.errors import LogDamaged
+from qmq.log.checkpoint import Checkpoint
+
+_TRIES: Final = 3
+_NOWHERE: Final = Bound(0, 0, 0)
+
+Key = tuple[bytes, int]
+"""Subject and partition."""
+
+
+class FolderIndex:
+    """One folder's. `refresh` before anything else; one thread."""
+
+    def __init__(self, folder: LogFolder, committed: str = "") -> None:
+        self.folder = folder
+        self.bound = _NOWHERE
+        self.files = SegmentFiles(folder.messages, ())
+        self.queues: dict[Key, QueueIndex] = {}
+        self._committed = committed
+        self._checkpoint_name = ""
+        self._of_checkpoint: Bound | None = None
+        self._peeked: tuple[str, Bound | None] = "", None
+        self._walks_all = False
+        """The consume logs are not to be believed."""
+        self._position = -1
+        """Everything before it was walked; -1: nothing is loaded."""
+        self._snapshot_at = -1
+        """Where, at the log's begin, a snapshot would say what was before it."""
+        self._last: tuple[int, Envelope] | None = None
+        """The newest entry that was walked, and where it lies."""
+
+    def peek(self) -> Bound:
+        """Up to where it is committed now; nothing else is looked at. Raises InvalidArgument."""
+        name = newest_checkpoint(self.folder)
+        if name != self._peeked[0]:
+            self._peeked = name, bound_of_checkpoint(load_checkpoint(self.folder))
+        return read_bound(self.folder, self._peeked[1], self._committed)
+
+    def refresh(self) -> None:
+        """Know what is committed now.
+
+        Raises:
+            InvalidArgument: nothing says what is committed.
+            LogDamaged: an envelope or a snapshot does not hold, or a file is short or missing.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                self._refresh()
+                return
+            except FileNotFoundError as cause:
+                self._position = -1
+                if not left:
+                    raise LogDamaged(f"{cause.filename} is missing: restore it from a copy") from cause
+
+    def require(self, key: Key) -> QueueIndex | None:
+        """The queue with its consume log read; None if the folder does not have it. Raises as `refresh`."""
+        for _ in range(_TRIES):
+            queue = self.queues.get(key)
+            if queue is None:
+                return None
+            try:
+                queue.load()
+                queue.forget_before(self.files.start)
+                return queue
+            except IndexLost:
+                self._walks_all = newest_checkpoint(self.folder) == self._checkpoint_name
+                self._position = -1
+                self.refresh()
+        raise LogDamaged(f"{self.folder.path}: the consume logs vanish faster than they can be read: try again")
+
+    # --- loading -------------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        name = newest_checkpoint(self.folder)
+        is_new = name != self._checkpoint_name or self._position < 0
+        found = load_checkpoint(self.folder) if is_new else None
+        if is_new:
+            self._of_checkpoint = bound_of_checkpoint(found)
+        self.bound = read_bound(self.folder, self._of_checkpoint, self._committed)
+        self.files = SegmentFiles.list(self.folder.messages)
+        if self._position < 0 or not self._is_same_log():
+            found = found if is_new else load_checkpoint(self.folder)
+            self._load(found)
+        self._checkpoint_name = name
+        self._walk()
+        if found is not None:
+            self._move_starts(found)
+
+    def _is_same_log(self) -> bool:
+        """Whether what was walked is still there, and what follows it."""
+        if self._position < self.files.start or 0 <= self.bound.messages < self._position:
+            return False
+        if self._last is None:
+            return True
+        position, envelope = self._last
+        if position < self.files.start:
+            return True
+        try:
+            mapped = self.files.map(self.files.base_of(position), position + envelope.total_bytes)
+            return mapped.entry(position) == envelope
+        except LogDamaged:
+            return False
+
+    def _load(self, found: Checkpoint | None) -> None:
+        self.queues, self._last = {}, None
+        if found is None or self._walks_all or found.message_position < self.files.start:
+            self._position = self._snapshot_at = self.files.start
+            return
+        self._position, self._snapshot_at = found.message_position, -1
+        consume = self.folder.path / "consume"
+        for state in found.queues:
+            subject, partition, end, _, last_ms = state.snapshot[:5]
+            self.queues[subject.encode(), partition] = QueueIndex(
+                state.start_sequence, end, last_append_ms=last_ms, sealed_at=sealed_at_of(state.snapshot),
+                persisted=Persisted.of(consume, state, found.message_position),
+            )  # fmt: skip
+
+    def _move_starts(self, found: Checkpoint) -> None:
+        for state in found.queues:
+            queue = self.queues.get((state.snapshot[0].encode(), state.snapshot[1]))
+            if queue is not None:
+                queue.move_start(state.start_sequence)
+
+    # --- walking -------------------------------------------------------------------------------------------------------
+
+    def _walk(self) -> None:
+        if 0 <= self.bound.messages <= self._position:
+            return
+        if not self.files.bases and self.bound.messages > 0:
+            raise LogDamaged(f"{self.folder.messages} has no segments, and the log is committed up to {self.bound.messages}: restore them")
+        for found in walk(self.files, self._position, self.bound.messages):
+            self._take(found)
+            self._position, self._last = found.end, (found.position, found.envelope)
+
+    def _take(self, found: Found) -> None:
+        envelope, header = found.envelope, found.header
+        if header is not None:
+            base = envelope.base_sequence
+            queue = self.queues.get((found.subject, header.partition))
+            if queue is None or queue.end != base:  # unusual, though possible: or does the region name another queue than it was made for?
+                found.mapped.region(found.position, envelope)
+            if queue is None:
+                queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)
+            if envelope.kind == Kind.COMMAND:
+                queue.seal(base, envelope.append_time_ms)
+            else:
+                queue.add(base, found.position, envelope.append_time_ms, envelope.total_bytes, header.count)
+        elif envelope.kind == Kind.SNAPSHOT and found.position == self._snapshot_at:
+            self._snapshot_at = found.end
+            for past in pasts(found):
+                self.queues[past.subject.encode(), past.partition] = QueueIndex(
+                    past.next_sequence, past.next_sequence, last_append_ms=past.last_append_ms, sealed_at=past.sealed_at
+                )

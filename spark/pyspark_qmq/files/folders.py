@@ -1,0 +1,150 @@
+"""What `qmq.path` names: the folders of stores, and whose they are.
+
+    DATA                a data folder: of a replica (replica.json says of which group), or of `qmq dev` (its database does)
+    DATA/broker         the store in it
+    anything else       copies of message/*.log; the folder's name stands for the broker group. A commit mark may lie beside them
+
+A store with a schedule is a delay group's: what is in it waits to be sent, under subjects whose messages are elsewhere. It is left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import InvalidArgument, QmqError
+from qmq.model import check_name
+
+_STORE: Final = "broker"
+_MESSAGES, _ACTIONS, _SCHEDULE = "message", "action", "schedule"
+_SEGMENT: Final = "[0-9]" * 20 + ".log"
+_REPLICA: Final = "replica.json"
+_DELAY: Final = "delay.json"
+"""Beside a delay group's store."""
+_DATABASE: Final = "coordination.db"
+_GROUPS: Final = "/qmq/groups/"
+_DEV_GROUP: Final = "broker-0"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """One store's files."""
+
+    path: Path
+    """Has the commit mark, and the folders `checkpoint`, `consume` and `action`, as far as they are there."""
+    messages: Path
+    """Has the segments of the message log."""
+    broker_group: str
+    is_delay: bool = False
+
+    @property
+    def actions(self) -> Path:
+        """Has the segments of the action log, if they are there."""
+        return self.path / _ACTIONS
+
+
+def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogFolder]:
+    """The stores that these paths name, each once; replicas of one group are all there. With `with_delay` delay groups' too.
+
+    Raises InvalidArgument: a path names nothing that could be read.
+    """
+    found: dict[Path, LogFolder] = {}
+    for path in _expanded(paths):
+        for folder in _stores(path):
+            found.setdefault(folder.messages.resolve(), folder)
+    kept = [each for each in found.values() if with_delay or not each.is_delay]
+    if not kept:
+        names = ", ".join(str(each.path) for each in found.values())
+        raise InvalidArgument(
+            f"{names} is of a delay group: it holds what waits to be delivered, not the subjects' logs. Name the folders of brokers"
+        )
+    return kept
+
+
+def _expanded(paths: Iterable[str]) -> list[Path]:
+    found: list[Path] = []
+    for each in (part.strip() for path in paths for part in path.split(",")):
+        if not each:
+            continue
+        names = sorted(glob.glob(each)) if glob.has_magic(each) and not Path(each).exists() else [each]
+        if not names:
+            raise InvalidArgument(f"qmq.path {each!r} matches nothing")
+        found += [Path(name).absolute() for name in names]
+    if not found:
+        raise InvalidArgument("qmq.path is empty: name a broker's data folder, or a folder with copies of its message/*.log")
+    return found
+
+
+def _stores(path: Path) -> list[LogFolder]:
+    """The stores in a folder: a node's has one of a broker and perhaps one of a delay group. Raises InvalidArgument."""
+    if not path.is_dir():
+        raise InvalidArgument(f"qmq.path {str(path)!r} is no folder")
+    if path.name == _MESSAGES and _is_store(path.parent):
+        path = path.parent
+    if _is_store(path):
+        return [_store(path)]
+    inner = [each for each in sorted(path.iterdir()) if each.is_dir() and _is_store(each)]
+    if inner:
+        return [_store(each) for each in inner]
+    if any(path.glob(_SEGMENT)):
+        return [LogFolder(path, path, _named(path))]
+    raise InvalidArgument(f"{path} has no log: neither broker/message, nor message, nor segments (20 digits and .log)")
+
+
+def _is_store(path: Path) -> bool:
+    return (path / _MESSAGES).is_dir()
+
+
+def _store(path: Path) -> LogFolder:
+    is_delay = (path / _SCHEDULE).is_dir() or (path.name == _STORE and (path.parent / _DELAY).is_file())
+    return LogFolder(path, path / _MESSAGES, _group_of(path.resolve(), is_delay=is_delay), is_delay)
+
+
+# --- whose it is -------------------------------------------------------------------------------------------------------
+
+
+def _group_of(store: Path, *, is_delay: bool) -> str:
+    data = store.parent
+    if (data / _REPLICA).is_file():
+        return _replica_group(data / _REPLICA)
+    if (data / _DATABASE).is_file():
+        return _dev_group(data / _DATABASE, is_delay=is_delay) or (store.name if is_delay else _DEV_GROUP)
+    return _named(data if store.name == _STORE else store)
+
+
+def _replica_group(path: Path) -> str:
+    """Raises InvalidArgument."""
+    try:
+        return str(json.loads(json.loads(path.read_bytes())["content"])["group"])
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        raise InvalidArgument(f"{path} does not say of which broker group the folder is ({cause}): restore it from a copy") from cause
+
+
+def _dev_group(path: Path, *, is_delay: bool) -> str:
+    """The one group of that kind that a node has; empty if its database does not say."""
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            rows = connection.execute("SELECT DISTINCT key FROM kv WHERE key LIKE ?", (f"{_GROUPS}%",)).fetchall()
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return ""
+    keys = {str(key).removeprefix(_GROUPS) for (key,) in rows}
+    groups = [key.split("/")[0] for key in keys if key.endswith("/members")]
+    found = [each for each in groups if (f"{each}/delay" in keys) == is_delay]
+    return found[0] if len(found) == 1 else ""
+
+
+def _named(folder: Path) -> str:
+    """Raises InvalidArgument."""
+    name = folder.resolve().name
+    try:
+        return check_name("broker group", name)
+    except QmqError as cause:
+        raise InvalidArgument(f"{folder}: a folder of copied segments has their broker group's name ({cause.message})") from cause

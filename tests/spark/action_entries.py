@@ -1,0 +1,36 @@
+"""Entries of an action log, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from qmq.batch import Envelope, Kind, parse_envelope
+from qmq.log.actions import AnyAction, encode_actions
+from qmq.log.envelopes import wrap
+
+Entry = tuple[Envelope, bytes]
+START_MS = 1_700_000_000_000
+
+
+def entry(time_ms: int, *actions: AnyAction, index: int = 1) -> Entry:
+    """What was done in one turn of a broker."""
+    return _entry(Kind.ACTIONS, encode_actions(actions), time_ms, index)
+
+
+def snapshot(time_ms: int, states: Iterable[Any], index: int = 1) -> Entry:
+    """A segment's opening."""
+    return _entry(Kind.SNAPSHOT, msgspec.msgpack.encode(list(states)), time_ms, index)
+
+
+def _entry(kind: Kind, payload: bytes, time_ms: int, index: int) -> Entry:
+    envelope, region = wrap(kind, payload, count=1, epoch=1, index=index, time_ms=time_ms, flushed=0)
+    return parse_envelope(envelope), region
+
+
+def timed(actions: Iterable[AnyAction], start_ms: int = START_MS, step_ms: int = 10) -> Iterator[Entry]:
+    """Each action an entry of its own, `step_ms` apart, from `start_ms` on."""
+    for number, action in enumerate(actions):
+        yield entry(start_ms + number * step_ms, action, index=number + 1)

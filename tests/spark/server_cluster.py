@@ -1,0 +1,121 @@
+"""Broker groups of one replica or of three and a metaserver, in this event loop, on one coordination store in memory.
+
+What reads them blocks, so it runs in a thread: `await asyncio.to_thread(...)`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from pyspark_qmq.model import Piece, Selection, StoredBatch
+from pyspark_qmq.servers.log import ServerLog
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.view import ClusterView
+from support import eventually
+
+from qmq.batch import BatchView
+from qmq.log.config import LogConfig
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica import ReplicaConfig, ReplicaNode
+
+THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
+REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
+
+
+class Shared(EmbeddedStore):
+    """One store for all; closed by the test."""
+
+    async def close(self) -> None:
+        """Not by a node."""
+
+
+class ServerCluster:
+    """See the module. `shape`: of each broker group its replicas."""
+
+    def __init__(self, data: Path, shape: Mapping[str, Sequence[str]], log: LogConfig) -> None:
+        self.data = data
+        self.shape = shape
+        self.log = log
+        self.store = Shared()
+        self.nodes: dict[str, ReplicaNode] = {}
+        self.view = ClusterView(self.store)
+        self.meta = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
+
+    @property
+    def servers(self) -> str:
+        """The metaserver's address."""
+        return self.meta.address
+
+    def _config(self, group: str, name: str) -> ReplicaConfig:
+        nowhere = EtcdOptions(("127.0.0.1:1",))
+        return ReplicaConfig(
+            group, name, tuple(self.shape[group]), self.data / name, nowhere, data_port=0, control_port=0, log=self.log
+        )
+
+    async def start(self, name: str) -> ReplicaNode:
+        """Start a replica."""
+        group = next(group for group, names in self.shape.items() if name in names)
+        node = self.nodes[name] = ReplicaNode(self._config(group, name), self.store)
+        await node.start()
+        return node
+
+    async def master(self, group: str, *, other_than: str = "") -> ReplicaNode:
+        """The one that serves, waited for."""
+
+        def serving() -> list[ReplicaNode]:
+            names = [name for name in self.nodes if name in self.shape[group] and name != other_than]
+            return [self.nodes[name] for name in names if self.nodes[name].broker.is_serving]
+
+        await eventually(lambda: len(serving()) == 1)
+        return serving()[0]
+
+    async def stop(self, name: str) -> None:
+        """Stop a replica, without waiting for somebody to hand over to."""
+        with patch("qmq.node.standing.TRANSFER_S", 0.1):
+            await self.nodes.pop(name).stop()
+
+    async def crash(self, name: str) -> None:
+        """As if its process had been killed now: what is on disk stays, and nothing else."""
+        data, image = self.data / name, self.data / f"{name}-as-it-was"
+        shutil.copytree(data, image)
+        await self.stop(name)
+        shutil.rmtree(data)
+        image.rename(data)
+
+
+@asynccontextmanager
+async def cluster(
+    data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None
+) -> AsyncIterator[ServerCluster]:
+    """Everything, with a master in each group."""
+    found = ServerCluster(data, shape, log or LogConfig())
+    await found.view.start()
+    await found.meta.start()
+    try:
+        for names in shape.values():
+            for name in names:
+                await found.start(name)
+        for group in shape:
+            await found.master(group)
+        yield found
+    finally:
+        for name in list(found.nodes):
+            await found.stop(name)
+        await found.meta.stop()
+        await found.view.stop()
+        await EmbeddedStore.close(found.store)
+
+
+def read_all(log: ServerLog, pieces: Sequence[Piece], selection: Selection | None = None) -> list[StoredBatch]:
+    """Everything in the pieces, one after another."""
+    return [batch for piece in pieces for batch in log.read(piece, selection or Selection(), skips_lost=False)]
+
+
+def bodies(batches: Sequence[StoredBatch]) -> list[bytes]:
+    """Of all messages, in order."""
+    return [body for envelope, region in batches for body in BatchView(envelope, bytes(region)).bodies()]

@@ -1,0 +1,414 @@
+"""The committed log as brokers serve it: topology, routes and ends, pieces, and reading through whatever happens to masters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.serializers import CPickleSerializer
+from pyspark_qmq.model import Piece, Queue, QueueKey, Routes, Selection, StoredBatch
+from pyspark_qmq.servers import reading
+from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.servers.log import ServerLog
+from qmq_ordering.route import LpRange
+from server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
+
+import qmq
+from qmq.batch import encode, parse_envelope, place
+from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.region import Columns
+
+LPS = 16
+
+
+def key(partition: int, group: str, subject: str = "s") -> QueueKey:
+    return QueueKey(subject, partition, group)
+
+
+def opened(it: ServerCluster, retry_ms: int = 20_000) -> ServerLog:
+    return ServerAddress(it.servers, retry_ms).open()
+
+
+def everything(log: ServerLog, selection: Selection | None = None) -> dict[QueueKey, list[StoredBatch]]:
+    """All batches of the subject, by queue; each piece's once."""
+    found = {}
+    for each in log.topology(["s"]).queues.values():
+        found[each.key] = read_all(log, log.pieces(each.key, each.start, each.end, 4096), selection)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a piece takes many requests."""
+    monkeypatch.setattr(reading, "FETCH_BYTES", 2048)
+
+
+# --- topology --------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unordered_subject_is_read_whole_from_every_broker_group_that_has_or_had_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
+        await mq.send_many("s", [b"a%d" % n for n in range(3000)])
+        await mq.metadata.place_subject("s", ["g3"])
+        await mq.close()
+        async with qmq.connect(it.servers) as later:
+            await later.send_many("s", [b"b%d" % n for n in range(500)])
+        with closing(opened(it)) as log:
+            topology = await asyncio.to_thread(log.topology, ["s"])
+            assert sorted(topology.queues) == [key(0, "g1"), key(0, "g2"), key(0, "g3")]
+            assert topology.routes == {}
+            assert sum(queue.end for queue in topology.queues.values()) == 3500
+            assert topology.queues[key(0, "g3")].end == 500
+            assert topology.queues[key(0, "g3")].stored_bytes > 0
+            assert topology.queues[key(0, "g3")].last_append_ms > 0
+            found = await asyncio.to_thread(everything, log)
+            assert sorted(bodies([batch for each in found.values() for batch in set_of(each)])) == sorted(
+                [b"a%d" % n for n in range(3000)] + [b"b%d" % n for n in range(500)]
+            )
+            assert await asyncio.to_thread(log.subjects) == ["s"]
+
+
+def set_of(batches: list[StoredBatch]) -> list[StoredBatch]:
+    """Pieces may end within a batch, which then comes with both."""
+    return list({batch.envelope.base_sequence: batch for batch in batches}.values())
+
+
+async def ordered(mq: Any, partitions: int = 2) -> None:
+    config = SubjectConfig("s", order=Order.STRICT, logical_partitions=LPS, groups=("g1", "g2"))
+    await mq.metadata.create_subject(config, partitions=partitions)
+
+
+async def send(mq: Any, count: int, name: str) -> None:
+    producer = mq.ordered_producer("s")
+    producer.send_many([b"%s-%d" % (name.encode(), n) for n in range(count)], [f"k{n % 50}" for n in range(count)])
+    await producer.flush()
+
+
+async def test_splits_merges_and_moves_give_partitions_with_their_sources_and_the_ends_of_what_was_closed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq)
+        await send(mq, 400, "v1")
+        with closing(opened(it)) as log:
+            before = await asyncio.to_thread(log.topology, ["s"])
+            assert {number: (each.lps, each.version, each.sources) for number, each in before.routes["s"].partitions.items()} == {
+                1: (LpRange(0, 8), 1, ()), 2: (LpRange(8, 16), 1, ()),
+            }
+            assert before.routes["s"].sealed_at == {}
+            await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[4], broker_groups=["g1", "g3"]))
+            await send(mq, 400, "v2")
+            await mq.metadata.change_route("s", merge=pb.MergeOperation(partitions=[4, 2], broker_group="g2"))
+            await send(mq, 400, "v3")
+            await mq.metadata.change_route("s", move=pb.MoveOperation(partition=5, broker_group="g1"))
+            after = await asyncio.to_thread(log.topology, ["s"])
+            routes = after.routes["s"]
+            assert (routes.version, routes.logical_partitions) == (4, LPS)
+            assert {number: (each.lps, each.broker_group, each.version, each.sources) for number, each in routes.partitions.items()} == {
+                1: (LpRange(0, 8), before.routes["s"].partitions[1].broker_group, 1, ()),
+                2: (LpRange(8, 16), before.routes["s"].partitions[2].broker_group, 1, ()),
+                3: (LpRange(0, 4), "g1", 2, (1,)), 4: (LpRange(4, 8), "g3", 2, (1,)),
+                5: (LpRange(4, 16), "g2", 3, (2, 4)), 6: (LpRange(4, 16), "g1", 4, (5,)),
+            }  # fmt: skip
+            queues = {each.key.partition: each for each in after.queues.values()}
+            assert sorted(queues) == [1, 2, 3, 4, 5, 6]
+            assert {number for number, queue in queues.items() if queue.is_sealed} == {1, 2, 4, 5}
+            assert dict(routes.sealed_at) == {number: queues[number].end for number in (1, 2, 4, 5)}
+            assert sum(queue.end for queue in queues.values()) == 1200
+            assert queues[6] == Queue(key(6, "g1"), 0, 0)
+            found = await asyncio.to_thread(everything, log)
+            assert len(bodies([batch for each in found.values() for batch in set_of(each)])) == 1200
+        with closing(opened(it)) as fresh:
+            assert await asyncio.to_thread(fresh.topology, ["s"]) == after
+
+
+async def test_a_partition_that_was_sealed_after_it_was_asked_ends_at_its_command_message_all_the_same(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq, partitions=1)
+        await send(mq, 100, "v1")
+        with closing(opened(it)) as log:
+            await asyncio.to_thread(log.topology, ["s"])
+            loop, ask = asyncio.get_running_loop(), log._routes
+
+            def change_first(*args: Any) -> Routes:
+                """Between the ends and the history, the partition is split, and the target gets messages."""
+                async def change() -> None:
+                    await send(mq, 50, "v1b")
+                    await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[8]))
+                    await send(mq, 100, "v2")
+
+                asyncio.run_coroutine_threadsafe(change(), loop).result()
+                return ask(*args)
+
+            log._routes = change_first  # type: ignore[method-assign]
+            found = await asyncio.to_thread(log.topology, ["s"])
+            queues = {each.key.partition: each for each in found.queues.values()}
+            assert (queues[1].end, queues[1].is_sealed) == (150, True)
+            assert queues[2].end + queues[3].end == 100
+            assert found.routes["s"].sealed_at == {1: 150}
+
+
+async def test_a_partition_that_a_fence_closed_has_an_end_once_its_broker_group_is_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq, partitions=1)
+        await send(mq, 100, "v1")
+        with closing(opened(it, 500)) as log:
+            first = (await asyncio.to_thread(log.topology, ["s"])).routes["s"].partitions[1].broker_group
+            await it.stop(f"{first}-a")
+            async with asyncio.timeout(60):
+                while (await mq.metadata.describe_route("s")).latest_version == 1:
+                    await asyncio.sleep(0.05)
+            with pytest.raises(NotConnected, match=first):
+                await asyncio.to_thread(log.topology, ["s"])
+            await it.start(f"{first}-a")
+        with closing(opened(it)) as log:
+            async with asyncio.timeout(60):
+                while not (found := await asyncio.to_thread(log.topology, ["s"])).routes["s"].sealed_at:
+                    await asyncio.sleep(0.05)
+            routes = found.routes["s"]
+            assert (routes.version, dict(routes.sealed_at), routes.partitions[2].sources) == (2, {1: 100}, (1,))
+            assert found.queues[key(1, first)].is_sealed
+
+
+async def test_an_ordered_subject_without_messages_has_its_partitions_all_the_same(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq, partitions=1)
+        with closing(opened(it)) as log:
+            first = await asyncio.to_thread(log.topology, ["s"])
+            (queue,) = first.queues.values()
+            assert (queue.start, queue.end, queue.is_sealed) == (0, 0, False)
+
+
+async def test_an_unknown_subject_is_named_with_those_like_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.send("flights", b"x")
+        with closing(opened(it)) as log:
+            with pytest.raises(UnknownSubject, match="did you mean 'flights'"):
+                await asyncio.to_thread(log.topology, ["flihgts"])
+            with pytest.raises(UnknownSubject, match="there are flights"):
+                await asyncio.to_thread(log.topology, ["zzz"])
+
+
+async def test_several_subjects_share_what_is_asked(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq)
+        await mq.send("t", b"x")
+        with closing(opened(it)) as log:
+            found = await asyncio.to_thread(log.topology, ["t", "s", "t"])
+            assert {each.subject for each in found.queues} == {"s", "t"}
+            assert set(found.routes) == {"s"}
+
+
+# --- times and pieces ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_time_is_found_in_each_queue_and_the_end_stands_for_none(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq, partitions=1)
+        await send(mq, 10, "a")
+        group = next(iter(it.view.ordered("s").broker_groups))  # type: ignore[union-attr]
+        store = (await it.master(group)).broker.store
+        later = store.last_time_ms = store.last_time_ms + 5_000
+        await send(mq, 10, "b")
+        with closing(opened(it)) as log:
+            for time_ms, expected in ((0, 0), (later - 1, 10), (later, 10), (later + 60_000, 20)):
+                assert await asyncio.to_thread(log.find_time, key(1, group), time_ms) == expected
+            await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[8]))
+            assert await asyncio.to_thread(log.find_time, key(1, group), later + 60_000) == 20
+
+
+async def test_pieces_cover_all_of_a_range_each_sequence_once_and_are_about_as_large_as_wanted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        await mq.send_many("s", [bytes(100)] * 1000)
+        with closing(opened(it)) as log:
+            stored = (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].stored_bytes
+            found = await asyncio.to_thread(log.pieces, key(0, "g1"), 100, 900, stored // 10)
+            assert [each.first for each in found] == [100, *[each.end for each in found[:-1]]]
+            assert found[-1].end == 900
+            assert 8 <= len(found) <= 9
+            assert log.pieces(key(0, "g1"), 5, 5, 1) == []
+            assert len(log.pieces(key(0, "g1"), 5, 8, 1)) == 3
+        with closing(opened(it)) as fresh:
+            assert await asyncio.to_thread(fresh.pieces, key(0, "g1"), 100, 900, stored // 10) == found
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_piece_gets_the_batches_that_hold_any_of_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        for each in range(5):
+            await mq.send_many("s", [b"%d" % each] * 10)
+        with closing(opened(it)) as log:
+            found = await asyncio.to_thread(read_all, log, [Piece(key(0, "g1"), 15, 31)])
+            assert [batch.envelope.base_sequence for batch in found] == [10, 20, 30]
+
+
+async def test_what_cannot_match_a_selection_is_not_even_sent(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        for each in range(40):
+            await mq.send_many("s", [b"%d" % each] * 3, tags=[("even" if each % 2 == 0 else "odd",)] * 3)
+        with closing(opened(it)) as log:
+            found = await asyncio.to_thread(everything, log, selection=Selection(tags_any=("odd",)))
+            assert bodies(set_of(found[key(0, "g1")]))[::3] == [b"%d" % each for each in range(1, 40, 2)]
+
+
+async def test_only_wanted_logical_partitions_are_sent(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await ordered(mq, partitions=1)
+        for n in range(20):
+            producer = mq.ordered_producer("s")
+            producer.send_many([b"%d" % n], [f"k{n}"])
+            await producer.flush()
+        with closing(opened(it)) as log:
+            (queue,) = (await asyncio.to_thread(log.topology, ["s"])).queues.values()
+            whole = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20)])
+            low = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20, lps=(LpRange(0, 8),))])
+            high = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20, lps=(LpRange(8, 16),))])
+            assert 0 < len(low) < len(whole)
+            assert sorted(bodies(low) + bodies(high)) == sorted(bodies(whole))
+
+
+async def test_a_master_that_is_killed_in_mid_read_is_followed_by_its_successor_batch_for_batch(tmp_path: Path) -> None:
+    async with cluster(tmp_path, REPLICATED) as it, qmq.connect(it.servers) as mq:
+        for each in range(60):
+            await mq.send_many("s", [b"%d-%d" % (each, n) for n in range(20)])
+        with closing(opened(it)) as log:
+            reader = log.read(Piece(key(0, "g1"), 0, 1200), Selection(), skips_lost=False)
+            found = [await asyncio.to_thread(next, reader) for _ in range(5)]
+            first = await it.master("g1")
+            await it.crash(first.config.replica)
+            found += await asyncio.to_thread(list, reader)
+            assert [batch.envelope.base_sequence for batch in found] == list(range(0, 1200, 20))
+            assert bodies(found) == [b"%d-%d" % (each, n) for each in range(60) for n in range(20)]
+
+
+async def test_a_mastership_that_is_handed_over_in_mid_read_is_followed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, REPLICATED) as it, qmq.connect(it.servers) as mq:
+        for each in range(60):
+            await mq.send_many("s", [b"%d-%d" % (each, n) for n in range(20)])
+        with closing(opened(it)) as log:
+            reader = log.read(Piece(key(0, "g1"), 0, 1200), Selection(), skips_lost=False)
+            found = [await asyncio.to_thread(next, reader) for _ in range(5)]
+            await mq.metadata.transfer("g1")
+            found += await asyncio.to_thread(list, reader)
+            assert [batch.envelope.base_sequence for batch in found] == list(range(0, 1200, 20))
+            assert len((await asyncio.to_thread(log.topology, ["s"])).queues) == 1
+
+
+async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
+        for _ in range(40):
+            await mq.send_many("s", [bytes(500)] * 10)
+        with closing(opened(it, 300)) as log:
+            ends = {each.key.broker_group: each.end for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()}
+            group = max(ends, key=lambda name: ends[name])
+            reader = log.read(Piece(key(0, group), 0, ends[group]), Selection(), skips_lost=False)
+            await asyncio.to_thread(next, reader)
+            await it.stop(f"{group}-a")
+            with pytest.raises(NotConnected, match=group):
+                await asyncio.to_thread(list, reader)
+            with pytest.raises(NotConnected, match=group):
+                await asyncio.to_thread(log.topology, ["s"])
+        with closing(opened(it, 300)) as fresh, pytest.raises(NotConnected, match=group):
+            await asyncio.to_thread(fresh.topology, ["s"])
+
+
+async def test_without_any_metaserver_it_is_said_who_does_not_answer() -> None:
+    with closing(ServerAddress("127.0.0.1:1,127.0.0.1:2", 100).open()) as log, pytest.raises(NotConnected, match="broker answers"):
+        await asyncio.to_thread(log.subjects)
+    for servers in ("", "localhost", "a:b"):
+        with pytest.raises(InvalidArgument):
+            ServerAddress(servers).open()
+
+
+async def test_what_retention_took_is_an_error_that_says_what_is_left_or_is_passed_over(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        for each in range(5):
+            await mq.send_many("s", [b"%d" % each] * 10)
+        queue = (await it.master("g1")).broker.store.open_queue("s", 0)
+        queue.start_sequence = 30
+        with closing(opened(it)) as log:
+            piece = Piece(key(0, "g1"), 5, 45)
+            with pytest.raises(MessagesExpired, match=r"5 to 29 .*left is 30"):
+                await asyncio.to_thread(read_all, log, [piece])
+            found = await asyncio.to_thread(lambda: list(log.read(piece, Selection(), skips_lost=True)))
+            assert [batch.envelope.base_sequence for batch in found] == [30, 40]
+            gone = await asyncio.to_thread(lambda: list(log.read(Piece(key(0, "g1"), 5, 20), Selection(), skips_lost=True)))
+            assert gone == []
+            assert (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].start == 30
+
+
+async def test_retention_in_mid_read_is_noticed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        for _ in range(20):
+            await mq.send_many("s", [bytes(500)] * 10)
+        queue = (await it.master("g1")).broker.store.open_queue("s", 0)
+        with closing(opened(it)) as log:
+            reader = log.read(Piece(key(0, "g1"), 0, 200), Selection(), skips_lost=False)
+            await asyncio.to_thread(next, reader)
+            queue.start_sequence = 150
+            with pytest.raises(MessagesExpired):
+                await asyncio.to_thread(list, reader)
+
+
+async def test_a_queue_that_ends_before_what_was_committed_is_damage(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        await mq.send_many("s", [b"x"] * 10)
+        with closing(opened(it)) as log, pytest.raises(LogDamaged, match="ends at 10"):
+            await asyncio.to_thread(read_all, log, [Piece(key(0, "g1"), 0, 20)])
+
+
+async def test_a_reader_that_is_left_in_the_middle_disturbs_no_other(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
+        for _ in range(20):
+            await mq.send_many("s", [bytes(500)] * 10)
+        with closing(opened(it)) as log:
+            piece = Piece(key(0, "g1"), 0, 200)
+
+            def read() -> tuple[int, int, int]:
+                one, other = (log.read(piece, Selection(), skips_lost=False) for _ in range(2))
+                next(one)
+                assert isinstance(other, Iterator)
+                next(other)
+                rest = len(list(one))
+                other.close()  # type: ignore[attr-defined]
+                return rest, len(read_all(log, [piece])), log.topology(["s"]).queues[key(0, "g1")].end
+
+            assert await asyncio.to_thread(read) == (19, 20, 200)
+
+
+def test_a_batch_that_came_damaged_is_named() -> None:
+    sent, region = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+    crc = int.from_bytes(sent[12:16], "little")
+    envelope = place(0, 64 + len(region), crc, 40, 1, 1, 1, 0)
+    whole = bytearray(envelope + region)
+    (batch,) = reading.batches_in(memoryview(whole), 1, key(0, "g1"))
+    assert batch == (parse_envelope(envelope), region)
+    for at in (20, 70, len(whole) - 1):
+        hurt = bytearray(whole)
+        hurt[at] ^= 1
+        with pytest.raises(LogDamaged, match="s/0@g1"):
+            list(reading.batches_in(memoryview(hurt), 1, key(0, "g1")))
+    with pytest.raises(LogDamaged):
+        list(reading.batches_in(memoryview(whole)[:-8], 1, key(0, "g1")))
+
+
+def test_an_address_travels() -> None:
+    address = ServerAddress("a:1,b:2", 5)
+    serializer = CPickleSerializer()
+    assert serializer.loads(serializer.dumps(address)) == address
+    assert hash(address) == hash(ServerAddress("a:1,b:2", 5))
