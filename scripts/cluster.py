@@ -109,7 +109,7 @@ def _show(lines: list[ServiceStatus], *, as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in [{name: name for name in rows[0]}, *rows]:
-        print(f"{row['service']:<10}{row['state']:<9}{row['pid'] or '':>8}  {row['address']:<16}{row['health']}".rstrip())
+        print(f"{row['service']:<14}{row['state']:<9}{row['pid'] or '':>8}  {row['address']:<16}{row['health']}".rstrip())
 
 
 def _logs(path: Path, *, follow: bool) -> None:

@@ -5,3 +5,30 @@
     ports.py     the log as the data source needs it; files/ and servers/ provide it
     jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import qmq  # noqa: F401 - before anything of qmq_ordering, which it imports: the other way round they meet half-made
+from pyspark_qmq.registration import register
+
+if TYPE_CHECKING:
+    from pyspark_qmq.source import QmqDataSource as DefaultSource
+
+__all__ = ["DefaultSource", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """`DefaultSource`, for Spark's discovery, loaded when it is asked for.
+
+    Where a library that it needs is missing there is no such name: an error here would keep Spark from finding anybody else's data
+    sources, too.
+    """
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from pyspark_qmq.source import QmqDataSource
+    except ImportError as cause:
+        raise AttributeError(f"the data source needs more libraries ({cause}): pip install 'qmq[spark]'") from cause
+    return QmqDataSource

@@ -119,10 +119,21 @@ def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: 
 def test_services_start_in_the_steps_that_dependencies_draw() -> None:
     known = services(resolve(COMPOSE_FILE, {}))
     first, second, third = waves(known, known)
-    assert (sorted(first), third) == (sorted(ETCD), ["client"])
+    assert (sorted(first), sorted(third)) == (sorted([*ETCD, "spark-master"]), ["client", "spark-job"])
     assert with_dependencies(known, ["meta0"]) == {"meta0", *ETCD}
     assert waves(known, ["g1-a", "meta0"]) == [["g1-a", "meta0"]]
-    assert len(second) == 11
+    assert len(second) == 12
+
+
+def test_a_worker_of_spark_finds_its_master_and_its_folder(tmp_path: Path) -> None:
+    found = launcher(tmp_path)
+    master, worker = found.network.addresses["spark-master"], found.network.addresses["spark-worker"]
+    assert found.argv("spark-master")[:6] == [sys.executable, "-m", "pyspark_qmq.standalone", "master", "--host", master]
+    words = found.argv("spark-worker")
+    assert words[:6] == [sys.executable, "-m", "pyspark_qmq.standalone", "worker", "--host", worker]
+    assert words[-3:] == ["--work-dir", str(tmp_path / "volumes" / "spark-worker"), f"spark://{master}:7077"]
+    assert found.check("spark-worker").argv[-1] == f"{worker}:8081"
+    assert found.environment("spark-job")["MASTER"] == f"spark://{master}:7077"
 
 
 @pytest.mark.parametrize(("text", "value"), [("10s", 10), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("250ms", 0.25)])

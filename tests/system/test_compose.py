@@ -19,6 +19,9 @@ META = ["meta0", "meta1"]
 REAL_TIME = ["g1-a", "g1-b", "g1-c", "g2-a", "g2-b", "g2-c"]
 DELAY = ["d1-a", "d1-b", "d1-c"]
 BROKERS = [*REAL_TIME, *DELAY]
+SPARK = ["spark-master", "spark-worker"]
+LOCKS = ["requirements-demo.lock", "requirements-spark.lock"]
+"""What the Dockerfile's LOCK may be: its default, and that of the services of Spark."""
 
 
 def compose(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -44,12 +47,17 @@ def test_compose_accepts_the_file() -> None:
 
 
 def test_the_cluster_is_three_etcds_two_metaservers_two_broker_groups_and_a_delay_group_of_three(services: dict[str, Any]) -> None:
-    assert set(services) == {*ETCD, *META, *BROKERS, "client"}
-    assert {name for name, each in services.items() if each.get("profiles")} == {"client"}
+    assert {name for name, each in services.items() if not each.get("profiles")} == {*ETCD, *META, *BROKERS}
+    assert set(services) == {*ETCD, *META, *BROKERS, "client", *SPARK, "spark-job"}
+
+
+def test_the_demo_spark_and_its_jobs_start_only_if_they_are_asked_for(services: dict[str, Any]) -> None:
+    profiles = {"client": ["demo"], "spark-master": ["spark"], "spark-worker": ["spark"], "spark-job": ["spark-job"]}
+    assert {name: each["profiles"] for name, each in services.items() if "profiles" in each} == profiles
 
 
 def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict[str, Any]) -> None:
-    for name in (*ETCD, *META, *BROKERS):
+    for name in (*ETCD, *META, *BROKERS, *SPARK):
         each = services[name]
         assert each["healthcheck"]["test"][0] == "CMD", name
         assert each["restart"] == "unless-stopped", name
@@ -60,6 +68,8 @@ def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
     for name in (*META, *BROKERS):
         assert set(services[name]["depends_on"]) == set(ETCD), name
     assert set(services["client"]["depends_on"]) == {*META, *REAL_TIME}
+    assert set(services["spark-worker"]["depends_on"]) == {"spark-master"}
+    assert set(services["spark-job"]["depends_on"]) == {*META, "spark-worker"}
     conditions = {each["condition"] for service in services.values() for each in service.get("depends_on", {}).values()}
     assert conditions == {"service_healthy"}
 
@@ -100,6 +110,30 @@ def test_each_member_keeps_its_data_in_a_volume_of_its_own(services: dict[str, A
         assert volume["target"] == environment.get("ETCD_DATA_DIR", environment.get("QMQ_DATA"))
 
 
+def test_workers_and_jobs_find_the_master_under_the_name_and_port_that_it_listens_on(services: dict[str, Any]) -> None:
+    for name in SPARK:
+        command = services[name]["command"]
+        assert command[command.index("--host") + 1] == name, "other containers know it by its name"
+        assert services[name]["healthcheck"]["test"][-1] == f"{name}:{command[command.index('--webui-port') + 1]}"
+    master = services["spark-master"]["command"]
+    url = f"spark://spark-master:{master[master.index('--port') + 1]}"
+    assert services["spark-worker"]["command"][-1] == url
+    assert services["spark-job"]["environment"]["MASTER"] == url
+
+
+def test_a_job_and_the_tasks_that_write_for_it_see_the_same_folder(services: dict[str, Any]) -> None:
+    job, worker = ({each["source"]: each["target"] for each in services[name]["volumes"]} for name in ("spark-job", "spark-worker"))
+    assert job == {"archive": "/archive"}
+    assert worker == {"archive": "/archive", "spark-worker": "/work"}
+    assert "/work" in services["spark-worker"]["command"]
+
+
+def test_a_workers_size_is_chosen_from_outside(services: dict[str, Any]) -> None:
+    for found, size in ((services, ("2", "2g")), (resolved(QMQ_SPARK_CORES="8", QMQ_SPARK_MEMORY="16g"), ("8", "16g"))):
+        command = found["spark-worker"]["command"]
+        assert (command[command.index("--cores") + 1], command[command.index("--memory") + 1]) == size
+
+
 def test_only_what_clients_need_is_published_and_only_on_this_machine(services: dict[str, Any]) -> None:
     ports = {name: each.get("ports", []) for name, each in services.items()}
     assert {name for name, found in ports.items() if found} == {*META, *BROKERS}
@@ -124,6 +158,15 @@ def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, An
         assert each["command"][0] in ("qmq", "python"), name
 
 
+def test_spark_runs_in_an_image_of_the_same_file_with_its_own_lock_and_without_rights(services: dict[str, Any]) -> None:
+    for name in (*SPARK, "spark-job"):
+        each = services[name]
+        assert (each["image"], each["cap_drop"]) == ("qmq-spark:latest", ["ALL"]), name
+        assert each["build"]["dockerfile"] == services["client"]["build"]["dockerfile"]
+        assert each["build"]["args"] == {"LOCK": "requirements-spark.lock"}
+    assert [*services["spark-job"]["entrypoint"], *services["spark-job"]["command"]] == ["qmq", "spark", "--help"]
+
+
 def test_hadolint_finds_nothing() -> None:
     done = subprocess.run([str(BIN / "hadolint"), str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
@@ -141,7 +184,7 @@ def test_what_the_image_copies_exists_and_is_let_in() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = set()
     for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
-        copied |= set(line.split()[:-1])
+        copied |= {each for lock in LOCKS for each in line.replace("${LOCK}", lock).split()[:-1]}
     assert copied == let_in
     assert all((ROOT / name).exists() for name in copied)
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

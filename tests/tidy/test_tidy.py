@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 500
-PACKAGES = ("qmq", "coordination", "replication", "ordering")
+PACKAGES = ("qmq", "coordination", "replication", "ordering", "spark")
 HOSTS = ("py" + "pi\\.org", "python" + "hosted")
 LEFTOVERS = (r"\bTO" + r"DO\b", r"\bFIX" + r"ME\b", "pick" + r"le\.", "shell=" + "True")
 FORBIDDEN = re.compile("|".join(["/wo" + "rk/", "/ro" + "ot/", *HOSTS, *LEFTOVERS]))

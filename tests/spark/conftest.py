@@ -1,0 +1,31 @@
+"""One Spark session for all tests that need one: a JVM takes seconds to start. Such tests run in one process (the xdist group `spark`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fast_session
+import pytest
+from pyspark.sql import SparkSession
+from pyspark_qmq import session
+
+TIMEOUT_S = 300
+"""The first test also starts the session, and, once on a machine, makes the class archive."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Before xdist looks at groups. A test that says more of itself keeps it."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        for mark in (pytest.mark.xdist_group("spark"), pytest.mark.timeout(TIMEOUT_S)):
+            if item.get_closest_marker(mark.name) is None:
+                item.add_marker(mark)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with two threads; tables go to a folder of this run."""
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    conf = fast_session.conf() | {"spark.sql.warehouse.dir": str(warehouse)}
+    found = session.session("tests", master=fast_session.MASTER, conf=conf)
+    yield found
+    found.stop()

