@@ -1,0 +1,50 @@
+"""The columns' Arrow types, exactly as Spark wants them.
+
+Spark compares the first record batch of a task with what it derives from the schema: names, order, types, the names of inner fields, and
+whether they may be null. A large string, a dictionary, a field that must not be null: the task fails. Later batches are not looked at, and
+another type in one would be read as garbage, so every batch of ours is made against one schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from qmq.errors import InvalidArgument
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TAGS: Final = pa.list_(pa.field("element", pa.string(), nullable=True))
+HEADERS: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=True))
+
+TYPES: Final[dict[str, pa.DataType]] = {
+    "subject": pa.string(),
+    "partition": pa.int32(),
+    "broker_group": pa.string(),
+    "sequence": pa.int64(),
+    "route_version": pa.int64(),
+    "key": pa.binary(),
+    "body": pa.binary(),
+    "tags": TAGS,
+    "headers": HEADERS,
+    "message_id": pa.string(),
+    "create_time": TIMESTAMP,
+    "append_time": TIMESTAMP,
+    "epoch": pa.int64(),
+    "producer_id": pa.string(),
+    "batch_sequence": pa.int64(),
+    "place": pa.int32(),
+    "logical_partition": pa.int32(),
+    "is_bent": pa.bool_(),
+    "entry": pa.int64(),
+}
+"""Of all columns in `schema.COLUMNS` and `schema.MORE_COLUMNS`."""
+
+
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The schema of record batches with these columns, in this order. Raises InvalidArgument for a name that is no column."""
+    unknown = [name for name in names if name not in TYPES]
+    if unknown:
+        raise InvalidArgument(f"the log has no column {unknown[0]!r}; there are {', '.join(TYPES)}")
+    return pa.schema([pa.field(name, TYPES[name], nullable=True) for name in names])

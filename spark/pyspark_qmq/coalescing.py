@@ -1,0 +1,118 @@
+"""Stored batches in handfuls, so that Spark gets record batches of a size that suits it. Pure.
+
+A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of messages do, so several become one:
+
+    stored batches ──spans──▶ the rows of each that are wanted ──handfuls──▶ spans that become one record batch ──shaped──▶ what Spark gets
+
+A handful ends before it would hold more than 8,192 rows or 4 MiB, as they will be, not as they are compressed. What a selection left of
+a few of them is put together once more; what a single large batch gave is cut. So a record batch has at most 65,536 rows, and at most
+32 MiB unless it is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_qmq.model import Piece, StoredBatch
+from qmq import limits
+from qmq.batch import Envelope, Kind
+from qmq.errors import CorruptBatch
+from qmq.region import BatchFlag, Layout, RegionHeader, parse_header
+
+ROWS_WANTED: Final = 8192
+BYTES_WANTED: Final = 4 * limits.MIB
+"""Measured: from about 4,000 rows on a record batch's own cost does not show; beyond a few MiB nothing is gained and memory is lost."""
+ROWS_MAX: Final = 65_536
+BYTES_MAX: Final = 32 * limits.MIB
+BODIES_BYTES_MAX: Final = 4 * limits.BATCH_BYTES_MAX
+"""What compressed bodies may say they are before."""
+ROWS_FEW: Final = 1024
+"""Record batches with fewer rows wait for others."""
+
+_DIRECTED: Final = int(BatchFlag.DIRECTED)
+
+
+class Span(NamedTuple):
+    """The messages at places `first` to `end` - 1 of a stored batch."""
+
+    envelope: Envelope
+    region: bytes | memoryview
+    header: RegionHeader
+    layout: Layout
+    first: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many; at least one."""
+        return self.end - self.first
+
+
+def spans(batches: Iterable[StoredBatch], piece: Piece, *, with_directed: bool) -> Iterator[Span]:
+    """What of each batch lies within the piece, and applications may see. Raises CorruptBatch."""
+    for envelope, region in batches:
+        if envelope.kind != Kind.DATA:
+            continue
+        header = parse_header(region)
+        first = max(piece.first - envelope.base_sequence, 0)
+        end = min(piece.end - envelope.base_sequence, header.count)
+        if first < end and (with_directed or not header.flags & _DIRECTED):
+            yield Span(envelope, region, header, Layout.walk(region, header), first, end)
+
+
+def bodies_bytes(span: Span) -> int:
+    """How many bytes the bodies of the whole batch have, decompressed. Raises CorruptBatch if that cannot be."""
+    size = int(np.frombuffer(span.region, "<i4", 1, span.layout.body + 4 * span.header.count)[0])
+    if not 0 <= size <= BODIES_BYTES_MAX:
+        raise CorruptBatch(f"a batch that says its bodies have {size} bytes cannot be")
+    return size
+
+
+def handfuls(found: Iterable[Span]) -> Iterator[list[Span]]:
+    """Spans in lists: each within ROWS_WANTED and BYTES_WANTED, or of one span. Raises CorruptBatch."""
+    hand: list[Span] = []
+    rows = size = 0
+    for span in found:
+        span_bytes = len(span.region) + (bodies_bytes(span) if span.header.compression else 0)
+        if hand and (rows + span.rows > ROWS_WANTED or size + span_bytes > BYTES_WANTED):
+            yield hand
+            hand, rows, size = [], 0, 0
+        hand.append(span)
+        rows += span.rows
+        size += span_bytes
+    if hand:
+        yield hand
+
+
+def shaped(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in record batches that are neither tiny, where that can be helped, nor too large."""
+    few: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in found:
+        if batch.num_rows >= ROWS_FEW and not few:
+            yield from _cut(batch)
+            continue
+        few.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_FEW or sum(each.nbytes for each in few) >= BYTES_WANTED:
+            yield from _cut(pa.concat_batches(few))
+            few, rows = [], 0
+    if few:
+        yield from _cut(few[0] if len(few) == 1 else pa.concat_batches(few))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """In halves until each is small enough."""
+    rows = batch.num_rows
+    if rows <= ROWS_MAX and (batch.nbytes <= BYTES_MAX or rows == 1):
+        if rows:
+            yield batch
+        return
+    yield from _cut(batch.slice(0, rows // 2))
+    yield from _cut(batch.slice(rows // 2))
+
+

@@ -1,0 +1,199 @@
+"""Stored batches become Arrow record batches. Pure; nothing loops over messages.
+
+A `Projector` belongs to one task. For each column of its schema it has a *maker*, a function of a `Handful`; what the schema does not
+name is not made:
+
+    stored batches ─▶ spans ─▶ handfuls ─▶ wanted rows (filtering.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
+
+Bodies, keys, tags and headers are the log's own buffers. What follows from a batch's head is computed as vectors: sequence and times by
+addition, message ids by tables of hexadecimal digits. What is the same all through a piece (subject, partition, broker group, route
+version) is one array, made once and sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pyspark_qmq import filtering
+from pyspark_qmq.arrow_schema import TYPES, arrow_schema
+from pyspark_qmq.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
+from pyspark_qmq.coalescing import Span, handfuls, shaped, spans
+from pyspark_qmq.handful import Handful
+from pyspark_qmq.model import ALL, Piece, QueueKey, Selection, StoredBatch
+from qmq.region import BatchFlag
+
+Maker = Callable[[Handful], pa.Array]
+
+_BENT: Final = int(BatchFlag.BENT)
+_BATCH_SEQUENCE_MASK: Final = (1 << 48) - 1
+
+
+class Projector:
+    """Makes record batches with a schema's columns, in its order.
+
+    `routes` has of partitions, as (subject, number), the route version that opened them; where it is missing, route_version is null.
+
+    Raises:
+        InvalidArgument: the schema names what is no column.
+    """
+
+    def __init__(
+        self, schema: StructType | Sequence[str], *, routes: Mapping[tuple[str, int], int] | None = None, selection: Selection = ALL
+    ) -> None:
+        self.schema = arrow_schema(schema.fieldNames() if isinstance(schema, StructType) else schema)
+        self._versions = routes or {}
+        self._selection = selection
+        self._constants: dict[tuple[str, object], pa.Array] = {}
+
+    def convert(self, batches: Iterable[StoredBatch], piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The wanted rows of a piece of the log, in order; none if there are none. Raises CorruptBatch, and what `batches` raises."""
+        makers = [self._maker(name, piece.queue) for name in self.schema.names]
+        return shaped(self._record_batches(batches, piece, makers))
+
+    def _record_batches(self, batches: Iterable[StoredBatch], piece: Piece, makers: list[Maker]) -> Iterator[pa.RecordBatch]:
+        selection = self._selection
+        for hand in handfuls(spans(batches, piece, with_directed=selection.with_directed)):
+            handful = Handful(hand)
+            mask = filtering.wanted(handful, selection, piece.lps)
+            if mask is not None:
+                hand, mask = filtering.narrowed(handful, mask)
+                if not hand:
+                    continue
+                handful = Handful(hand)
+            arrays = [make(handful) for make in makers]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield batch if mask is None or mask.all() else batch.filter(pa.array(mask))
+
+    def _maker(self, name: str, queue: QueueKey) -> Maker:
+        match name:
+            case "subject":
+                return self._constant(name, queue.subject)
+            case "partition":
+                return self._constant(name, queue.partition)
+            case "broker_group":
+                return self._constant(name, queue.broker_group)
+            case "route_version":
+                return self._constant(name, self._versions.get((queue.subject, queue.partition)))
+            case "tags":
+                none = self._constant(name, ())
+                return lambda handful: _tags(handful) if handful.has("tag_list") else none(handful)
+            case "headers":
+                none = self._constant(name, ())
+                return lambda handful: _headers(handful) if handful.has("header_list") else none(handful)
+            case _:
+                return _MAKERS[name]
+
+    def _constant(self, name: str, value: object) -> Maker:
+        """One array for all record batches, as long as the longest of them."""
+
+        def make(handful: Handful) -> pa.Array:
+            found = self._constants.get((name, value))
+            if found is None or len(found) < handful.rows:
+                rows = 1 << (handful.rows - 1).bit_length()
+                found = self._constants[name, value] = pa.repeat(pa.scalar(value, TYPES[name]), rows)
+            return found.slice(0, handful.rows)
+
+        return make
+
+
+def _made(kind: pa.DataType, numbers: npt.NDArray[Any]) -> pa.Array:
+    """An array over a vector's memory."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _sequence(handful: Handful) -> pa.Array:
+    return _made(pa.int64(), handful.each(lambda span: span.envelope.base_sequence) + handful.places)
+
+
+def _key(handful: Handful) -> pa.Array:
+    keys = handful.keys
+    valid = keys.marks[1:] > keys.marks[:-1]
+    return keys.array(pa.binary(), None if valid.all() else valid)
+
+
+def _body(handful: Handful) -> pa.Array:
+    return handful.bodies().array(pa.binary())
+
+
+def _tags(handful: Handful) -> pa.Array:
+    marks, names = handful.tags
+    return list_array(marks, texts(names), TYPES["tags"])
+
+
+def _headers(handful: Handful) -> pa.Array:
+    """A name that occurs twice in a message counts once, the last: so consumers see it, and Spark wants no key twice."""
+    marks, names, values = handful.headers()
+    lengths = np.diff(marks)
+    rows = np.arange(handful.rows).repeat(lengths)
+    keys, items = texts(names), values.array(pa.binary())
+    keeps = last_of_each(rows, keys)
+    if keeps is not None:
+        kept = pa.array(keeps)
+        keys, items = keys.filter(kept), items.filter(kept)
+        marks = marks_of(np.bincount(rows[keeps], minlength=handful.rows))
+    return map_array(marks, keys, items, TYPES["headers"])
+
+
+def _message_id(handful: Handful) -> pa.Array:
+    """As it is stored, or by producer id (16 digits), batch sequence (12) and place (4)."""
+    heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in handful.spans])
+    digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(handful.counts, axis=0)
+    digits[:, 28:] = place_digits(handful.places)
+    if handful.has("message_id"):
+        stored = handful.each(lambda span: span.layout.message_id >= 0, np.bool_)
+        digits[stored] = hex_of(handful.stored_ids()[stored])
+    return hex_texts(digits)
+
+
+def _create_time(handful: Handful) -> pa.Array:
+    times = handful.each(lambda span: span.header.create_time_ms)
+    if handful.has("create_delta"):
+        times += handful.create_deltas()
+    return _made(TYPES["create_time"], times * 1000)
+
+
+def _append_time(handful: Handful) -> pa.Array:
+    return _made(TYPES["append_time"], handful.each(lambda span: span.envelope.append_time_ms) * 1000)
+
+
+def _producer_id(handful: Handful) -> pa.Array:
+    digits = "".join([f"{span.header.producer_id:016x}" for span in handful.spans])
+    return hex_texts(np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(handful.counts, axis=0))
+
+
+def _batch_sequence(handful: Handful) -> pa.Array:
+    return _made(pa.int64(), handful.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK))
+
+
+def _logical_partition(handful: Handful) -> pa.Array:
+    if not handful.has("logical_partition"):
+        return pa.nulls(handful.rows, pa.int32())
+    lps = handful.lps()
+    return pa.array(lps, pa.int32(), mask=lps < 0)
+
+
+def _of_span(value: Callable[[Span], int]) -> Maker:
+    return lambda handful: _made(pa.int64(), handful.each(value))
+
+
+_MAKERS: Final[dict[str, Maker]] = {
+    "sequence": _sequence,
+    "key": _key,
+    "body": _body,
+    "message_id": _message_id,
+    "create_time": _create_time,
+    "append_time": _append_time,
+    "epoch": _of_span(lambda span: span.envelope.epoch),
+    "producer_id": _producer_id,
+    "batch_sequence": _batch_sequence,
+    "place": lambda handful: _made(pa.int32(), handful.places.astype(np.int32)),
+    "logical_partition": _logical_partition,
+    "is_bent": lambda handful: pa.array(handful.each(lambda span: span.header.flags & _BENT != 0, np.bool_)),
+    "entry": _of_span(lambda span: span.envelope.index),
+}

@@ -1,0 +1,88 @@
+"""Which rows of a handful a selection wants: exactly, as vectors. Pure.
+
+The log passes over whole batches that cannot match; what is left is decided here row by row, without trust in what was a guess:
+
+* A tag is found by its hash, and then compared as a string: two tags may have one hash.
+* Keys compare as unsigned bytes. A message without a key is in no set of keys and in no range.
+* A logical partition is the one that the batch says. A batch without that column has none, so none is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from qmq_ordering.route import LpRange
+
+from pyspark_qmq.coalescing import Span
+from pyspark_qmq.handful import Handful
+from pyspark_qmq.model import Selection
+from qmq.region import tag_hash
+
+Mask = npt.NDArray[np.bool_]
+
+
+def wanted(handful: Handful, selection: Selection, lps: Sequence[LpRange]) -> Mask | None:
+    """For each row whether it is; None if all are. `lps` empty: any logical partition. Raises CorruptBatch."""
+    masks: list[Mask] = []
+    if selection.has_keys:
+        masks.append(_by_key(handful, selection))
+    if lps:
+        masks.append(_by_lp(handful, lps))
+    if selection.tags_any:
+        masks.append(np.logical_or.reduce([_with_tag(handful, tag) for tag in selection.tags_any]))
+    masks += [_with_tag(handful, tag) for tag in selection.tags_all]
+    if not masks:
+        return None
+    mask: Mask = np.logical_and.reduce(masks)
+    return None if mask.all() else mask
+
+
+def narrowed(handful: Handful, mask: Mask) -> tuple[list[Span], Mask]:
+    """The spans from their first wanted row to their last one, and the mask of what is left. Spans without any are gone."""
+    spans: list[Span] = []
+    parts: list[Mask] = []
+    for span, part in zip(handful.spans, np.split(mask, np.cumsum(handful.counts)[:-1]), strict=True):
+        found = np.flatnonzero(part)
+        if len(found):
+            first, end = int(found[0]), int(found[-1]) + 1
+            spans.append(span._replace(first=span.first + first, end=span.first + end))
+            parts.append(part[first:end])
+    return spans, np.concatenate(parts) if parts else mask[:0]
+
+
+def _by_key(handful: Handful, selection: Selection) -> Mask:
+    keys = handful.keys.array(pa.binary())
+    masks: list[Mask] = [np.diff(handful.keys.marks) > 0]
+    if selection.keys:
+        masks.append(_mask(pc.is_in(keys, pa.array(selection.keys, pa.binary()))))
+    if selection.key_from is not None:
+        masks.append(_mask(pc.greater_equal(keys, pa.scalar(selection.key_from, pa.binary()))))
+    if selection.key_until is not None:
+        masks.append(_mask(pc.less(keys, pa.scalar(selection.key_until, pa.binary()))))
+    found: Mask = np.logical_and.reduce(masks)
+    return found
+
+
+def _by_lp(handful: Handful, lps: Sequence[LpRange]) -> Mask:
+    found = handful.lps()
+    mask: Mask = np.logical_or.reduce([(found >= each.first) & (found < each.end) for each in lps])
+    return mask
+
+
+def _with_tag(handful: Handful, tag: str) -> Mask:
+    (marks, names), hashes = handful.tags, handful.tag_hashes
+    mask = np.zeros(len(marks) - 1, np.bool_)
+    near = np.flatnonzero(hashes == np.uint64(tag_hash(tag)))
+    if len(near):
+        is_it = pc.equal(names.array(pa.binary()).take(pa.array(near)), pa.scalar(tag.encode(), pa.binary()))
+        mask[np.searchsorted(marks, near[_mask(is_it)], side="right") - 1] = True
+    return mask
+
+
+def _mask(found: pa.Array) -> Mask:
+    mask: Mask = found.to_numpy(zero_copy_only=False)
+    return mask
