@@ -1,0 +1,106 @@
+"""What the jobs about consumption share: datasets beside the messages, queues as they are now, and messages joined with ranges of them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from pyspark_qmq import options
+from pyspark_qmq.jobs.job import checked_source, projection, source_options
+from pyspark_qmq.model import Topology
+from pyspark_qmq.opening import address_of, log_at
+from pyspark_qmq.source import look
+from qmq.errors import InvalidArgument
+
+QUEUE: Final = ("subject", "partition", "broker_group")
+"""Columns that name a queue."""
+_BLOCK_BITS: Final = 6
+"""Ranges and messages meet in blocks of 64 sequences: a range of one message is compared with 64 messages, a long one is cut in many."""
+_BROADCAST_ROWS_MAX: Final = 300_000
+
+
+def read_dataset(spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()) -> DataFrame:
+    """A dataset beside the messages, from where the common arguments say, or from other folders. Raises InvalidArgument."""
+    found = {key: value for key, value in source_options(args).items() if key.startswith("qmq.")}
+    if path:
+        found = {"qmq.path": ",".join(path)} | {key: value for key, value in found.items() if key == "qmq.committed"}
+    return spark.read.format("qmq").options(**found).option("qmq.log", name).load()
+
+
+def read_subjects(
+    spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], subjects: Sequence[str], *, is_whole: bool = False
+) -> DataFrame:
+    """Other subjects than the arguments name; with `is_whole` all that is kept of them, whatever times the arguments name."""
+    found = {key: value for key, value in source_options(args).items() if key not in ("subscribe", "subscribePattern")}
+    if is_whole:
+        found = {key: value for key, value in found.items() if key.startswith("qmq.")} | {"failOnDataLoss": "false"}
+    found["subscribe"] = ",".join(subjects)
+    return spark.read.format("qmq").schema(projection(columns)).options(**checked_source(found)).load()
+
+
+def queues_now(args: argparse.Namespace) -> Topology:
+    """The queues that the arguments name. Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged."""
+    asked = options.parse(checked_source(source_options(args)), is_stream=False)
+    return look(log_at(address_of(asked.where)), asked.choice)
+
+
+def covered(messages: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Each message beside each range of sequences that it lies in; those in none are left out.
+
+    `ranges` are deliveries: they name a queue, `first_sequence` and `last_sequence`, and perhaps the logical partitions that are meant.
+    `messages` have `sequence` and `logical_partition`. Only blocks of ranges are exploded, never their messages.
+    """
+    blocks = F.sequence(F.shiftright("first_sequence", _BLOCK_BITS), F.shiftright("last_sequence", _BLOCK_BITS))
+    cut = ranges.withColumn("block", F.explode(blocks))
+    keyed = messages.withColumn("block", F.shiftright("sequence", _BLOCK_BITS))
+    is_in = (F.col("sequence") >= F.col("first_sequence")) & (F.col("sequence") <= F.col("last_sequence"))
+    is_meant = F.col("first_lp").isNull() | F.col("logical_partition").between(F.col("first_lp"), F.col("end_lp") - 1)
+    if cut.count() <= _BROADCAST_ROWS_MAX:  # Spark cannot know how small they are
+        cut = F.broadcast(cut)
+    return keyed.join(cut, [*QUEUE, "block"]).where(is_in & is_meant).drop("block")
+
+
+def of_groups(rows: DataFrame, groups: Sequence[str], subjects: Sequence[str]) -> DataFrame:
+    """Rows about these consumer groups (none named: all) and subjects."""
+    found = rows.where(F.col("subject").isin(list(subjects)))
+    return found.where(F.col("consumer_group").isin(list(groups))) if groups else found
+
+
+def now_ms(args: argparse.Namespace, known: Iterable[int]) -> int:
+    """What "now" means: of brokers it is now, of files the newest time that is known from them. Milliseconds since 1970."""
+    if args.servers and not args.path:
+        return int(time.time() * 1000)
+    return max(known, default=0)
+
+
+def utc(time_ms: int) -> datetime:
+    """A time as reports show it. Spark itself hands out times without a zone, as the machine's."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def not_negative(text: str) -> int:
+    """For argparse: a whole number from 0 on."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def require_groups(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises InvalidArgument if a named group is not among those that were found."""
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        known = ", ".join(sorted(set(found))) or "none"
+        raise InvalidArgument(f"no group {missing[0]!r} has consumed these subjects, as far as the action log goes back; there is {known}")

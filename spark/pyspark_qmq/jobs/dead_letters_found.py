@@ -1,0 +1,68 @@
+"""Which messages failed for good, and why: from deliveries, and from a dead-letter subject. DataFrames in, a DataFrame out.
+
+A *letter* is such a message, or a range of messages of one queue that came to the same end. Causes:
+
+    failing      it was handed out and failed so many times, and is not done still
+    parked       it failed, and was set aside with its key                     (ordered subjects)
+    follower     it was set aside only because an earlier one of its key was
+    skipped      an operator counted it as done while it was parked
+    expired      it came back, and retention took it before it was handed out again
+    ...          what the header says that an application, or the broker, put into a dead letter; `unknown` if there is none
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from pyspark_qmq.jobs.consumed import QUEUE, covered
+
+FAILING: Final = "failing"
+PARKED: Final = "parked"
+FOLLOWER: Final = "follower"
+SKIPPED: Final = "skipped"
+EXPIRED: Final = "expired"
+UNKNOWN: Final = "unknown"
+RANGE: Final = (*QUEUE, "consumer_group", "first_sequence", "last_sequence", "first_lp", "end_lp", "attempts", "cause", "key")
+MESSAGE: Final = (*QUEUE, "sequence", "logical_partition", "key", "tags", "message_id", "append_time")
+_CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED}
+
+
+def failed_ranges(deliveries: DataFrame, attempts: int) -> DataFrame:
+    """The deliveries that failed for good, with columns RANGE. `attempts`: after how many a message counts as failing."""
+    tried = F.col("verdict").isin("open", "waiting") & (F.col("attempt") > attempts)
+    failing = deliveries.where(tried).withColumns({"attempts": F.col("attempt") - 1, "cause": F.lit(FAILING)})
+    ended = deliveries.where(F.col("verdict").isin(*_CAUSES)).withColumn("attempts", F.col("attempt"))
+    cause = F.when(F.col("verdict") == "drop", SKIPPED).otherwise(EXPIRED)
+    return failing.select(*RANGE).unionByName(ended.withColumn("cause", cause).select(*RANGE)).unionByName(_parked(deliveries))
+
+
+def _parked(deliveries: DataFrame) -> DataFrame:
+    """What is parked now; which of them failed themselves says the event, if the log still has it."""
+    names = (*QUEUE, "consumer_group", "first_sequence")
+    events = deliveries.where("verdict = 'park'").groupBy(*names).agg(F.max_by("attempt", "settled_time").alias("attempts"))
+    found = deliveries.where("verdict = 'parked'").join(events, list(names), "left")
+    return found.withColumn("cause", F.when(F.col("attempts") == 0, FOLLOWER).otherwise(PARKED)).select(*RANGE)
+
+
+def letters(messages: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Those messages of the ranges that are kept, each with its cause."""
+    found = covered(messages.select(*MESSAGE), ranges.drop("key"))
+    return found.select(*MESSAGE, "consumer_group", "cause", "attempts")
+
+
+def dead_letters(dead: DataFrame, cause_header: str, subject_header: str, group_header: str) -> DataFrame:
+    """Messages of a dead-letter subject as letters: with what their headers say, and all that a replay needs."""
+    return dead.select(
+        *dead.columns,
+        F.coalesce(_text(cause_header), F.lit(UNKNOWN)).alias("cause"),
+        _text(subject_header).alias("original_subject"),
+        _text(group_header).alias("consumer_group"),
+        F.format_string("%s/%d@%s#%d", *(F.col(each) for each in ("subject", "partition", "broker_group", "sequence"))).alias("mark"),
+    )
+
+
+def _text(header: str) -> Column:
+    return F.decode(F.try_element_at("headers", F.lit(header)), "UTF-8")

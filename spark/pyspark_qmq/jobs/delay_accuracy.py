@@ -1,0 +1,212 @@
+"""How exactly delayed messages came when they were due, and whether any came early or not at all.
+
+A delay group's folder says what was to come when (dataset `schedules`); the log, from brokers or folders, says what came. `--from` and
+`--until` are about due times here. A delay group deletes a bucket's files when everything in it has come and no checkpoint names it any
+more, so what is looked at is what its files still know.
+
+Something is found (exit status 1) if a message came early, is lost or overdue, or came although it was cancelled (delay_judging.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from pyspark_qmq.jobs.consumed import QUEUE, not_negative, now_ms, queues_now, read_dataset, read_subjects, utc
+from pyspark_qmq.jobs.delay_judging import DELAYS, FINDINGS, binned, errors_by, judged
+from pyspark_qmq.jobs.job import main, time_ms
+from pyspark_qmq.jobs.lag_figures import NAMED, log_edges, quantile, share_at
+from pyspark_qmq.jobs.report import Plot, Report, Table
+from qmq.errors import InvalidArgument
+
+EXAMPLES: Final = 20
+HOURS: Final = 48
+"""How many are shown, the newest."""
+HOUR_MS: Final = 3_600_000
+_NEVER_MS: Final = 1 << 62
+
+
+class DelayAccuracy:
+    """See the module."""
+
+    name = "delay_accuracy"
+    summary = "How exactly delayed messages came when they were due."
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add this job's arguments."""
+        parser.add_argument("--delay-path", action="append", default=[], metavar="FOLDER", help="a delay group's data folder; repeatable")
+        parser.add_argument("--clock-ms", type=not_negative, default=10, metavar="N", help="how far the groups' clocks may be apart (10)")
+
+    def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
+        """Compare the schedule with the log. Raises QmqError."""
+        folders = args.delay_path or args.path
+        if not folders:
+            raise InvalidArgument("where is the schedule? Give --delay-path FOLDER, a delay group's data folder")
+        schedules = chosen(read_dataset(spark, args, "schedules", path=folders), args).persist()
+        try:
+            schedules.count()  # before the log is looked at: what has come by now is in it
+            queues = queues_now(args).queues
+            subjects = sorted({key.subject for key in queues})
+            messages = read_subjects(spark, args, (*QUEUE, "message_id", "append_time"), subjects, is_whole=True)
+            now = now_ms(args, [each.last_append_ms for each in queues.values()])
+            kept_from = horizons(queues.values(), oldest_kept(messages))
+            rows = judged(schedules, messages, kept_from, now, args.clock_ms).persist()
+            try:
+                return report(*figures(rows), now, {"schedule": rows})
+            finally:
+                rows.unpersist()
+        finally:
+            schedules.unpersist()
+
+
+def chosen(schedules: DataFrame, args: argparse.Namespace) -> DataFrame:
+    """Rows of the subjects that the arguments name, due between `--from` and `--until`. Raises InvalidArgument."""
+    due = F.unix_millis("due_time")
+    if args.subject:
+        schedules = schedules.where(F.col("subject").isin(args.subject))
+    elif args.pattern:
+        schedules = schedules.where(F.col("subject").rlike(f"^(?:{args.pattern})$"))
+    if args.from_time not in ("earliest", "latest"):
+        schedules = schedules.where(due >= time_ms(args.from_time, "--from"))
+    if args.until_time not in ("earliest", "latest"):
+        schedules = schedules.where(due < time_ms(args.until_time, "--until"))
+    return schedules
+
+
+def oldest_kept(messages: DataFrame) -> dict[tuple[str, int, str], int]:
+    """When the oldest message of each queue was stored, milliseconds since 1970."""
+    rows = messages.groupBy(*QUEUE).agg(F.unix_millis(F.min("append_time")).alias("oldest")).collect()
+    return {(row.subject, row.partition, row.broker_group): row.oldest for row in rows}
+
+
+def horizons(queues: Any, oldest: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
+    """By subject, from when on nothing that was stored is gone. A queue from which nothing was taken reaches back to the beginning."""
+    found: dict[str, int] = {}
+    for queue in queues:
+        kept_from = oldest.get(tuple(queue.key), _NEVER_MS) if queue.start else 0
+        found[queue.key.subject] = max(found.get(queue.key.subject, 0), kept_from)
+    return found
+
+
+class Finding(NamedTuple):
+    """A message of which something must not be. Times are milliseconds since 1970."""
+
+    verdict: str
+    subject: str
+    message_id: str
+    delay_group: str
+    due_ms: int
+    arrival_ms: int | None
+    error_ms: int | None
+    state: str
+
+    def __str__(self) -> str:
+        came = "is not in the log" if self.arrival is None else f"came at {self.arrival}, {self.error_ms:,} ms after it could"
+        due = utc(self.due_ms)
+        return f"{self.verdict}: {self.message_id} of {self.subject}, due at {due}, {self.state} says {self.delay_group}; it {came}"
+
+    @property
+    def arrival(self) -> datetime | None:
+        """When it came."""
+        return None if self.arrival_ms is None else utc(self.arrival_ms)
+
+
+Errors = Sequence[tuple[str, int, Sequence[float]]]
+"""(name, messages, quantiles at PERCENTAGES)."""
+
+
+def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[Finding]]:
+    """Messages by verdict, how many came more than once, errors by delay and by hour, the histogram, and findings."""
+    counts = {row.verdict: row["count"] for row in rows.groupBy("verdict").count().collect()}
+    twice = rows.where("copies > 1").count()
+    by_delay = [(row.delay, row.messages, row.errors) for row in errors_by(rows, "delay", F.col("delay")).collect()]
+    hours = errors_by(rows, "hour", F.floor(F.unix_millis("due_time") / HOUR_MS)).orderBy("hour").collect()
+    by_hour = [(f"{utc(row.hour * HOUR_MS):%Y-%m-%d %H}h", row.messages, row.errors) for row in hours]
+    whole = errors_by(rows, "all", F.lit("all")).collect()
+    bins = binned(rows, whole[0].errors[0], quantile(whole[0].errors, 0.999)) if whole else ([], [])
+    wrong = rows.where(F.col("verdict").isin(*FINDINGS))
+    times = (F.unix_millis("due_time").alias("due"), F.unix_millis("arrival").alias("arrival"))
+    columns = wrong.select("verdict", "subject", "message_id", "delay_group", *times, "error_ms", "state")
+    some = [Finding(*row) for row in columns.orderBy("verdict", "due", "message_id").limit(EXAMPLES).collect()]
+    errors = [("all", row.messages, row.errors) for row in whole]
+    errors += sorted(by_delay, key=lambda each: DELAYS.index(each[0]))
+    return counts, twice, errors, by_hour[-HOURS:], bins, some
+
+
+def report(
+    counts: Mapping[str, int], twice: int, by_delay: Errors, by_hour: Errors, bins: tuple[list[float], list[float]],
+    some: Sequence[Finding], now: int, details: dict[str, DataFrame],
+) -> Report:  # fmt: skip
+    """Everything in its place. Pure."""
+    wrong = {name: counts[name] for name in FINDINGS if counts.get(name)}
+    total = sum(counts.values())
+    columns = ("messages", "min", *NAMED)
+    findings = ("verdict", "subject", "message id", "delay group", "due", "arrival", "error ms", "state")
+    return Report(
+        "delay_accuracy",
+        _headline(total, wrong, by_delay),
+        not wrong,
+        {
+            "delayed messages": total,
+            **dict(sorted(counts.items())),
+            "more than once": twice,
+            "as of": utc(now),
+        },
+        (
+            Table("Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"),
+            Table("Error in ms, by the hour (UTC) in which messages were due", ("hour", *columns), _error_rows(by_hour), "by_hour"),
+            Table("What must not be", findings, tuple(_row(each) for each in some), "findings"),
+        ),
+        tuple(_plots(by_delay, bins)),
+        counterexample="\n".join(map(str, some[:3])),
+        details=details,
+    )
+
+
+def _headline(total: int, wrong: Mapping[str, int], by_delay: Errors) -> str:
+    if wrong:
+        return ", ".join(f"{number:,} {name}" for name, number in wrong.items()) + f" of {total:,} delayed messages"
+    if not by_delay:
+        return f"none of {total:,} delayed messages has come yet" if total else "no delayed message is known here"
+    _, messages, errors = by_delay[0]
+    return f"{messages:,} delayed messages came, none early; p99 {quantile(errors, 0.99):,.0f} ms, at most {errors[-1]:,.0f} ms late"
+
+
+def _error_rows(found: Errors) -> tuple[tuple[object, ...], ...]:
+    shares = (0.0, *NAMED.values())
+    return tuple((name, messages, *(quantile(errors, each) for each in shares)) for name, messages, errors in found)
+
+
+def _plots(by_delay: Errors, bins: tuple[list[float], list[float]]) -> list[Plot]:
+    edges, counts = bins
+    if not by_delay or not counts:
+        return []
+    xs = log_edges(min(each[2][0] for each in by_delay), max(each[2][-1] for each in by_delay))
+    shares = {name: share_at(errors, xs) for name, _, errors in by_delay}
+    return [
+        Plot(
+            "How late messages came (the latest are in the last bin)",
+            "histogram",
+            edges,
+            {"messages": counts},
+            "ms",
+            "messages",
+            log_y=True,
+        ),
+        Plot("How late messages came, by delay", "cdf", xs, shares, "ms", "share of messages", log_x=True),
+    ]
+
+
+def _row(found: Finding) -> tuple[object, ...]:
+    return (*found[:4], utc(found.due_ms), found.arrival, found.error_ms, found.state)
+
+
+JOB = DelayAccuracy()
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

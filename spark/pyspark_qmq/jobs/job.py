@@ -1,0 +1,216 @@
+"""What a job is, the arguments that all jobs have, and how one is run: by `spark-submit`, by `qmq spark JOB`, or by a test.
+
+A job's exit status is 0 if nothing was found, 1 if something was, 2 if it failed; so a script can tell a bad log from a job that did not
+run. What went wrong is one line on stderr. Errors that Spark wraps in a traceback of several processes are unwrapped: the line is that of
+the error which the data source raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from pyspark_qmq import datasets
+from pyspark_qmq.jobs import report as reports
+from pyspark_qmq.jobs.report import Report
+from pyspark_qmq.options import LOGS, log_of
+from pyspark_qmq.registration import register
+from pyspark_qmq.schema import COLUMNS, MORE_COLUMNS
+from qmq.errors import InvalidArgument, QmqError
+
+CLEAN: Final = 0
+FINDINGS: Final = 1
+FAILED: Final = 2
+
+MESSAGES: Final = LOGS[0]
+
+_EDGES: Final = ("earliest", "latest")
+_TYPED: Final = re.compile(r"\[E\d{3}\] [^\n]*")
+
+
+class Job(Protocol):
+    """Something that reads the log and says what it found. Its module has an instance of it, named JOB."""
+
+    @property
+    def name(self) -> str:
+        """As in `pyspark_qmq.jobs.JOBS`, and of its files."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One sentence for `--help`."""
+        ...
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add arguments of its own to the common ones."""
+        ...
+
+    def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
+        """Do the work. Raises QmqError."""
+        ...
+
+
+def main(job: Job, argv: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
+    """Parse arguments (of the process, if none are given), run, print, write the report; gives the exit status.
+
+    Without `spark` the active session is used, or one is made, and stopped at the end.
+    """
+    parser = common_parser(job)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as leaving:  # --help, or arguments that argparse refused and printed
+        return CLEAN if leaving.code in (0, None) else FAILED
+    try:
+        return _run(job, args, list(sys.argv[1:] if argv is None else argv), spark)
+    except (QmqError, PySparkException, Py4JError, OSError) as failure:
+        sys.stderr.write(f"error: {error_line(failure)}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+    except Exception:  # a bug: Python's own exit status for it is 1, which would say that something was found
+        traceback.print_exc()
+    return FAILED
+
+
+def _run(job: Job, args: argparse.Namespace, argv: list[str], spark: SparkSession | None) -> int:
+    source_options(args)  # refuse what is wrong before a session costs seconds
+    active = spark or SparkSession.getActiveSession()
+    if active is not None and spark is None:
+        register(active)
+    session = active or _new_session(job, args.master)
+    try:
+        found = job.run(session, args)
+        made = reports.Made(datetime.now(UTC), shlex.join(["qmq", "spark", job.name, *argv]))
+        page = reports.write(found, Path(args.out), made) if args.out else None
+    finally:
+        if active is None:
+            session.stop()
+    if args.json:
+        sys.stdout.write(json.dumps(reports.summary(found)) + "\n")
+    else:
+        sys.stdout.write(reports.text(found, page))
+    return CLEAN if found.is_clean else FINDINGS
+
+
+def _new_session(job: Job, master: str | None) -> SparkSession:
+    from pyspark_qmq.session import session
+
+    return session(f"qmq {job.name}", master=master)
+
+
+def error_line(failure: BaseException) -> str:
+    """One line for people. Of an error that Spark wraps, QMQ's own line in it, if there is one: the last, which is the cause."""
+    if isinstance(failure, QmqError):
+        return str(failure).replace("\n", " ")
+    typed = _TYPED.findall(str(failure))
+    if typed:
+        return str(typed[-1]).rstrip()
+    lines = str(failure).strip().splitlines()
+    return f"{type(failure).__name__}: {lines[0] if lines else 'no more is known'}"
+
+
+def common_parser(job: Job) -> argparse.ArgumentParser:
+    """The arguments of all jobs, and the job's own."""
+    parser = argparse.ArgumentParser(prog=f"qmq spark {job.name}", description=job.summary, allow_abbrev=False)
+    log = parser.add_argument_group("which part of which log")
+    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers: read from the brokers they know")
+    log.add_argument("--path", action="append", default=[], metavar="FOLDER", help="read data folders (or copies of segments); repeatable")
+    log.add_argument("--routes", metavar="FILE", help="routes that `qmq route export` wrote, where only folders can be read")
+    log.add_argument("--subject", action="append", default=[], metavar="NAME", help="repeatable")
+    log.add_argument("--pattern", metavar="REGEX", help="all subjects whose whole name matches")
+    log.add_argument("--from", dest="from_time", default="earliest", metavar="TIME", help="earliest (default), or stored from TIME on")
+    log.add_argument("--until", dest="until_time", default="latest", metavar="TIME", help="latest (default), or stored before TIME")
+    log.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE", help="any option of the data source; repeatable")
+    result = parser.add_argument_group("what comes of it")
+    result.add_argument("--out", metavar="FOLDER", help=f"write {job.name}.html, {job.name}.json and Parquet there")
+    result.add_argument("--json", action="store_true", help="print a summary as JSON instead of tables")
+    result.add_argument("--master", metavar="URL", help="Spark's master; default: that of spark-submit, or this machine")
+    job.options(parser)
+    return parser
+
+
+def source_options(args: argparse.Namespace) -> dict[str, str]:
+    """The data source's options that the common arguments say; those given by `-o` win. Raises InvalidArgument."""
+    found: dict[str, str] = {}
+    if args.servers:
+        found["qmq.servers"] = args.servers
+    if args.path:
+        found["qmq.path"] = ",".join(args.path)
+    if args.routes:
+        found["qmq.routes"] = args.routes
+    if args.subject and args.pattern:
+        raise InvalidArgument("give --subject or --pattern, not both")
+    if args.subject:
+        found["subscribe"] = ",".join(args.subject)
+    elif args.pattern:
+        found["subscribePattern"] = args.pattern
+    found |= _edge("starting", "--from", args.from_time, default="earliest")
+    found |= _edge("ending", "--until", args.until_time, default="latest")
+    for text in args.option:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidArgument(f"-o {text!r} is no option: write KEY=VALUE, such as tags.any=paid,late")
+        found[key] = value
+    return found
+
+
+def _edge(which: str, argument: str, text: str, *, default: str) -> dict[str, str]:
+    if text == default:
+        return {}
+    if text in _EDGES:
+        return {f"{which}Offsets": text}
+    return {f"{which}Timestamp": str(time_ms(text, argument))}
+
+
+def time_ms(text: str, argument: str) -> int:
+    """Milliseconds since 1970 of an ISO 8601 time with a zone, or of a date (its midnight, UTC). Raises InvalidArgument."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(f"{argument} {text!r} is no time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z") from None
+    if found.tzinfo is None and re.fullmatch(r"[\d-]{8,10}", text):
+        found = found.replace(tzinfo=UTC)
+    if found.tzinfo is None:
+        raise InvalidArgument(f"{argument} {text!r} has no time zone: write {found.isoformat()}Z for UTC")
+    return round(found.timestamp() * 1000)
+
+
+def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str) -> DataFrame:
+    """A batch of what the common arguments name, with these columns only: others are not read at all (schema.py has their names).
+
+    `options` are the data source's; they win over the arguments (`**{"qmq.log": "deliveries"}` reads another log, whose columns are in
+    `pyspark_qmq.datasets`). The DataFrame is one moment's: the same rows however often it is used.
+    Raises InvalidArgument; what else the source raises comes from Spark when the rows are asked for.
+    """
+    merged = checked_source({**source_options(args), **options})
+    return spark.read.format("qmq").schema(projection(columns, log_of(merged))).options(**merged).load()
+
+
+def checked_source(options: dict[str, str]) -> dict[str, str]:
+    """The same. Raises InvalidArgument if they do not say where the log is, or which subjects (other logs than messages need none)."""
+    if not {"qmq.servers", "qmq.path", "path"} & options.keys():
+        raise InvalidArgument("where is the log? Give --servers HOST:PORT, or --path FOLDER")
+    if log_of(options) == MESSAGES and not {"subscribe", "subscribePattern", "assign"} & options.keys():
+        raise InvalidArgument("which subjects? Give --subject NAME, or --pattern '.*' for all")
+    return options
+
+
+def projection(columns: Sequence[str], log: str = MESSAGES) -> StructType:
+    """A schema of these columns. Raises InvalidArgument for one that the log does not have."""
+    known = {**COLUMNS, **MORE_COLUMNS} if log == MESSAGES else {field.name: field.dataType for field in datasets.schema_of(log).fields}
+    missing = [name for name in columns if name not in known]
+    if missing:
+        raise InvalidArgument(f"the log has no column {missing[0]!r}; there are {', '.join(known)}")
+    return StructType([StructField(name, known[name], True) for name in columns])

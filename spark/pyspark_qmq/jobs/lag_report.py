@@ -1,0 +1,181 @@
+"""How far consumer groups are behind, and how long messages took until they were settled.
+
+What groups have done is in the action logs (datasets `deliveries` and `progress`), so it needs neither the groups nor their consumers, and
+also works on copies of folders. Latencies are exact: every message's own, not samples. They are differences of two machines' clocks: where
+these disagree a latency may be negative, and is reported as it is.
+
+    from creation    handed to the producer → acknowledged
+    from storing     stored by the broker → acknowledged
+    to the pull      stored by the broker → first handed out (not known on ordered subjects)
+
+Something is found (exit status 1) if retention took messages before a group was handed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pyspark_qmq.jobs.consumed import QUEUE, now_ms, of_groups, positive, queues_now, read_dataset, require_groups, utc
+from pyspark_qmq.jobs.job import main, read_log
+from pyspark_qmq.jobs.lag_figures import NAMED, GroupLag, Position, group_lags, log_edges, quantile, share_at
+from pyspark_qmq.jobs.lag_reading import COLUMNS, MEASURES, Ages, Latencies, measured, newest, oldest_open, over_time, position_of
+from pyspark_qmq.jobs.report import Plot, Report, Table
+from pyspark_qmq.model import Queue, QueueKey
+
+CURVES_MAX: Final = 8
+
+
+class LagReport:
+    """See the module."""
+
+    name = "lag_report"
+    summary = "How far consumer groups are behind, and how long messages took until they were settled."
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add this job's arguments."""
+        parser.add_argument("--group", action="append", default=[], metavar="NAME", help="only this consumer group; repeatable")
+        parser.add_argument("--top", type=positive, default=20, metavar="N", help="how many queues to list, the furthest behind first (20)")
+
+    def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
+        """Read both logs, and say how groups stand. Raises QmqError."""
+        subjects = sorted({key.subject for key in queues_now(args).queues})
+        messages = read_log(spark, args, COLUMNS)
+        kept = of_groups(read_dataset(spark, args, "progress"), args.group, subjects).persist()
+        deliveries = of_groups(read_dataset(spark, args, "deliveries"), args.group, subjects).persist()
+        try:
+            positions = [position_of(row) for row in newest(kept).collect()]
+            require_groups([each.group for each in positions], args.group)
+            queues = queues_now(args).queues  # behind the positions: no group is ahead of its queue's end
+            now = now_ms(args, [*(each.last_append_ms for each in queues.values()), *(each.time_ms for each in positions)])
+            ages = oldest_open(spark, messages, positions, queues)
+            latencies = [row.asDict() for row in measured(messages, deliveries).collect()]
+            axis, curves = over_time(messages, kept, queues, now)
+        finally:
+            kept.unpersist()
+            deliveries.unpersist()
+        return report(positions, queues, ages, latencies, (axis, curves), now, args.top)
+
+
+# --- the report --------------------------------------------------------------------------------------------------------
+
+
+def report(
+    positions: Sequence[Position], queues: Mapping[QueueKey, Queue], ages: Ages, latencies: Sequence[Latencies],
+    curves: tuple[Sequence[datetime], Mapping[tuple[str, str], Sequence[float]]], now: int, top: int,
+) -> Report:  # fmt: skip
+    """Everything in its place. Pure."""
+    lags = group_lags(positions, queues)
+    lost = [each for each in lags if each.lost]
+    negative = sum(each[f"{name}_negative"] for each in latencies for name in MEASURES)
+    ordered = sorted(latencies, key=lambda each: (each["subject"], each["consumer_group"]))
+    return Report(
+        "lag_report",
+        _headline(lags, lost),
+        not lost,
+        {
+            "groups": len(lags),
+            "queues": len(queues),
+            "messages kept": sum(each.end - each.start for each in queues.values()),
+            "not done": sum(each.lag for each in lags),
+            "settled": sum(each["settled"] for each in latencies),
+            "negative latencies (clocks disagree)": negative,
+            "as of": utc(now),
+        },
+        (
+            _group_table(lags, ages, now),
+            _latency_table(ordered),
+            _attempts_table(ordered),
+            _queue_table(positions, queues, ages, now, top),
+        ),
+        tuple(_plots(ordered, *curves)),
+    )
+
+
+def _headline(lags: Sequence[GroupLag], lost: Sequence[GroupLag]) -> str:
+    if not lags:
+        return "no group has consumed these subjects, as far as the action log goes back"
+    if lost:
+        total = sum(each.lost for each in lost)
+        return f"retention took {total:,} messages before {', '.join(sorted({each.group for each in lost}))} consumed them"
+    worst = lags[0]
+    if not worst.lag:
+        return f"{len(lags)} groups have done everything"
+    return f"{len(lags)} groups; the furthest behind is {worst.group} on {worst.subject}, by {worst.lag:,} messages"
+
+
+def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> Table:
+    oldest: dict[tuple[str, str], int] = {}
+    for (queue, group), time_ms in ages.items():
+        key = (queue.subject, group)
+        oldest[key] = min(oldest.get(key, time_ms), time_ms)
+    columns = ("subject", "group", "not done", "oldest ms", "held", "waiting", "parked", "expired", "lost", "consumers", "not begun")
+    rows = tuple(
+        (
+            each.subject, each.group, each.lag, now - oldest.get((each.subject, each.group), now), each.held, each.waiting,
+            each.parked, each.expired, each.lost, each.consumers, each.not_begun,
+        )
+        for each in lags
+    )  # fmt: skip
+    return Table("How far groups are behind", columns, rows, "groups")
+
+
+def _latency_table(latencies: Sequence[Latencies]) -> Table:
+    shares = (0.0, *NAMED.values())
+    rows = tuple(
+        (each["subject"], each["consumer_group"], words, *(quantile(each[name], share) for share in shares), each[f"{name}_negative"])
+        for each in latencies
+        for name, words in MEASURES.items()
+        if each[name]
+    )
+    return Table("Latencies, in ms", ("subject", "group", "measured", "min", *NAMED, "negative"), rows, "latencies")
+
+
+def _attempts_table(latencies: Sequence[Latencies]) -> Table:
+    done = [each for each in latencies if each["settled"]]
+    rows = tuple((each["subject"], each["consumer_group"], each["settled"], each["retried"], each["attempt_max"]) for each in done)
+    return Table("Attempts until a message was done", ("subject", "group", "done", "at a later attempt", "most attempts"), rows, "attempts")
+
+
+def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, Queue], ages: Ages, now: int, top: int) -> Table:
+    rows = [
+        (
+            *each.queue,
+            each.group,
+            each.lag(queue.end, queue.start),
+            now - ages.get((each.queue, each.group), now),
+            each.done_before,
+            queue.end,
+        )
+        for each in positions
+        if (queue := queues.get(each.queue)) is not None
+    ]
+    rows.sort(key=lambda row: (-row[4], row[:4]))
+    columns = (*QUEUE, "group", "not done", "oldest ms", "done before", "end")
+    return Table("Queues that are furthest behind", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
+
+
+def _plots(latencies: Sequence[Latencies], axis: Sequence[datetime], curves: Mapping[tuple[str, str], Sequence[float]]) -> list[Plot]:
+    found: list[Plot] = []
+    if axis and curves:
+        largest = sorted(curves, key=lambda key: (-max((each for each in curves[key] if each == each), default=0.0), key))[:CURVES_MAX]
+        series = {f"{group} on {subject}": list(curves[subject, group]) for subject, group in largest}
+        found.append(Plot("Messages not done, over time", "line", list(axis), series, "", "messages"))
+    for name, words in MEASURES.items():
+        measured_ones = [each for each in latencies if each[name]][:CURVES_MAX]
+        if measured_ones:
+            low = min(each[name][0] for each in measured_ones)
+            xs = log_edges(low, max(each[name][-1] for each in measured_ones))
+            shares = {f"{each['consumer_group']} on {each['subject']}": share_at(each[name], xs) for each in measured_ones}
+            found.append(Plot(f"Latency {words}", "cdf", xs, shares, "ms", "share of messages", log_x=True))
+    return found
+
+
+JOB = LagReport()
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

@@ -1,0 +1,128 @@
+"""Prove per key that the log has the order in which messages were sent, across all versions of the route, or print the counterexample.
+
+The log is read up to where it ends when the job begins, together with the routes of that moment, so what is written meanwhile does not
+disturb. What is checked, and what each way of judging proves, is said in order_checks.py and order_keys.py; in short:
+
+    qmq spark order_audit --servers localhost:20880 --subject flights                      by the producers' clock
+    qmq spark order_audit ... --by header:n --dense     by a number that the application counts up for each key: exact, and finds losses
+
+Something is found (exit status 1) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent messages of best-effort subjects,
+and targets that seem to overtake their source by two masters' clocks are facts.
+
+Messages are kept in Spark's storage during the job, about 200 bytes each, on disk if memory does not do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_qmq.jobs.consumed import positive, queues_now
+from pyspark_qmq.jobs.job import main, read_log, source_options
+from pyspark_qmq.jobs.order_checks import Findings, audit
+from pyspark_qmq.jobs.order_hashes import KEYS_MAX
+from pyspark_qmq.jobs.order_report import report
+from pyspark_qmq.jobs.order_rows import COLUMNS, parse_by
+from pyspark_qmq.jobs.report import Report
+from pyspark_qmq.model import Queue, QueueKey, Topology
+from pyspark_qmq.offsets import to_json
+from qmq.errors import InvalidArgument, OrderMismatch
+
+_ENDING: Final = frozenset(("endingoffsets", "endingtimestamp"))
+_SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil"))
+"""Options of the data source, in lower case, that leave messages out."""
+
+
+class OrderAudit:
+    """See the module."""
+
+    name = "order_audit"
+    summary = "Prove per key that the log has the order in which messages were sent, across all routes."
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add this job's arguments."""
+        parser.add_argument(
+            "--by", default="create_time", metavar="WHAT",
+            help="what says in which order messages were sent: create_time (default), or a number per key: header:NAME, json:FIELD",
+        )  # fmt: skip
+        parser.add_argument("--dense", action="store_true", help="the number rises by one: what is missing between two is lost")
+        parser.add_argument(
+            "--clock-ms", type=_whole, default=0, metavar="MS", help="how far clocks of processes that write the same key may differ (0)"
+        )
+        parser.add_argument("--keys-max", type=positive, default=KEYS_MAX, metavar="N", help=f"hash so many distinct keys ({KEYS_MAX:,})")
+
+    def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
+        """Audit the ordered subjects among those that are named. Raises QmqError."""
+        by = parse_by(args.by)
+        if args.dense and not by.is_exact:
+            raise InvalidArgument("--dense is about a number: give it together with --by header:NAME or --by json:FIELD")
+        _refuse_selections(args)
+        topology = queues_now(args)
+        found: dict[str, Findings] = {}
+        for subject in ordered_subjects(topology, is_named=not args.pattern):
+            queues = [queue for queue in topology.queues.values() if queue.key.subject == subject]
+            messages = _read(spark, args, queues, (*COLUMNS, *by.columns))
+            found[subject] = audit(
+                messages, topology.routes[subject], by=args.by, clock_ms=args.clock_ms, is_dense=args.dense, keys_max=args.keys_max,
+                queues=queues if reads_to_end(args) else (),
+            )  # fmt: skip
+        return report(found)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:
+    """Those whose routes are known, sorted.
+
+    Raises:
+        OrderMismatch: one that was named is unordered, or none is ordered.
+        InvalidArgument: one is ordered, and its routes are not known.
+    """
+    subjects = sorted({key.subject for key in topology.queues} | topology.routes.keys())
+    partitioned = {key.subject for key in topology.queues if key.partition > 0}
+    for subject in subjects:
+        if subject in topology.routes:
+            continue
+        if subject in partitioned:
+            raise InvalidArgument(f"the routes of subject {subject!r} are not known: give --servers, or --routes (`qmq route export`)")
+        if is_named:
+            raise OrderMismatch(f"subject {subject!r} is unordered: there is no order to audit")
+    if not topology.routes:
+        raise OrderMismatch("none of these subjects is ordered: there is no order to audit")
+    return [subject for subject in subjects if subject in topology.routes]
+
+
+def reads_to_end(args: argparse.Namespace) -> bool:
+    """Whether nothing is left out at the queues' ends."""
+    return not _ENDING & {name.lower() for name in source_options(args)}
+
+
+def _refuse_selections(args: argparse.Namespace) -> None:
+    chosen = [name for name in source_options(args) if name.lower() in _SELECTING]
+    if chosen:
+        raise InvalidArgument(f"an audit needs all messages, or it would take those left out for lost: leave out option {chosen[0]}")
+
+
+def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[Queue], columns: Sequence[str]) -> DataFrame:
+    """These queues, and of them nothing that came later, unless the arguments say where to end."""
+    ends: dict[QueueKey, int] = {queue.key: queue.end for queue in queues}
+    offsets = to_json(ends)
+    options = {"assign": json.dumps({subject: list(named) for subject, named in offsets.items()})}
+    if reads_to_end(args):
+        options["endingOffsets"] = json.dumps(offsets)
+    bare = argparse.Namespace(**{**vars(args), "subject": [], "pattern": None})
+    return read_log(spark, bare, columns, **options)
+
+
+JOB = OrderAudit()
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

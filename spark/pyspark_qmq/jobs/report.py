@@ -1,0 +1,251 @@
+"""What a job found: values, and the ways to show them.
+
+A `Report` is said once, by the job, and shown four ways: as text for a terminal, as one HTML page that needs nothing else (no network,
+no scripts), as JSON for machines, and as Parquet for who wants to ask further. What users wrote (names, keys, tags, bodies) may be
+anything, and is never markup: everything on the page goes through Jinja's escaping or matplotlib's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PAGE_ROWS_MAX: Final = 500
+"""Rows of a table that the page shows; Parquet and JSON have them all."""
+
+TEXT_ROWS_MAX: Final = 40
+"""Rows of a table that a terminal shows."""
+
+_NAME: Final = re.compile(r"[a-z0-9_]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture with one x for all its series.
+
+    bar: x are names, a bar each. line: x are numbers or times. histogram: x are the edges of bins, so each series is one shorter. cdf: x
+    are values, ascending, and a series says which share (0 to 1) lies at or below.
+    """
+
+    title: str
+    kind: Literal["bar", "line", "histogram", "cdf"]
+    x: Sequence[Any]
+    series: Mapping[str, Sequence[float]]
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+    def __post_init__(self) -> None:
+        expected = max(len(self.x) - 1, 0) if self.kind == "histogram" else len(self.x)
+        assert all(len(each) == expected for each in self.series.values()), f"plot {self.title!r}: series and x do not fit"
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(len(each) for each in self.series.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that fit on a page. `name` becomes a file's name: lower-case letters, digits and _."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        assert _NAME.fullmatch(self.name), f"{self.name!r} is no name of a file"
+        assert all(len(row) == len(self.columns) for row in self.rows), f"table {self.name}: rows and columns do not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job found."""
+
+    job: str
+    headline: str
+    """One sentence that says it all."""
+    is_clean: bool
+    """Whether there is nothing that anybody has to look into."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What was looked at, and the figures, in the order in which people should read them."""
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    counterexample: str = ""
+    """Lines that show one finding in full."""
+    details: Mapping[str, DataFrame] = field(default_factory=dict)
+    """What is too large for a page, by name as in `Table`; it becomes Parquet, and is computed for that only."""
+    folder: str = ""
+    """Where in `--out` it is written, if not there itself."""
+
+
+class Made(NamedTuple):
+    """When and by which command a report was made."""
+
+    time: datetime
+    command: str
+
+
+def plain(value: object) -> Any:
+    """A cell as JSON has it. Bytes become text if they are text, `hex:00ff` if not (as `qmq dlq` writes keys); what is no number, null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes | bytearray):
+        return _bytes_text(bytes(value))
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _bytes_text(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"hex:{value.hex()}"
+    return text if text.isprintable() else f"hex:{value.hex()}"
+
+
+def cell(value: object) -> str:
+    """A cell for people: thousands with commas, three digits behind the point, lists in one line."""
+    found = plain(value)
+    if found is None:
+        return ""
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if isinstance(found, int):
+        return f"{found:,}"
+    if isinstance(found, float):
+        return f"{found:,.3f}".rstrip("0").rstrip(".") if abs(found) >= 0.001 or found == 0 else f"{found:.3g}"
+    if isinstance(found, list) and all(isinstance(each, str) for each in found):
+        return ", ".join(found)
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The report for machines; plots are left to the file."""
+    return {
+        "job": report.job,
+        "headline": report.headline,
+        "is_clean": report.is_clean,
+        "facts": plain(report.facts),
+        "tables": [
+            {"name": each.name, "title": each.title, "columns": list(each.columns), "rows": plain(each.rows)} for each in report.tables
+        ],
+        "counterexample": report.counterexample,
+        "details": list(report.details),
+    }
+
+
+def write(report: Report, folder: Path, made: Made) -> Path:
+    """Write page, JSON and Parquet into a folder, over those of an earlier run; gives the page's path. Raises OSError."""
+    folder = folder / report.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in report.details.items():
+        rows.write.mode("overwrite").parquet(str(folder / f"{name}.parquet"))
+    for table in report.tables:
+        if table.name not in report.details:
+            _write_table(table, folder / f"{table.name}.parquet")
+    whole = {"made": plain(made.time), "command": made.command, **summary(report), "plots": [_plot_summary(each) for each in report.plots]}
+    (folder / f"{report.job}.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    page = folder / f"{report.job}.html"
+    page.write_text(html(report, made))
+    return page
+
+
+def _plot_summary(plot: Plot) -> dict[str, Any]:
+    labels = {"title": plot.title, "kind": plot.kind, "x_label": plot.x_label, "y_label": plot.y_label}
+    return {**labels, "x": plain(plot.x), "series": plain(plot.series)}
+
+
+def _write_table(table: Table, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [[row[place] for row in table.rows] for place in range(len(table.columns))]
+    pq.write_table(pa.table([_array(each) for each in columns], names=list(table.columns)), path)
+
+
+def _array(values: list[object]) -> Any:
+    import pyarrow as pa
+
+    try:
+        is_mixed = {str, bytes} <= {type(value) for value in values}
+        found = pa.array([plain(value) for value in values] if is_mixed else values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        found = pa.array([None if value is None else cell(value) for value in values], pa.string())
+    return found.cast(pa.string()) if pa.types.is_null(found.type) else found  # Spark reads no column without a type
+
+
+def html(report: Report, made: Made) -> str:
+    """The report as one page that needs no other file."""
+    import jinja2
+
+    from pyspark_qmq.jobs import plots
+
+    loader = jinja2.PackageLoader("pyspark_qmq.jobs", ".")
+    world = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    world.filters["cell"] = cell
+    world.tests["figure"] = lambda value: isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    pictures = [
+        (each.title, plots.svg(each, salt=f"{report.job}{place}") if each.has_values else "") for place, each in enumerate(report.plots)
+    ]
+    page = world.get_template("report.html.j2").render(
+        report=report, made=made, pictures=pictures, rows_max=PAGE_ROWS_MAX, title=report.job.replace("_", " ")
+    )
+    return str(page)
+
+
+def text(report: Report, page: Path | None) -> str:
+    """The report for a terminal."""
+    lines = [("clean: " if report.is_clean else "FINDINGS: ") + report.headline, ""]
+    width = max((len(name) for name in report.facts), default=0)
+    lines += [f"  {name:<{width}}  {cell(value)}" for name, value in report.facts.items()]
+    for table in report.tables:
+        lines += ["", *(_table_lines(table) if table.rows else [f"{table.title}: none"])]
+    if report.counterexample:
+        lines += ["", *(f"  {line}" for line in report.counterexample.splitlines())]
+    if page is not None:
+        lines += ["", f"report: {page}"]
+    return _visible("\n".join(lines)) + "\n"
+
+
+def _visible(shown: str) -> str:
+    """Without control characters: what users wrote must not move a terminal's cursor."""
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in shown)
+
+
+def _table_lines(table: Table) -> list[str]:
+    shown = [[cell(value).replace("\n", " ") for value in row] for row in table.rows[:TEXT_ROWS_MAX]]
+    is_right = [all(isinstance(row[place], int | float | None) for row in table.rows) for place in range(len(table.columns))]
+    widths = [max(map(len, column)) for column in zip_longest(table.columns, *shown, fillvalue="")]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [each.rjust(width) if right else each.ljust(width) for each, width, right in zip(cells, widths, is_right, strict=True)]
+        return "  " + "  ".join(padded).rstrip()
+
+    lines = [table.title, line(table.columns), "  " + "  ".join("─" * width for width in widths), *map(line, shown)]
+    if len(table.rows) > len(shown):
+        lines.append(f"  … and {len(table.rows) - len(shown):,} more")
+    return lines

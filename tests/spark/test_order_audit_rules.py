@@ -1,0 +1,328 @@
+"""The order audit against histories: clean ones have no findings, and of broken ones exactly what was broken is found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from order_history import GROUPS, LPS, History, Message, Row, Stream, exchange, moved, side_by_side, table
+from order_twin import Found, twin
+from pyspark.sql import SparkSession
+from pyspark_qmq.jobs.order_checks import Findings, audit
+from pyspark_qmq.jobs.order_rules import RULES
+from pyspark_qmq.model import Queue, QueueKey
+from qmq_ordering.algebra import move
+from qmq_ordering.hashing import logical_partition
+
+from qmq.errors import InvalidArgument
+
+SEEDS = range(24)
+
+
+def found_in(findings: Findings) -> set[Found]:
+    return {(row["rule"], row["partition"], row["sequence"]) for row in findings.violations.collect()}
+
+
+# --- any history -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["create_time", "header:n"])
+def test_histories_of_splits_merges_moves_and_fences_are_clean(spark: SparkSession, by: str) -> None:
+    """Also if retention took the oldest of some partitions, and all of some."""
+    histories = [History(seed).run(80) for seed in SEEDS]
+    for history in histories[::2]:
+        retain(history)
+    rows, routes = side_by_side(histories)
+    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, is_dense=by != "create_time")
+    assert findings.counts == {}
+    assert findings.is_clean
+    assert findings.examples == ()
+    assert findings.facts["messages"] == len(rows) > 3_000
+    assert findings.facts["keys"] == findings.facts["hashed_keys"] == len({row.key for row in rows})
+    assert findings.facts["partitions"] == len({row.partition for row in rows})
+    assert findings.facts["replays"] > 20
+    assert findings.facts["replayed_messages"] > findings.facts["replays"]
+    assert findings.facts.get("unjudged", 0) < findings.facts["carried"] / 10
+
+
+def retain(history: History) -> None:
+    for partition in history.random.sample(sorted(history.parts), len(history.parts) // 2):
+        history.forget(partition, history.random.randrange(30))
+
+
+@pytest.mark.parametrize(
+    ("by", "clock_ms", "is_dense"), [("create_time", 3, False), ("header:n", 0, True), ("json:at.n", 0, False)]
+)
+def test_of_damaged_histories_exactly_what_the_slow_twin_finds_is_found(
+    spark: SparkSession, by: str, clock_ms: int, is_dense: bool
+) -> None:
+    histories = [History(seed).run(60) for seed in SEEDS]
+    for history in histories:
+        retain(history)
+        chance = random.Random(len(history.rows))
+        for _ in range(chance.randrange(1, 4)):
+            damage(history, chance)
+    rows, routes = side_by_side(histories)
+    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, clock_ms=clock_ms, is_dense=is_dense)
+    expected = twin(rows, routes, is_exact=by != "create_time", is_dense=is_dense, clock_ms=clock_ms)
+    assert found_in(findings) == expected
+    assert len({rule for rule, _, _ in expected}) >= 8
+    assert {example.rule for example in findings.examples} == set(findings.counts)
+
+
+def damage(history: History, chance: random.Random) -> None:
+    """Something that must not happen, somewhere."""
+    rows = history.rows
+    one, other = chance.sample(rows, 2)
+    at = rows.index(one)
+    kind = chance.randrange(10)
+    if kind == 0:
+        exchange(rows, one, other)
+    elif kind == 1:
+        exchange(rows, *chance.sample(history.of(one.key or b"") * 2, 2))
+    elif kind == 2:
+        rows.remove(one)
+    elif kind == 3:
+        rows.append(replace(one))
+    elif kind == 4:
+        rows.append(behind(history, one, other.partition))
+    elif kind == 5:
+        rows[at] = replace(one, logical_partition=chance.randrange(LPS))
+    elif kind == 6:
+        rows[at] = replace(one, create_ms=one.create_ms - chance.randrange(20), number=(one.number or 0) - 1)
+    elif kind == 7:
+        rows[at] = replace(one, partition=chance.choice([999, other.partition]))
+    elif kind == 8:
+        rows[at] = replace(one, key=None, number=None, entry=one.entry - 50)
+    elif history.sealed:
+        history.sealed[chance.choice(sorted(history.sealed))] -= 1
+
+
+def behind(history: History, row: Row, partition: int) -> Row:
+    """A copy of a message at a partition's end, by somebody else."""
+    last = max((each for each in history.rows if each.partition == partition), key=lambda each: each.sequence)
+    copy = replace(moved(row, last), sequence=last.sequence + 1, entry=last.entry + 1)
+    return replace(copy, producer_id="f" * 16, batch_sequence=0, place=0)
+
+
+# --- each rule by itself -----------------------------------------------------------------------------------------------
+
+Plant = Callable[[History], bytes | None]
+"""Breaks one thing in a history; gives the key that must be found."""
+
+
+def small(seed: int) -> History:
+    """Three messages of each of four keys, a move from group a to b, three more of each."""
+    history = History(seed, keys=4, clients=1, partitions=1)
+    three_each(history)
+    history.apply(move(history.route, 1, "b", change_id="x"))
+    three_each(history)
+    return history
+
+
+def three_each(history: History) -> None:
+    for _ in range(3):
+        for key in history.keys:
+            history.say(key)
+
+
+def index(history: History, key: bytes, nth: int) -> int:
+    """Where the n-th message of a key is."""
+    return history.rows.index(history.of(key)[nth])
+
+
+def alter(history: History, key: bytes, nth: int, /, **changes: object) -> bytes:
+    at = index(history, key, nth)
+    history.rows[at] = replace(history.rows[at], **changes)  # type: ignore[arg-type]
+    return key
+
+
+def late_over_the_move(history: History) -> bytes:
+    """Messages 3 and 4 of a key, on either side of the move, were stored in the wrong order."""
+    key = history.keys[1]
+    third, fourth = history.of(key)[2:4]
+    alter(history, key, 2, number=fourth.number, create_ms=fourth.create_ms)
+    return alter(history, key, 3, number=third.number, create_ms=third.create_ms)
+
+
+def swapped_in_a_stream(history: History) -> bytes:
+    one, other = history.of(history.keys[0])[1], history.of(history.keys[1])[1]
+    exchange(history.rows, one, other)
+    return history.keys[0]
+
+
+def sent_again(history: History, key: bytes, first: int, places: list[int], *, stored: int) -> None:
+    """A producer with one batch of a key's messages, of which a fenced partition stored so many; the next one got those at `places`."""
+    producer = history.new_producer()
+    stream = Stream(producer)
+    for place in range(stored):
+        history.append(stream, history.route.partitions[0].number, [message(key, first + place, f"{producer}{place:012x}0000")])
+    history.apply(move(history.route, history.route.partitions[0].number, "c", change_id="y"))
+    target = Stream(history.new_producer())
+    for place in places:
+        again = message(key, first + place, f"{producer}{place:012x}0000")
+        history.append(target, history.route.partitions[0].number, [again])
+
+
+def message(key: bytes, number: int, message_id: str = "") -> Message:
+    return Message(key, number, 10_000 + number, message_id)
+
+
+def id_order(history: History) -> bytes:
+    sent_again(history, history.keys[2], 7, [2, 1], stored=1)
+    return history.keys[2]
+
+
+def broken_replay(history: History) -> bytes:
+    sent_again(history, history.keys[2], 7, [1, 3], stored=3)
+    return history.keys[2]
+
+
+def stored_twice(history: History) -> bytes:
+    key = history.keys[3]
+    history.rows.append(behind(history, history.of(key)[-1], history.of(key)[-1].partition))
+    return key
+
+
+def sequence_gap(history: History) -> bytes:
+    """No producer's numbers have a gap, and a sequence is missing."""
+    return alter(history, history.keys[3], 5, sequence=12)
+
+
+def stream_gap(history: History) -> bytes:
+    return alter(history, history.keys[3], 5, batch_sequence=12)
+
+
+def sequence_repeat(history: History) -> bytes:
+    history.rows.append(replace(history.rows[-1]))
+    return history.keys[3]
+
+
+def behind_seal(history: History) -> bytes:
+    history.sealed[2] = 11
+    return history.keys[3]
+
+
+def before_seal(history: History) -> bytes:
+    """The target of a second move, on the same group, has an entry between those of its source."""
+    history.apply(move(history.route, history.route.partitions[0].number, "b", change_id="y"))
+    three_each(history)
+    source = max(row.entry for row in history.rows if row.partition == 2)
+    first = next(row for row in history.rows if row.partition == 3)
+    return alter(history, first.key or b"", 6, entry=source - 1)
+
+
+def no_key(history: History) -> None:
+    alter(history, history.keys[0], 5, key=None)
+
+
+PLANTS: dict[str, tuple[Plant, set[str]]] = {
+    "reordered across the move": (late_over_the_move, {"time_order", "number_order", "number_gap"}),
+    "reordered in a stream": (swapped_in_a_stream, {"stream_order", "stream_gap"}),
+    "sent again out of order": (id_order, {"id_order", "time_order", "number_order", "number_gap"}),
+    "a broken replay": (broken_replay, {"broken_replay"}),
+    "stored twice": (stored_twice, {"stored_twice"}),
+    "a gap in sequences": (sequence_gap, {"sequence_gap"}),
+    "a gap in a stream": (stream_gap, {"stream_gap"}),
+    "a sequence twice": (sequence_repeat, {"sequence_repeat"}),
+    "behind the seal": (behind_seal, {"behind_seal"}),
+    "before the seal": (before_seal, {"before_seal"}),
+    "outside of the range": (lambda it: alter(it, it.keys[1], 4, logical_partition=LPS), {"outside_range", "wrong_hash"}),
+    "another hash": (
+        lambda it: alter(it, it.keys[1], 4, logical_partition=(logical_partition(it.keys[1], LPS) + 1) % LPS), {"wrong_hash"},
+    ),
+    "no such partition": (lambda it: alter(it, it.keys[3], 5, partition=999), {"unknown_partition"}),
+    "another broker group": (lambda it: alter(it, it.keys[3], 5, broker_group="c"), {"other_group"}),
+    "without a key": (no_key, {"no_key"}),
+    "without a number": (lambda it: alter(it, it.keys[1], 5, number=None), {"no_number"}),
+    "a number twice": (lambda it: alter(it, it.keys[1], 5, number=5), {"number_repeat"}),
+    "a lost number": (lambda it: alter(it, it.keys[1], 5, number=7), {"number_gap"}),
+}  # fmt: skip
+BY_NUMBER = {"number_order", "number_repeat", "number_gap", "no_number"}
+BY_TIME = {"time_order"}
+
+
+@pytest.mark.parametrize("by", ["create_time", "header:n"])
+def test_whatever_is_planted_is_found_at_exactly_its_key(spark: SparkSession, by: str) -> None:
+    """All in one audit: each in a history of its own, beside one that is clean."""
+    histories = [small(seed) for seed in range(len(PLANTS) + 1)]
+    keys = [plant(history) for history, (plant, _) in zip(histories, PLANTS.values(), strict=False)]
+    rows, routes = side_by_side(histories)
+    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, is_dense=by != "create_time")
+    told: list[set[tuple[str, bytes | None]]] = [set() for _ in histories]
+    for row in findings.violations.collect():
+        told[row["partition"] // 1_000].add((row["rule"], row["key"] and bytes(row["key"])))
+    away = BY_NUMBER if by == "create_time" else BY_TIME
+    for (name, (_, rules)), key, found in zip(PLANTS.items(), keys, told, strict=False):
+        assert {rule for rule, _ in found} == rules - away, name
+        if "stream_order" not in rules:
+            assert {its for _, its in found} <= {key}, name
+    assert told[-1] == set()
+    missing = set(RULES) - set(findings.counts) - away
+    assert missing == set()
+
+
+# --- what is no violation ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_allowed_is_no_violation(spark: SparkSession) -> None:
+    """Retention's cut, a bent message, a replay that was given up, a delayed message's old time, two clients that interleave."""
+    cut, bent, given_up, delayed, two = (small(seed) for seed in range(5))
+    cut.forget(1, 5)
+    stray = bent.say(bent.keys[0], create_ms=1)
+    bent.rows[-1] = replace(stray, is_bent=True, logical_partition=0)
+    sent_again(given_up, given_up.keys[2], 7, [1], stored=3)
+    delayed.deliver(delayed.keys[0], create_ms=3)
+    delayed.say(delayed.keys[0])
+    partition, other = two.route.partitions[0].number, Stream(two.new_producer())
+    for at in range(3):
+        two.say(two.keys[0])
+        two.append(other, partition, [message(two.keys[0], at)])
+        two.rows[-1] = replace(two.rows[-1], create_ms=500 + at)
+    rows, routes = side_by_side([cut, bent, given_up, delayed, two])
+    findings = audit(spark.createDataFrame(table(rows)), routes)
+    assert findings.counts == {}
+    assert (findings.facts["bent"], findings.facts["unfinished_replays"], findings.facts["unjudged"]) == (1, 1, 1)
+
+
+def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession) -> None:
+    history = small(0)
+    late = history.of(history.keys[0])[3]
+    alter(history, history.keys[0], 3, create_ms=history.of(history.keys[0])[2].create_ms - 5)
+    frame = spark.createDataFrame(table(history.rows))
+    (example,) = audit(frame, history.routes, clock_ms=4).examples
+    assert (example.rule, example.key, example.place.sequence) == ("time_order", history.keys[0], late.sequence)
+    assert example.earlier is not None
+    assert (example.earlier.partition, example.place.partition) == (1, 2)
+    assert audit(frame, history.routes, clock_ms=5).is_clean
+
+
+def test_what_best_effort_order_does_not_promise_is_told_and_is_no_violation(spark: SparkSession) -> None:
+    history = small(0)
+    late_over_the_move(history)
+    frame = spark.createDataFrame(table(history.rows))
+    findings = audit(frame, replace(history.routes, is_strict=False))
+    assert (dict(findings.counts), findings.is_clean) == ({"time_order": 1}, True)
+    assert not replace(findings, counts={"time_order": 1, "stream_gap": 1}).is_clean
+    assert not replace(findings, routes=history.routes).is_clean
+
+
+def test_missing_ends_are_found_and_keys_beyond_the_limit_are_still_compared_with_each_other(spark: SparkSession) -> None:
+    history = small(0)
+    alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)
+    queues = [Queue(QueueKey("s", number, group), 0, 12) for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))]
+    findings = audit(spark.createDataFrame(table(history.rows[:-2])), history.routes, queues=queues, keys_max=1)
+    assert dict(findings.counts) == {"sequence_gap": 1, "wrong_hash": 1}
+    assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (4, 1)
+    gap = findings.examples[0]
+    assert (gap.rule, gap.place.partition, gap.place.sequence) == ("sequence_gap", 2, 10)
+
+
+@pytest.mark.parametrize("by", ["", "clock", "create_time:x", "header:", "json:", "json:a.", "json:a['b']"])
+def test_what_cannot_say_the_order_of_sending_is_refused(by: str) -> None:
+    from pyspark_qmq.jobs.order_rows import parse_by
+
+    with pytest.raises(InvalidArgument, match="create_time, header:NAME or json:FIELD"):
+        parse_by(by)
