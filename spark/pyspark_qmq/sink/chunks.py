@@ -1,0 +1,120 @@
+"""A task's rows in chunks, cut at places that depend on the rows alone. Pure.
+
+A chunk ends before the row with which it would hold more than so many rows, or `CHUNK_BYTES` bytes (a row that is larger is alone), or
+times of creation that are further apart than a batch can say. So two attempts that are given the same rows cut them alike, however Spark
+cuts its record batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_qmq.sink import checks, vectors
+from pyspark_qmq.sink.identity import ROWS_MAX
+from pyspark_qmq.sink.schema import Fields
+from qmq.errors import InvalidArgument
+from qmq.limits import MIB
+
+CHUNK_BYTES: Final = 4 * MIB
+SPREAD_MS_MAX: Final = (1 << 32) - 1
+"""Times of creation in one batch are the earliest one and 32 bits each."""
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A run of rows: `first_row` is the first one's number in the task."""
+
+    number: int
+    first_row: int
+    batch: pa.RecordBatch
+    sizes: Int64
+    """Bytes of each row."""
+
+
+def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[Chunk]:
+    """Raises InvalidArgument, MessageTooLarge, as `checks.check`, before the chunk that such a row is in."""
+    cutter = Cutter(fields, rows_max)
+    for batch in batches:
+        if batch.num_rows:
+            yield from cutter.put(batch)
+    yield from cutter.end()
+
+
+class Cutter:
+    """Record batches in, chunks out."""
+
+    def __init__(self, fields: Fields, rows_max: int, bytes_max: int = CHUNK_BYTES) -> None:
+        self._fields = fields
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._parts: list[tuple[pa.RecordBatch, Int64]] = []
+        self._rows = self._bytes = 0
+        self._earliest: int | None = None
+        self._latest = 0
+        self._count = self._next_row = 0
+
+    def put(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        """The chunks that are whole now. Raises InvalidArgument, MessageTooLarge."""
+        first_row = self._next_row + self._rows
+        if first_row + batch.num_rows > ROWS_MAX:
+            raise InvalidArgument(f"more than {ROWS_MAX} rows in one Spark partition: repartition")
+        sizes = checks.check(batch, self._fields, first_row)
+        times = self._times(batch)
+        ends = np.cumsum(sizes)
+        at = 0
+        while at < batch.num_rows:
+            count = self._fitting(ends, at)
+            if times is not None:
+                count = self._near(times[at : at + count])
+            if count:
+                self._add(batch.slice(at, count), sizes[at : at + count])
+                at += count
+            if at < batch.num_rows:
+                yield self._whole()
+
+    def end(self) -> Iterator[Chunk]:
+        """The last one."""
+        if self._rows:
+            yield self._whole()
+
+    def _times(self, batch: pa.RecordBatch) -> Int64 | None:
+        return vectors.milliseconds(batch.column(self._fields.create_time), up=False) if self._fields.create_time >= 0 else None
+
+    def _fitting(self, ends: Int64, at: int) -> int:
+        """How many rows from `at` on the open chunk takes."""
+        room = self._bytes_max - self._bytes + (int(ends[at - 1]) if at else 0)
+        count = min(int(np.searchsorted(ends, room, "right")) - at, self._rows_max - self._rows, len(ends) - at)
+        return 1 if count <= 0 and not self._rows else max(count, 0)
+
+    def _near(self, times: Int64) -> int:
+        """How many of these rows lie near enough to each other, and to those of the open chunk."""
+        if not len(times):
+            return 0
+        earliest, latest = np.minimum.accumulate(times), np.maximum.accumulate(times)
+        if self._earliest is not None:
+            earliest, latest = np.minimum(earliest, self._earliest), np.maximum(latest, self._latest)
+        count = int(np.searchsorted(latest - earliest, SPREAD_MS_MAX, "right"))
+        if count:
+            self._earliest, self._latest = int(earliest[count - 1]), int(latest[count - 1])
+        return count
+
+    def _add(self, batch: pa.RecordBatch, sizes: Int64) -> None:
+        self._parts.append((batch, sizes))
+        self._rows += batch.num_rows
+        self._bytes += int(sizes.sum())
+
+    def _whole(self) -> Chunk:
+        batches, sizes = zip(*self._parts, strict=True)
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        chunk = Chunk(self._count, self._next_row, batch, np.concatenate(sizes))
+        self._next_row += self._rows
+        self._count += 1
+        self._parts, self._rows, self._bytes, self._earliest = [], 0, 0, None
+        return chunk

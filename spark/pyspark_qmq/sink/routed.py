@@ -1,0 +1,232 @@
+"""An ordered subject's rows to its partitions, through splits, merges and moves. Pure.
+
+    put ──▶ waiting ──cut by the newest route──▶ sendings, one for each partition ──▶ stored
+               ▲                                     │ the partition is closed
+               └──── all that is not in it ──────────┘
+
+Rules:
+* A partition is looked at before anything is sent there, and each partition that the history gains meanwhile: an attempt that is thought
+  dead may have come further. Of one that is closed only the answer of its sealed self counts.
+* A refusal only says where to look: what a closed partition has, it says itself when it is looked at, sealed. Also where nothing was sent
+  that is not answered: an attempt that is thought dead may have come further there than this one.
+* Nothing is cut while a partition that was closed is not looked at: a merge has several sources. Then all that is not stored is cut by
+  chunks, in their order, by the newest route. So each attempt, however it came there, sends the same rows as the same batches in the same
+  order to the same partition, where numbers without gaps keep the first of two alike; and a key's rows stay in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from operator import attrgetter
+
+import numpy as np
+
+from pyspark_qmq.model import RoutePartition, Routes
+from pyspark_qmq.sink.asking import Ask, Found, Locate, Look, Where
+from pyspark_qmq.sink.identity import Target
+from pyspark_qmq.sink.loads import Done, Load, Packet
+from pyspark_qmq.sink.sending import Rest, Sending
+from qmq.client.refusals import is_worth_another_try, rest_s
+from qmq.errors import OrderMismatch, QmqError
+
+
+class Routed:
+    """See the module, and `asking.SubjectCore`.
+
+    `may_skip` says of a closed partition that none of this epoch's rows can be in it: it was closed before the epoch began.
+    """
+
+    def __init__(self, subject: str, retry_s: float, *, may_skip: Callable[[Target], bool] = lambda _: False, rest: Rest = rest_s) -> None:
+        self.stored = self.found = self.batches = 0
+        self._subject, self._retry_s, self._may_skip, self._rest_s = subject, retry_s, may_skip, rest
+        self._open: dict[int, RoutePartition] = {}
+        self._closed: dict[int, RoutePartition] = {}
+        self._ends = np.empty(0, np.int64)
+        self._numbers = np.empty(0, np.int64)
+        self._version = 0
+        self._looked: dict[int, int] = {}
+        """Partitions of which all is known, and the number that came next there."""
+        self._known: dict[int, int] = {}
+        """Of partitions that were closed meanwhile: below this number all is known."""
+        self._done = Done()
+        self._waiting: deque[Load] = deque()
+        self._left: list[Load] = []
+        """What was sent to partitions that are closed now, and may be there."""
+        self._sendings: dict[int, Sending] = {}
+        self._wants_route = True
+        self._rests_until = 0.0
+        self._failures = 0
+        self._stuck_since: float | None = None
+        self._trouble: QmqError | None = None
+
+    # --- what is to be found out ---------------------------------------------------------------------------------------
+
+    def asks(self, now: float) -> list[Ask]:
+        """See `SubjectCore`."""
+        if now < self._rests_until or self.is_idle:
+            return []
+        if self._wants_route:
+            return [Locate(self._subject)]
+        closed = [
+            Look(self._target(part), is_final=True, from_number=self._known.get(part.number, 0))
+            for part in self._closed.values()
+            if part.number not in self._looked
+        ]
+        new = [Look(self._target(part)) for part in self._open.values() if part.number not in self._looked]
+        return [*closed, *new, *[Look(sending.to) for sending in self._sendings.values() if sending.wants_look]]
+
+    def _target(self, part: RoutePartition) -> Target:
+        return Target(self._subject, part.number, part.broker_group)
+
+    def located(self, where: Where, now: float) -> None:
+        """See `SubjectCore`."""
+        if not isinstance(where, Routes):
+            raise OrderMismatch(f"subject {self._subject!r} is not ordered, and was when the write began")
+        self._succeeded()
+        self._wants_route = False
+        if where.version >= self._version:
+            self._learn(where)
+        for sending in self._sendings.values():
+            sending.keep()
+        self._cut(now)
+
+    def _learn(self, routes: Routes) -> None:
+        sources = {source for part in routes.partitions.values() for source in part.sources}
+        closed = {number: part for number, part in routes.partitions.items() if number in sources}
+        for number in closed.keys() & self._open.keys():
+            self._leave(number)
+        self._version = routes.version
+        self._open = {number: part for number, part in routes.partitions.items() if number not in sources}
+        self._closed = {number: part for number, part in closed.items() if not self._may_skip(self._target(part))}
+        tiles = sorted(self._open.values(), key=lambda part: part.lps.first)
+        self._ends = np.array([part.lps.end for part in tiles])
+        self._numbers = np.array([part.number for part in tiles])
+
+    def _leave(self, number: int) -> None:
+        """What a partition had while it was open is not all that it has; what was sent there may be there or not."""
+        known = self._looked.pop(number, 0)
+        sending = self._sendings.pop(number, None)
+        if sending is not None:
+            known = sending.flight[0].number if sending.flight else sending.number
+            self._left += sending.take()
+        self._known[number] = known
+
+    def looked(self, target: Target, found: Found, now: float) -> None:
+        """See `SubjectCore`."""
+        self._succeeded()
+        self._looked[target.partition] = found.number
+        self._done.add(found.rows, found.ids)
+        sending = self._sendings.get(target.partition)
+        if sending is not None and sending.wants_look:
+            self.found += sending.looked(found.number, self._done, now)
+        self._cut(now)
+
+    def _succeeded(self) -> None:
+        self._failures, self._stuck_since, self._trouble = 0, None, None
+
+    def failed(self, failure: QmqError, now: float) -> None:
+        """See `SubjectCore`."""
+        if not is_worth_another_try(failure):
+            raise failure
+        self._wants_route = True
+        self._failures += 1
+        self._rests_until = now + self._rest_s(self._failures, failure)
+        self._trouble = failure
+        if self._stuck_since is None:
+            self._stuck_since = now
+
+    # --- where rows go -------------------------------------------------------------------------------------------------
+
+    def put(self, load: Load) -> None:
+        """See `SubjectCore`."""
+        self._waiting.append(load)
+
+    def _cut(self, now: float) -> None:
+        if self._wants_route or not self._open or not self._looked.keys() >= self._open.keys() | self._closed.keys():
+            return
+        if self._left:
+            self._waiting = deque(sorted([*_joined(self._left), *self._waiting], key=attrgetter("number")))
+            self._left = []
+        while self._waiting:
+            self._cut_one(self._waiting.popleft(), now)
+
+    def _cut_one(self, load: Load, now: float) -> None:
+        rest = self._done.left(load)
+        self.found += len(load.rows) - (0 if rest is None else len(rest.rows))
+        if rest is None:
+            return
+        assert rest.lps is not None
+        tiles = np.searchsorted(self._ends, rest.lps, "right")
+        for tile in np.unique(tiles).tolist():
+            piece = rest.pick(np.flatnonzero(tiles == tile))
+            self._sending(int(self._numbers[tile])).put(piece, now)
+
+    def _sending(self, number: int) -> Sending:
+        found = self._sendings.get(number)
+        if found is None:
+            to = self._target(self._open[number])
+            found = self._sendings[number] = Sending(to, self._retry_s, number=self._looked[number], rest=self._rest_s)
+        return found
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def next(self, now: float) -> Packet | None:
+        """See `SubjectCore`."""
+        self._cut(now)
+        for sending in self._sendings.values():
+            packet = sending.next(now)
+            if packet is not None:
+                return packet
+        return None
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+        """See `SubjectCore`."""
+        sending = self._sendings.get(packet.to.partition)
+        if sending is None:
+            return
+        before = sending.stored
+        self.stored += sending.answered(packet, attempt, failure, now)
+        self.batches += sending.stored - before
+        self._wants_route |= sending.wants_route
+        self._cut(now)
+
+    def broken(self, group: str, failure: QmqError, now: float) -> None:
+        """See `SubjectCore`."""
+        for sending in self._sendings.values():
+            if sending.to.broker_group == group:
+                sending.broken(failure, now)
+
+    def check(self, now: float) -> None:
+        """See `SubjectCore`."""
+        for sending in self._sendings.values():
+            sending.check(now)
+        if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
+            raise self._trouble
+
+    def wake_at(self, now: float) -> float:
+        """See `SubjectCore`."""
+        waits = [sending.wake_at(now) for sending in self._sendings.values()]
+        if self._waiting or self._left or self._wants_route:
+            waits.append(self._rests_until)
+        return min(waits, default=math.inf)
+
+    @property
+    def is_idle(self) -> bool:
+        """See `SubjectCore`."""
+        return not self._waiting and not self._left and not any(sending.flight for sending in self._sendings.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        """See `SubjectCore`."""
+        flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
+        return flying + sum(load.size for load in (*self._waiting, *self._left))
+
+
+def _joined(loads: list[Load]) -> list[Load]:
+    """The pieces of each chunk as one load again, so that they are cut as if they had never been apart."""
+    by_chunk: dict[int, list[Load]] = {}
+    for load in loads:
+        by_chunk.setdefault(load.number, []).append(load)
+    return [pieces[0] if len(pieces) == 1 else Load.join(pieces) for pieces in by_chunk.values()]

@@ -1,0 +1,218 @@
+"""An unordered subject's rows over its broker groups; and all delayed rows over the delay groups. Pure.
+
+Rules:
+* Before anything is sent, every broker group that may have rows of the subject is looked at. A batch's number says which row it begins with
+  (`identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id is read.
+* A batch belongs to the broker group that ranks highest for its first row, among those that take messages: attempts agree without asking.
+  A broker that says that it is drained refuses whoever asks, so the batch goes to the next one; whatever is not known stays.
+* Delayed rows of an ordered subject go to its home alone (`qmq/client/homes.py`), one batch after another.
+
+What is left to chance: an operator who drains and resumes a broker group, or places the subject anew, between the sends of two attempts
+that run at the same time, or that ask metaservers of which one does not know it yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from pyspark_qmq.model import Routes
+from pyspark_qmq.sink.asking import Ask, Found, Locate, Look, Where
+from pyspark_qmq.sink.identity import Target, Writer, rank
+from pyspark_qmq.sink.loads import Load, Packet
+from pyspark_qmq.sink.sending import WINDOW, Rest, Sending
+from qmq.client.homes import Home
+from qmq.client.refusals import is_worth_another_try, rest_s
+from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
+
+CLOSED_S: Final = 1.0
+"""How long a broker group that refused as drained is passed over before it is asked again."""
+
+
+class Spread:
+    """See the module, and `asking.SubjectCore`. `home`: of delayed rows of an ordered subject."""
+
+    def __init__(
+        self, subject: str, writer: Writer, retry_s: float, *, is_delayed: bool = False, home: Home | None = None, rest: Rest = rest_s
+    ) -> None:
+        self.stored = self.found = self.batches = 0
+        self._subject, self._writer, self._retry_s, self._is_delayed, self._home, self._rest_s = (
+            subject, writer, retry_s, is_delayed, home, rest,
+        )  # fmt: skip
+        self._groups: Mapping[str, bool] = {}
+        self._looked: set[str] = set()
+        self._runs: dict[int, int] = {}
+        self._skip = 0  # the next rows, which are in a batch that begins before them
+        self._fresh: deque[Load] = deque()
+        self._ready: deque[Load] = deque()
+        self._sendings: dict[str, Sending] = {}
+        self._closed_until: dict[str, float] = {}
+        self._is_located = False
+        self._rests_until = 0.0
+        self._failures = 0
+        self._stuck_since: float | None = None
+        self._trouble: QmqError | None = None
+
+    # --- what is to be found out ---------------------------------------------------------------------------------------
+
+    def asks(self, now: float) -> list[Ask]:
+        """See `SubjectCore`."""
+        if now < self._rests_until or not (self._fresh or self._ready):
+            return []
+        if not self._is_located:
+            return [Locate(self._subject, self._is_delayed)]
+        return [Look(self._target(group)) for group in self._groups if group not in self._looked]
+
+    def _target(self, group: str) -> Target:
+        return Target(self._subject, 0, group, self._is_delayed)
+
+    def located(self, where: Where, now: float) -> None:
+        """See `SubjectCore`."""
+        if isinstance(where, Routes):
+            raise OrderMismatch(f"subject {self._subject!r} is ordered, and was not when the write began")
+        self._groups, self._is_located = where, True
+        self._succeeded()
+        self._place(now)
+
+    def looked(self, target: Target, found: Found, now: float) -> None:
+        """See `SubjectCore`."""
+        self._looked.add(target.broker_group)
+        self._runs |= found.runs
+        self._succeeded()
+        self._place(now)
+
+    def _succeeded(self) -> None:
+        self._failures, self._stuck_since, self._trouble = 0, None, None
+
+    def failed(self, failure: QmqError, now: float) -> None:
+        """See `SubjectCore`."""
+        if not is_worth_another_try(failure):
+            raise failure
+        self._is_located = False
+        self._stuck(failure, now)
+
+    def _stuck(self, failure: QmqError, now: float) -> None:
+        self._failures += 1
+        self._rests_until = now + self._rest_s(self._failures, failure)
+        self._trouble = failure
+        if self._stuck_since is None:
+            self._stuck_since = now
+
+    # --- where rows go -------------------------------------------------------------------------------------------------
+
+    def put(self, load: Load) -> None:
+        """See `SubjectCore`."""
+        self._fresh.append(load)
+
+    def _place(self, now: float) -> None:
+        if not self._is_located or not self._looked.issuperset(self._groups):
+            return
+        while self._fresh:
+            self._ready.extend(self._undone(self._fresh.popleft()))
+        while self._ready:
+            group = self._choose(self._ready[0], now)
+            if group is None:
+                self._is_located = False
+                self._stuck(ReadOnly(f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"), now)
+                return
+            load = self._ready.popleft()
+            self._sending(group).put(load, now, self._writer.number_of(int(load.rows[0])))
+
+    def _undone(self, load: Load) -> Iterator[Load]:
+        """What of it is not stored, in pieces that are whole runs of the subject's rows."""
+        rows = load.rows
+        keeps = np.ones(len(rows), np.bool_)
+        keeps[: self._skip] = False
+        self._skip = max(self._skip - len(rows), 0)
+        if self._runs:
+            self._strike(load, keeps)
+        self.found += len(rows) - int(keeps.sum())
+        chosen = np.flatnonzero(keeps)
+        if len(chosen):
+            for each in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
+                yield load.pick(each)
+
+    def _strike(self, load: Load, keeps: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
+        rows = load.rows
+        for first in [first for first in self._runs if rows[0] <= first <= rows[-1]]:
+            at, count = int(np.searchsorted(rows, first)), self._runs.pop(first)
+            if rows[at] != first:
+                raise InvalidArgument(
+                    f"row {first} of Spark partition {self._writer.partition} is stored as one to {self._subject!r}, and is none now: the "
+                    "plan before the sink is not deterministic, so nobody can tell what is stored. Sort the rows before they are written; "
+                    "to go on with this epoch's rows perhaps stored twice, name the writer anew by qmq.txnId"
+                )
+            keeps[at : at + count] = False
+            self._skip = max(self._skip, at + count - len(rows))
+
+    def _choose(self, load: Load, now: float) -> str | None:
+        open_groups = {group: is_open and self._closed_until.get(group, 0.0) <= now for group, is_open in self._groups.items()}
+        if self._home is not None:
+            return next((group for group, is_home in self._home.choose(open_groups, now).items() if is_home), None)
+        first_row = int(load.rows[0])
+        takes = [group for group, is_open in open_groups.items() if is_open]
+        return max(takes, key=lambda group: rank(self._writer, first_row, self._target(group)), default=None)
+
+    def _sending(self, group: str) -> Sending:
+        found = self._sendings.get(group)
+        if found is None:
+            window = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
+            found = self._sendings[group] = Sending(self._target(group), self._retry_s, window=window, rest=self._rest_s)
+        return found
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def next(self, now: float) -> Packet | None:
+        """See `SubjectCore`."""
+        self._place(now)
+        for sending in self._sendings.values():
+            packet = sending.next(now)
+            if packet is not None:
+                return packet
+        return None
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+        """See `SubjectCore`."""
+        group = packet.to.broker_group
+        sending = self._sendings[group]
+        before = sending.stored
+        self.stored += sending.answered(packet, attempt, failure, now)
+        self.batches += sending.stored - before
+        refused = sending.take_refused()
+        if refused:
+            self._closed_until[group] = now + CLOSED_S
+            self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))
+
+    def broken(self, group: str, failure: QmqError, now: float) -> None:
+        """See `SubjectCore`."""
+        if group in self._sendings:
+            self._sendings[group].broken(failure, now)
+
+    def check(self, now: float) -> None:
+        """See `SubjectCore`."""
+        for sending in self._sendings.values():
+            sending.check(now)
+        if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
+            raise self._trouble
+
+    def wake_at(self, now: float) -> float:
+        """See `SubjectCore`."""
+        waits = [sending.wake_at(now) for sending in self._sendings.values()]
+        if self._fresh or self._ready:
+            waits.append(self._rests_until)
+        return min(waits, default=math.inf)
+
+    @property
+    def is_idle(self) -> bool:
+        """See `SubjectCore`."""
+        return not self._fresh and not self._ready and not any(sending.flight for sending in self._sendings.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        """See `SubjectCore`."""
+        flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
+        return flying + sum(load.size for load in self._fresh) + sum(load.size for load in self._ready)

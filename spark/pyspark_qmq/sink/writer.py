@@ -1,0 +1,122 @@
+"""What Spark calls: writers of batches and streams. They are made in the driver, and their `write` runs in tasks.
+
+Spark makes a stream's writer anew for each epoch and again for its commit, so nothing may be kept in it: who writes follows from what Spark
+tells a task. A batch's writer is made once for a job, and travels to all tasks and their attempts with the name that it drew.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+from pyspark.taskcontext import TaskContext
+
+from pyspark_qmq.sink.identity import Writer
+from pyspark_qmq.sink.options import SinkOptions
+from pyspark_qmq.sink.schema import Fields
+from pyspark_qmq.sink.task import Counts, Task
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUERY: str = "sql.streaming.queryId"
+EPOCH: str = "streaming.sql.batchId"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """One task's part."""
+
+    partition: int
+    counts: Counts = field(default_factory=Counts)
+
+
+class LogWriter(DataSourceArrowWriter):
+    """A batch write. `name` is the job's."""
+
+    def __init__(self, options: SinkOptions, fields: Fields, name: str) -> None:
+        self._options = options
+        self._fields = fields
+        self._name = name
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """One task's rows. Raises as `Task.run`."""
+        return _write(iterator, self._options, self._fields, self._name, 0)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What tasks were told is stored is stored; this only says how much."""
+        _say(f"batch {self._name}", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing can be taken back from a log."""
+        _say(f"batch {self._name}, aborted; what is stored stays", messages)
+
+
+class LogStreamWriter(DataSourceStreamArrowWriter):
+    """One epoch of a stream."""
+
+    def __init__(self, options: SinkOptions, fields: Fields) -> None:
+        self._options = options
+        self._fields = fields
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """One task's rows. Raises as `Task.run`."""
+        context = _context()
+        query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
+        if epoch is None or (query is None and not self._options.txn_id):
+            raise InvalidArgument("Spark does not say which query and epoch this is, so a repetition could not be told from a new write")
+        return _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
+        """What tasks were told is stored is stored; this only says how much."""
+        _say(f"epoch {batchId}", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
+        """Nothing can be taken back from a log; the epoch is repeated, and finds what is stored."""
+        _say(f"epoch {batchId}, aborted; what is stored stays, and is found when it is repeated", messages)
+
+
+def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> LogWriter:
+    """For `df.write`. Raises InvalidArgument, InvalidName."""
+    asked, fields = _planned(options, schema, overwrite)
+    return LogWriter(asked, fields, asked.txn_id or uuid.uuid4().hex)
+
+
+def arrow_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> LogStreamWriter:
+    """For `df.writeStream`. Raises InvalidArgument, InvalidName."""
+    return LogStreamWriter(*_planned(options, schema, overwrite))
+
+
+def _planned(options: Mapping[str, str], schema: StructType, overwrite: bool) -> tuple[SinkOptions, Fields]:
+    if overwrite:
+        raise InvalidArgument('a log is only ever written on: use .mode("append"), and for streams .outputMode("append")')
+    asked = SinkOptions.parse(options)
+    return asked, Fields.of(schema, has_subject=bool(asked.subject))
+
+
+def _context() -> Any:
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidArgument("rows are written in Spark's tasks only")
+    return context
+
+
+def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int) -> Written:
+    from pyspark_qmq.sink.cluster import cluster_at  # connections are the executors' business
+
+    partition = _context().partitionId()
+    writer = Writer(name, partition, epoch, has_own_ids=fields.message_id >= 0)
+    return Written(partition, Task(cluster_at(options.servers), writer, fields, options).run(iterator))
+
+
+def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:
+    """Into the driver's log, which is where the standard error of Spark's Python processes goes."""
+    total = sum([each.counts for each in messages if isinstance(each, Written)], Counts())
+    if total.rows:
+        print(f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were stored already", file=sys.stderr)

@@ -1,0 +1,129 @@
+"""A real node in a thread of its own, with a task's cluster beside it: for tests of what blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark_qmq.model import ALL, Piece, StoredBatch
+from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.sink.cluster import Cluster
+from pyspark_qmq.sink.identity import Writer
+from pyspark_qmq.sink.options import SinkOptions
+from pyspark_qmq.sink.task import Counts, Task
+from sink_schemas import fields_of
+from support import node_config, running
+
+from qmq.batch import BatchView
+from qmq.client.metadata import MetadataClient
+from qmq.model import Order, SubjectConfig
+from qmq.node.dev import Node
+from qmq.proto.v1 import meta_pb2 as pb
+
+_R = TypeVar("_R")
+WRITER = Writer("query", 0)
+
+
+class NodeThread:
+    """The node, and the loop in which it lives."""
+
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self.node = node
+        self.address = node.address
+        self._loop = loop
+
+    def run(self, act: Coroutine[Any, Any, _R]) -> _R:
+        """Something in the node's loop."""
+        return asyncio.run_coroutine_threadsafe(act, self._loop).result(180)
+
+    def ask(self, act: Callable[[MetadataClient], Coroutine[Any, Any, _R]]) -> _R:
+        """Something of the metaserver."""
+
+        async def asked() -> _R:
+            metadata = MetadataClient([self.address])
+            try:
+                return await act(metadata)
+            finally:
+                await metadata.close()
+
+        return self.run(asked())
+
+    def create(self, name: str, *, partitions: int = 0) -> None:
+        """A subject; with partitions an ordered one."""
+        config = SubjectConfig(name, order=Order.STRICT, logical_partitions=64) if partitions else SubjectConfig(name)
+        self.ask(lambda metadata: metadata.create_subject(config, partitions=partitions))
+
+    def split(self, name: str, partition: int) -> None:
+        """A partition of an ordered subject in two."""
+        self.ask(lambda metadata: metadata.change_route(name, split=pb.SplitOperation(partition=partition), reason="test"))
+
+    def batches(self, subject: str) -> list[tuple[int, BatchView]]:
+        """(partition, batch) of everything that is committed."""
+        log = ServerAddress(self.address, 10_000).open()
+        try:
+            queues = log.topology([subject]).queues
+            return [
+                (key.partition, view(each))
+                for key, queue in queues.items()
+                for each in log.read(Piece(key, queue.start, queue.end), ALL, skips_lost=False)
+            ]
+        finally:
+            log.close()
+
+    def bodies(self, subject: str) -> list[bytes]:
+        """All bodies, sorted."""
+        return sorted(body for _, each in self.batches(subject) for body in each.bodies())
+
+    def heads(self, subject: str, size: int) -> list[bytes]:
+        """The first bytes of all bodies, sorted."""
+        return [body[:size] for body in self.bodies(subject)]
+
+
+def view(batch: StoredBatch) -> BatchView:
+    return BatchView(batch.envelope, bytes(batch.region))
+
+
+@contextmanager
+def node_thread(data: Path, *, delay: bool = False, auto_create: bool = False) -> Iterator[NodeThread]:
+    """A running node, until the block ends."""
+    ready: list[NodeThread] = []
+    is_up, is_over = threading.Event(), asyncio.Event()
+
+    async def live() -> None:
+        try:
+            async with running(node_config(data, auto_create=auto_create, delay=delay)) as node:
+                ready.append(NodeThread(node, asyncio.get_running_loop()))
+                is_up.set()
+                await is_over.wait()
+        finally:
+            is_up.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+    thread.start()
+    assert is_up.wait(60)
+    found = ready[0]
+    try:
+        yield found
+    finally:
+        found._loop.call_soon_threadsafe(is_over.set)
+        thread.join(60)
+
+
+def record_batches(columns: dict[str, pa.Array], rows_max: int = 100) -> list[pa.RecordBatch]:
+    """As Spark hands them over."""
+    return pa.table(columns).to_batches(max_chunksize=rows_max)
+
+
+def write(cluster: Any, schema: str, batches: Iterable[pa.RecordBatch], *, writer: Writer = WRITER, **options: str) -> Counts:
+    """One task, in this thread. Options are named without `qmq.`."""
+    names = {name if name in ("subject", "createSubject") else f"qmq.{name}": value for name, value in options.items()}
+    asked = SinkOptions.parse({"qmq.servers": "unused:1", "qmq.batchMessages": "50", **names})
+    return Task(cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked).run(batches)
+
+
+__all__ = ["Cluster", "NodeThread", "node_thread", "record_batches", "write"]

@@ -1,0 +1,35 @@
+"""Schemas from short texts, without a JVM."""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from pyspark_qmq.sink.schema import Fields
+
+_KINDS: dict[str, DataType] = {
+    "binary": BinaryType(), "string": StringType(), "bigint": LongType(), "int": IntegerType(), "timestamp": TimestampType(),
+    "array<string>": ArrayType(StringType()), "map<string,binary>": MapType(StringType(), BinaryType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+}  # fmt: skip
+
+
+def schema_of(text: str) -> StructType:
+    """"body binary, key string": columns and their types."""
+    return StructType([StructField(name, _KINDS[kind]) for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)])
+
+
+def fields_of(text: str, *, has_subject: bool = True) -> Fields:
+    """The same as the sink sees it."""
+    return Fields.of(schema_of(text), has_subject=has_subject)

@@ -1,0 +1,126 @@
+"""What is under way to one queue: in order, asked again at the same queue, and given up with the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyspark_qmq.sink.identity import Target
+from pyspark_qmq.sink.loads import Done, Load, Packet
+from pyspark_qmq.sink.sending import Sending
+
+from qmq.errors import (
+    DeadlineExceeded,
+    MessageTooLarge,
+    NotConnected,
+    Outcome,
+    OutOfSequence,
+    Overloaded,
+    QmqError,
+    ReadOnly,
+    RightLapsed,
+    RouteChanged,
+)
+
+PARTITION = Target("s", 4, "g1")
+
+
+def sending(to: Target = PARTITION, packets: int = 5, window: int = 3) -> Sending:
+    found = Sending(to, retry_s=60, number=10, window=window, rest=lambda *_: 1.0)
+    for at in range(packets):
+        found.put(Load(at, np.array([at]), 1), 0.0)
+    return found
+
+
+def sent(found: Sending, now: float = 0.0) -> list[Packet]:
+    packets = []
+    while (packet := found.next(now)) is not None:
+        packets.append(packet)
+    return packets
+
+
+def test_packets_leave_in_order_with_consecutive_numbers_and_no_more_than_the_window() -> None:
+    found = sending()
+    assert [packet.number for packet in sent(found)] == [10, 11, 12]
+    found.answered(found.flight[0], 1, None, 0.0)
+    assert [packet.number for packet in sent(found)] == [13]
+
+
+@pytest.mark.parametrize("failure", [Overloaded("x"), RightLapsed("x"), RouteChanged("x"), OutOfSequence("x")])
+def test_what_is_behind_a_refused_packet_is_sent_again_behind_it(failure: QmqError) -> None:
+    found = sending()
+    first, second, third = sent(found)
+    found.answered(first, 1, None, 0.0)
+    found.answered(second, 1, failure, 0.0)
+    found.answered(third, 1, OutOfSequence("behind it"), 0.0)
+    assert sent(found, 0.5) == []
+    if isinstance(failure, OutOfSequence):
+        assert found.wants_look
+    else:
+        assert sent(found, 1.0) == [second]
+    assert found.wants_route == isinstance(failure, RouteChanged)
+
+
+def test_a_broken_connection_has_all_that_was_not_answered_asked_again() -> None:
+    found = sending()
+    packets = sent(found)
+    found.answered(packets[1], 1, None, 0.0)
+    found.broken(NotConnected("gone"), 0.0)
+    assert sent(found, 1.0) == [packets[0]]
+    found.answered(packets[0], 2, None, 1.0)
+    assert sent(found, 1.0) == [packets[2], *found.flight[1:]]
+
+
+def test_an_answer_to_an_earlier_try_does_not_stop_the_later_one() -> None:
+    found = sending()
+    first, *_ = sent(found)
+    found.answered(first, 1, Overloaded("x"), 0.0)
+    assert sent(found, 1.0) == [first]
+    found.answered(first, 1, Overloaded("late"), 1.0)
+    assert found.answered(first, 2, None, 1.0) == 1
+
+
+def test_what_is_wrong_with_the_rows_themselves_is_raised() -> None:
+    found = sending()
+    first, *_ = sent(found)
+    with pytest.raises(MessageTooLarge):
+        found.answered(first, 1, MessageTooLarge("x"), 0.0)
+
+
+def test_a_drained_group_gives_its_packets_back_one_by_one_and_a_partition_never_does() -> None:
+    drained = sending(Target("s", 0, "g1"))
+    first, second, _ = sent(drained)
+    drained.answered(first, 1, ReadOnly("x"), 0.0)
+    drained.answered(second, 1, None, 0.0)
+    assert drained.take_refused() == [first.load]
+    assert len(drained.flight) == 3
+    ordered = sending()
+    first, *_ = sent(ordered)
+    ordered.answered(first, 1, ReadOnly("x"), 0.0)
+    assert ordered.take_refused() == []
+
+
+def test_a_queue_that_counts_otherwise_is_looked_at_when_no_answer_is_due_and_what_is_there_is_not_sent_again() -> None:
+    found = sending(packets=3)
+    first, second, third = sent(found)
+    found.answered(first, 1, OutOfSequence("x"), 0.0)
+    assert not found.wants_look
+    found.answered(second, 1, OutOfSequence("x"), 0.0)
+    found.answered(third, 1, OutOfSequence("x"), 0.0)
+    assert found.wants_look
+    done = Done()
+    done.add(np.array([0]), frozenset())
+    assert found.looked(42, done, 0.0) == 1
+    assert [packet.number for packet in found.flight] == [42, 43]
+
+
+def test_when_nothing_was_achieved_for_too_long_the_task_fails_and_nobody_claims_to_know_what_is_stored() -> None:
+    found = sending()
+    packets = sent(found)
+    found.answered(packets[0], 1, None, 30.0)
+    found.check(89.0)
+    with pytest.raises(DeadlineExceeded, match="no answer") as silent:
+        found.check(90.0)
+    assert silent.value.outcome is Outcome.UNKNOWN
+    found.broken(NotConnected("gone"), 31.0)
+    with pytest.raises(NotConnected, match="gone"):
+        found.check(90.0)

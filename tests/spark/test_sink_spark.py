@@ -1,0 +1,97 @@
+"""The sink as Spark runs it: tasks that are repeated, and a driver that is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from sink_node import NodeThread, node_thread
+from support import eventually
+
+HERE = Path(__file__).parent
+FILES, LINES = 6, 1_000
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
+    with node_thread(tmp_path_factory.mktemp("node")) as found:
+        yield found
+
+
+def test_what_was_written_comes_back_by_a_read(spark: SparkSession, node: NodeThread) -> None:
+    node.create("flights", partitions=2)
+    rows = spark.range(3_000).select(
+        f.col("id").cast("string").alias("body"),
+        (f.col("id") % 7).cast("string").alias("key"),
+        f.array(f.lit("a"), (f.col("id") % 2).cast("string")).alias("tags"),
+        f.create_map(f.lit("n"), f.col("id").cast("string")).alias("headers"),
+        f.timestamp_millis(f.col("id")).alias("create_time"),
+    )
+    rows.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
+    read = spark.read.format("qmq").option("qmq.servers", node.address).option("subscribe", "flights").option("includeHeaders", True).load()
+    columns = [f.col("body").cast("string"), f.col("key").cast("string"), "tags", f.col("headers")["n"].cast("string"), "create_time"]
+    assert sorted(read.select(*columns).collect()) == sorted(rows.select(*columns).collect())
+    assert read.select("message_id").distinct().count() == 3_000
+
+
+def test_a_batch_that_is_written_again_under_its_txn_id_is_stored_once(spark: SparkSession, node: NodeThread) -> None:
+    node.create("loaded")
+    rows = spark.range(0, 1_000, numPartitions=3).select(f.col("id").cast("string").alias("value"))
+    writer = rows.write.format("qmq").mode("append").option("qmq.servers", node.address).option("topic", "loaded")
+    for _ in range(2):
+        writer.option("qmq.txnId", "load-1").save()
+    assert node.bodies("loaded") == sorted(b"%d" % row for row in range(1_000))
+
+
+def test_a_column_that_no_message_has_is_refused_before_anything_is_written(spark: SparkSession, node: NodeThread) -> None:
+    wrong = spark.range(1).select(f.lit("x").alias("body"), f.lit("k").alias("kye"))
+    with pytest.raises((AnalysisException, PySparkException), match="did you mean 'key'"):
+        wrong.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
+
+
+@pytest.mark.timeout(400)
+def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repeated(node: NodeThread) -> None:
+    for subject, partitions in (("retried", 0), ("retried-in-order", 3)):
+        node.create(subject, partitions=partitions)
+        command = [sys.executable, "sink_driver.py", "retries", node.address, subject, "10000"]
+        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "10000 rows" in done.stderr
+        assert ", 0 were stored already" not in done.stderr
+        assert node.heads(subject, 6) == [b"%06d" % row for row in range(10_000)]
+
+
+@pytest.mark.timeout(400)
+def test_a_stream_whose_driver_is_killed_three_times_leaves_each_row_once(node: NodeThread, tmp_path: Path) -> None:
+    node.create("killed")
+    node.create("killed-in-order", partitions=2)
+    lines = [[f"{number:02d}-{line:04d}" for line in range(LINES)] for number in range(FILES)]
+    folder = tmp_path / "input"
+    folder.mkdir()
+    for number, each in enumerate(lines):
+        (folder / f"{number}.txt").write_text("".join(f"{line}\n" for line in each))
+    checkpoint = str(tmp_path / "checkpoint")
+    command = [sys.executable, "sink_driver.py", "stream", node.address, str(folder), checkpoint, "killed,killed-in-order"]
+    for enough in (LINES * 5 // 4, LINES * 11 // 4, LINES * 18 // 4):
+        driver = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        node.run(eventually(lambda enough=enough, driver=driver: stored(node) >= enough or driver.poll() is not None, within_s=120))
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for subject, first in (("killed", 0), ("killed-in-order", 1)):
+        assert node.heads(subject, 7) == [line.encode() for each in lines for line in each[first::2]]
+
+
+def stored(node: NodeThread) -> int:
+    """Messages in subjects of streams that are killed, so far."""
+    queues = list(node.node.store.queues.items())
+    return sum(queue.next_sequence for (name, _), queue in queues if name.startswith(b"killed"))

@@ -1,0 +1,309 @@
+"""A task of the sink against a real node: what it stores, what it finds, and what is left when it dies at any step and is repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.servers.channel import Channel
+from pyspark_qmq.sink.asking import Ask, Found, Where
+from pyspark_qmq.sink.cluster import Cluster
+from pyspark_qmq.sink.identity import Target, Writer
+from pyspark_qmq.sink.task import Counts
+from sink_node import NodeThread, node_thread, record_batches, write
+from support import NodeProcess
+
+from qmq.errors import InvalidArgument, NotConnected, OrderMismatch, UnknownSubject
+
+ROWS = 1_000
+BODIES = [b"%04d" % row for row in range(ROWS)]
+KEYS = [b"key%d" % (row % 37) for row in range(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
+    with node_thread(tmp_path_factory.mktemp("node"), delay=True) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(node: NodeThread) -> Iterator[Cluster]:
+    found = Cluster(node.address)
+    yield found
+    found.close()
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Mortal:
+    """A cluster for a task that dies at its n-th step: before a question, before or behind a request."""
+
+    def __init__(self, cluster: Cluster, steps: int) -> None:
+        self._cluster = cluster
+        self.left = steps
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Crash
+
+    def logical_partitions(self, subject: str, *, creates: bool) -> int:
+        return self._cluster.logical_partitions(subject, creates=creates)
+
+    def answer(self, ask: Ask, writer: Writer) -> Where | Found:
+        self._step()
+        return self._cluster.answer(ask, writer)
+
+    def may_skip(self, writer: Writer, to: Target) -> bool:
+        return self._cluster.may_skip(writer, to)
+
+    def take(self, to: Target) -> Channel:
+        channel = self._cluster.take(to)
+        send = channel.send
+
+        def mortal_send(kind: int, *buffers: Any, deadline_ms: int = 0) -> int:
+            self._step()
+            number = send(kind, *buffers, deadline_ms=deadline_ms)
+            self._step()
+            return number
+
+        channel.send = mortal_send  # type: ignore[method-assign]
+        return channel
+
+    def give(self, to: Target, channel: Channel) -> None:
+        channel.close()
+
+    def doubt(self, to: Target) -> None:
+        self._cluster.doubt(to)
+
+
+def plain() -> list[pa.RecordBatch]:
+    return record_batches({"body": pa.array(BODIES, pa.binary())})
+
+
+def keyed() -> list[pa.RecordBatch]:
+    return record_batches({"body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary())})
+
+
+def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThread, cluster: Cluster) -> None:
+    node.create("plain")
+    first = write(cluster, "body binary", plain(), subject="plain")
+    assert (first.rows, first.found) == (ROWS, 0)
+    again = write(cluster, "body binary", plain(), subject="plain")
+    assert (again.rows, again.batches, again.found) == (ROWS, 0, ROWS)
+    assert node.bodies("plain") == BODIES
+
+
+def test_another_epoch_and_another_partition_are_other_rows(node: NodeThread, cluster: Cluster) -> None:
+    node.create("epochs")
+    for writer in (Writer("query", 0, 0), Writer("query", 0, 1), Writer("query", 1, 1), Writer("other", 1, 1), Writer("query", 0, 1 << 20)):
+        assert write(cluster, "body binary", plain(), writer=writer, subject="epochs").found == 0
+    assert Counter(node.bodies("epochs")) == Counter(dict.fromkeys(BODIES, 5))
+    ids = [each for _, batch in node.batches("epochs") for each in batch.message_ids() or []]
+    assert len(set(ids)) == 5 * ROWS
+
+
+def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(node: NodeThread, cluster: Cluster) -> None:
+    node.create("recut")
+    for steps, size in ((7, "130"), (9, "33"), (1 << 30, "400")):
+        try:
+            write(Mortal(cluster, steps), "body binary", plain(), subject="recut", batchMessages=size)
+        except Crash:
+            continue
+    assert node.bodies("recut") == BODIES
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 8, 13, 21, 34])
+def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, cluster: Cluster, steps: int) -> None:
+    subject = f"dies{steps}"
+    node.create(subject)
+    with pytest.raises(Crash):
+        write(Mortal(cluster, steps), "body binary", plain(), subject=subject)
+    write(cluster, "body binary", plain(), subject=subject)
+    assert node.bodies(subject) == BODIES
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+@pytest.mark.parametrize("own_ids", [False, True])
+def test_a_task_that_dies_at_any_step_leaves_each_row_once_and_in_order_through_a_split(
+    node: NodeThread, cluster: Cluster, steps: int, own_ids: bool
+) -> None:
+    subject = f"ordered{steps}{own_ids}"
+    node.create(subject, partitions=2)
+    columns = {"body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary())}
+    schema = "body binary, key binary"
+    if own_ids:
+        columns["message_id"] = pa.array([f"{row:032x}" for row in range(ROWS)])
+        schema += ", message_id string"
+    for epoch in range(2):
+        writer = Writer("query", 0, epoch, has_own_ids=own_ids)
+        with pytest.raises(Crash):
+            write(Mortal(cluster, steps), schema, record_batches(columns), writer=writer, subject=subject)
+        node.split(subject, 1 + epoch)
+        write(cluster, schema, record_batches(columns), writer=writer, subject=subject)
+    assert Counter(node.bodies(subject)) == Counter(dict.fromkeys(BODIES, 2))
+    assert_in_order(node, subject)
+
+
+def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
+    """Of each key, over its partitions, of which the later ones have higher numbers."""
+    lines: dict[bytes, list[bytes]] = {}
+    for _, batch in sorted(node.batches(subject), key=lambda each: (each[0], each[1].base_sequence)):
+        for key, body in zip(batch.keys() or [], batch.bodies(), strict=True):
+            lines.setdefault(key, []).append(body)
+    for key, bodies in lines.items():
+        mine = [body for body, its_key in zip(BODIES, KEYS, strict=True) if its_key == key]
+        assert bodies == mine * times
+
+
+def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread, cluster: Cluster) -> None:
+    node.create("middle", partitions=2)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for at, batch in enumerate(keyed()):
+            if at in (3, 6):
+                node.split("middle", 1 if at == 3 else 2)
+            yield batch
+
+    for epoch in range(2):
+        batches = rows() if not epoch else iter(keyed())
+        assert write(cluster, "body binary, key binary", batches, writer=Writer("query", 0, epoch), subject="middle").found == 0
+    assert Counter(node.bodies("middle")) == Counter(dict.fromkeys(BODIES, 2))
+    assert_in_order(node, "middle")
+
+
+@pytest.mark.parametrize("partitions", [0, 1])
+def test_two_attempts_at_the_same_time_store_each_row_once_and_in_order_also_through_splits(node: NodeThread, partitions: int) -> None:
+    subject = f"twice{partitions}"
+    node.create(subject, partitions=partitions)
+
+    def attempt(_: int) -> Counts:
+        mine = Cluster(node.address)
+        try:
+            return write(mine, "body binary, key binary", keyed(), subject=subject, batchMessages="7")
+        finally:
+            mine.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        attempts = [pool.submit(attempt, each) for each in range(3)]
+        if partitions:
+            for partition in (1, 2, 3):
+                node.split(subject, partition)
+        for each in attempts:
+            assert each.result().rows == ROWS
+    assert node.bodies(subject) == BODIES
+    if partitions:
+        assert_in_order(node, subject, times=1)
+
+
+@pytest.mark.parametrize("steps", [0, 2, 5, 9])
+def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: Cluster, steps: int) -> None:
+    subject, delays = f"later{steps}", [None if row % 3 else 3_600_000 for row in range(ROWS)]
+    node.create(subject, partitions=2 if steps == 9 else 0)
+    batches = record_batches({
+        "body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary()), "delay_ms": pa.array(delays, pa.int64()),
+    })  # fmt: skip
+    schema = "body binary, key binary, delay_ms bigint"
+    with pytest.raises(Crash):
+        write(Mortal(cluster, steps), schema, batches, subject=subject)
+    write(cluster, schema, batches, subject=subject)
+    assert node.bodies(subject) == [body for body, delay in zip(BODIES, delays, strict=True) if delay is None]
+    assert pending(node, subject) == [body for body, delay in zip(BODIES, delays, strict=True) if delay is not None]
+
+
+def pending(node: NodeThread, subject: str) -> list[bytes]:
+    """What the delay group keeps of a subject."""
+    assert node.node.delay is not None
+    store = node.node.delay.broker.store
+    queue = store.queue(subject, 0)
+    assert queue is not None
+
+    async def read() -> list[bytes]:
+        from qmq.batch import BatchView
+
+        found = []
+        for _, entry in queue.index.scan(queue.index.first):
+            envelope, region = store.read(queue, entry)
+            found += BatchView.parse(envelope + region).bodies()
+        return sorted(found)
+
+    return node.run(read())
+
+
+def test_rows_find_their_own_subjects(node: NodeThread, cluster: Cluster) -> None:
+    for name in ("one", "two"):
+        node.create(name)
+    names = ["one" if row % 3 else None for row in range(ROWS)]
+    batches = record_batches({"body": pa.array(BODIES, pa.binary()), "subject": pa.array(names)})
+    write(cluster, "body binary, subject string", batches, subject="two")
+    assert node.bodies("one") == [body for row, body in enumerate(BODIES) if row % 3]
+    assert node.bodies("two") == [body for row, body in enumerate(BODIES) if not row % 3]
+
+
+def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: Cluster) -> None:
+    with pytest.raises(UnknownSubject, match="nowhere"):
+        write(cluster, "body binary", plain(), subject="nowhere")
+    write(cluster, "body binary", plain(), subject="nowhere", createSubject="true")
+    assert node.bodies("nowhere") == BODIES
+
+
+def test_rows_without_keys_are_refused_by_an_ordered_subject(node: NodeThread, cluster: Cluster) -> None:
+    node.create("keyless", partitions=2)
+    with pytest.raises(OrderMismatch, match="column `key`"):
+        write(cluster, "body binary", plain(), subject="keyless")
+
+
+def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cluster: Cluster) -> None:
+    node.create("changed")
+    node.create("unchanged")
+    for wanted in (["changed", "unchanged"], ["unchanged", "changed"]):
+        names = wanted * (ROWS // 2)
+        batches = record_batches({"body": pa.array(BODIES, pa.binary()), "subject": pa.array(names)})
+        if wanted[0] == "changed":
+            write(cluster, "body binary, subject string", batches)
+            continue
+        with pytest.raises(InvalidArgument, match="not deterministic"):
+            write(cluster, "body binary, subject string", batches)
+
+
+def test_a_cluster_that_is_away_fails_the_task_when_its_patience_ends() -> None:
+    nowhere = Cluster("127.0.0.1:1")
+    with pytest.raises(NotConnected):
+        write(nowhere, "body binary", plain(), subject="s", retryMs="100")
+    nowhere.close()
+
+
+def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path / "node")
+    node.start()
+    ports = ("--port", node.address.rpartition(":")[2], "--data-port", node.data_address.rpartition(":")[2])
+    node.kill()
+    node.options = ports
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for at, batch in enumerate(plain()):
+            if at in (3, 6):
+                node.kill()
+                node.start()
+            yield batch
+
+    cluster = Cluster(node.address)
+    try:
+        node.start()
+        assert write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows == ROWS
+        again = write(cluster, "body binary", plain(), subject="killed")
+        assert (again.batches, again.found) == (0, ROWS)
+        log = ServerAddress(node.address).open()
+        assert sum(queue.end for queue in log.topology(["killed"]).queues.values()) == ROWS
+        log.close()
+    finally:
+        cluster.close()
+        node.kill()
