@@ -26,7 +26,7 @@ class DriverProcess:
 
     def start(self) -> None:
         """Begin."""
-        path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "spark"), os.environ.get("PYTHONPATH", "")])
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, *self.words], stdout=out, stderr=out, start_new_session=True, env={**os.environ, "PYTHONPATH": path}

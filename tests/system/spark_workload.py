@@ -99,13 +99,16 @@ def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[
     """What to change. Few partitions are split, many are merged."""
     parts = sorted(route.partitions, key=lambda part: part.lps.first)
     at = coin.randrange(len(parts))
-    kind = coin.choice(["split", "move"] if len(parts) < 3 else ["merge", "move"] if len(parts) > 10 else ["split", "merge", "move"])
+    kinds = ["split"] if len(parts) < 3 else ["merge"] if len(parts) > 10 else ["split", "merge"]
+    kind = coin.choice(kinds + ["move"] * (len(groups) > 1))
     part = parts[at]
     if kind == "split" and part.lps.end - part.lps.first > 1:
         cut = coin.randrange(part.lps.first + 1, part.lps.end)
         return {"split": pb.SplitOperation(partition=part.number, at=[cut], broker_groups=coin.choices(groups, k=2))}
     if kind == "merge" and at + 1 < len(parts):
         return {"merge": pb.MergeOperation(partitions=[part.number, parts[at + 1].number])}
+    if len(groups) == 1:
+        return chosen(route, groups, coin)
     others = [group for group in groups if group != part.broker_group]
     return {"move": pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))}
 

@@ -1,0 +1,83 @@
+"""A million messages over a hundred changes of the route, through a real node: the order audit finds nothing, and then what was planted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+from publishing import create_ordered
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark_qmq.jobs.job import projection
+from pyspark_qmq.jobs.order_checks import audit
+from pyspark_qmq.jobs.order_rows import COLUMNS, parse_by
+from pyspark_qmq.servers.address import ServerAddress
+from support import NodeProcess
+from system.spark_workload import change
+
+import qmq
+
+MESSAGES = 1_000_000
+CHANGES = 100
+KEYS = 10_000
+BY = "json:n"
+
+pytestmark = [pytest.mark.timeout(600)]
+
+
+async def publish(server: str, subject: str) -> None:
+    """Each key's messages are numbered; a change of the route begins again and again while messages are under way."""
+    coin = Random(5)
+    numbers = dict.fromkeys(range(KEYS), 0)
+    async with qmq.connect(server) as mq:
+        producer = mq.ordered_producer(subject)
+        changing: asyncio.Task[bool] | None = None
+        made = 0
+        for at in range(0, MESSAGES, 2_000):
+            chosen = [coin.randrange(KEYS) for _ in range(2_000)]
+            bodies = []
+            for key in chosen:
+                bodies.append(b'{"n":%d}' % numbers[key])
+                numbers[key] += 1
+            producer.send_many(bodies, [f"key-{key}" for key in chosen])
+            await producer.drain()
+            if at >= made * MESSAGES // CHANGES and made < CHANGES:
+                if changing is not None:
+                    await changing
+                changing = asyncio.create_task(change(mq.metadata, subject, coin))
+                made += 1
+        await producer.flush()
+        assert changing is not None
+        await changing
+        assert made == CHANGES
+
+
+def test_the_audit_passes_a_million_messages_over_a_hundred_changes_and_finds_a_planted_violation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    node = NodeProcess(tmp_path / "node")
+    try:
+        server = node.start()
+        create_ordered(server, "audited", partitions=2)
+        asyncio.run(publish(server, "audited"))
+        log = ServerAddress(server).open()
+        topology = log.topology(["audited"])
+        log.close()
+        schema = projection([*COLUMNS, *parse_by(BY).columns])
+        reader = spark.read.format("qmq").option("qmq.servers", server).option("subscribe", "audited").schema(schema)
+        reader.load().write.parquet(str(tmp_path / "columns"))
+    finally:
+        node.kill()
+    messages = spark.read.schema(schema).parquet(str(tmp_path / "columns"))
+    routes, queues = topology.routes["audited"], list(topology.queues.values())
+    assert (messages.count(), routes.version) == (MESSAGES, CHANGES + 1)
+    found = audit(messages, routes, by=BY, is_dense=True, queues=queues)
+    assert found.is_clean, found.examples[:5]
+    victim = messages.filter("key = cast('key-77' as binary)").orderBy("partition", "sequence").collect()[50]
+    is_it = (f.col("partition") == victim["partition"]) & (f.col("sequence") == victim["sequence"])
+    planted = messages.withColumn("body", f.when(is_it, f.lit(b'{"n":3}')).otherwise(f.col("body")))
+    wrong = audit(planted, routes, by=BY, is_dense=True, queues=queues)
+    assert not wrong.is_clean
+    assert {bytes(row["key"]) for row in wrong.violations.select("key").collect() if row["key"] is not None} == {b"key-77"}
