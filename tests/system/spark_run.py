@@ -80,7 +80,7 @@ def archive_run(
     publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
     driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")
     try:
-        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(out.glob("**/commits/[0-9]*"))), step)
+        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(out.glob("_qmq/manifests/*.json"))), step)
         made = publisher.join()
         last = DriverProcess(words, folder / "archive.log")
         last.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import sys
@@ -73,6 +74,8 @@ def main(job: Job, argv: Sequence[str] | None = None, spark: SparkSession | None
         args = parser.parse_args(argv)
     except SystemExit as leaving:  # --help, or arguments that argparse refused and printed
         return CLEAN if leaving.code in (0, None) else FAILED
+    if not args.servers and not args.path:
+        args.servers = os.environ.get("QMQ_SERVER")
     try:
         return _run(job, args, list(sys.argv[1:] if argv is None else argv), spark)
     except (QmqError, PySparkException, Py4JError, OSError) as failure:
@@ -125,7 +128,7 @@ def common_parser(job: Job) -> argparse.ArgumentParser:
     """The arguments of all jobs, and the job's own."""
     parser = argparse.ArgumentParser(prog=f"qmq spark {job.name}", description=job.summary, allow_abbrev=False)
     log = parser.add_argument_group("which part of which log")
-    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers: read from the brokers they know")
+    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers: read from the brokers they know (also QMQ_SERVER)")
     log.add_argument("--path", action="append", default=[], metavar="FOLDER", help="read data folders (or copies of segments); repeatable")
     log.add_argument("--routes", metavar="FILE", help="routes that `qmq route export` wrote, where only folders can be read")
     log.add_argument("--subject", action="append", default=[], metavar="NAME", help="repeatable")
@@ -161,7 +164,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
     for text in args.option:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidArgument(f"-o {text!r} is no option: write KEY=VALUE, such as tags.any=paid,late")
+            raise InvalidArgument(f"-o {text!r} is no option: write KEY=VALUE, such as tags=paid,late")
         found[key] = value
     return found
 
