@@ -1,8 +1,8 @@
 """The columns' Arrow types, exactly as Spark wants them.
 
 Spark compares the first record batch of a task with what it derives from the schema: names, order, types, the names of inner fields, and
-whether they may be null. A large string, a dictionary, a field that must not be null: the task fails. Later batches are not looked at, and
-another type in one would be read as garbage, so every batch of ours is made against one schema.
+whether they may be null. A large string, a dictionary, a field that may be null and should not: the task fails. Later batches are not
+looked at, and another type in one would be read as garbage, so every batch of ours is made against one schema.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from qmq.errors import InvalidArgument
 
@@ -42,9 +43,10 @@ TYPES: Final[dict[str, pa.DataType]] = {
 """Of all columns in `schema.COLUMNS` and `schema.MORE_COLUMNS`."""
 
 
-def arrow_schema(names: Sequence[str]) -> pa.Schema:
+def arrow_schema(schema: StructType | Sequence[str]) -> pa.Schema:
     """The schema of record batches with these columns, in this order. Raises InvalidArgument for a name that is no column."""
-    unknown = [name for name in names if name not in TYPES]
+    nullable = dict.fromkeys(schema, True) if not isinstance(schema, StructType) else {each.name: each.nullable for each in schema.fields}
+    unknown = [name for name in nullable if name not in TYPES]
     if unknown:
         raise InvalidArgument(f"the log has no column {unknown[0]!r}; there are {', '.join(TYPES)}")
-    return pa.schema([pa.field(name, TYPES[name], nullable=True) for name in names])
+    return pa.schema([pa.field(name, TYPES[name], nullable=may_be) for name, may_be in nullable.items()])

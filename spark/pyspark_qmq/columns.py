@@ -46,7 +46,7 @@ class Projector:
     def __init__(
         self, schema: StructType | Sequence[str], *, routes: Mapping[tuple[str, int], int] | None = None, selection: Selection = ALL
     ) -> None:
-        self.schema = arrow_schema(schema.fieldNames() if isinstance(schema, StructType) else schema)
+        self.schema = arrow_schema(schema)
         self._versions = routes or {}
         self._selection = selection
         self._constants: dict[tuple[str, object], pa.Array] = {}

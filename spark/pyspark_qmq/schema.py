@@ -70,9 +70,14 @@ MORE_COLUMNS: Final[dict[str, DataType]] = {
 """Only where a schema names them."""
 
 
+MAY_BE_NULL: Final = frozenset({"route_version", "key", "logical_partition"})
+"""Of the others Spark need not ask for each value whether it is there. (A user's own schema it always takes as nullable.)"""
+
+
 def default_schema(*, with_headers: bool) -> StructType:
     """What `load()` gives without a schema."""
-    return StructType([StructField(name, kind, True) for name, kind in COLUMNS.items() if with_headers or name != "headers"])
+    chosen = [(name, kind) for name, kind in COLUMNS.items() if with_headers or name != "headers"]
+    return StructType([StructField(name, kind, name in MAY_BE_NULL) for name, kind in chosen])
 
 
 def check_schema(schema: StructType) -> None:
@@ -87,5 +92,5 @@ def check_schema(schema: StructType) -> None:
             raise InvalidArgument(
                 f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read it so, then cast"
             )
-        if not field.nullable:
-            raise InvalidArgument(f"column {field.name!r} must be nullable in the schema, as all columns are")
+        if not field.nullable and field.name in MAY_BE_NULL:
+            raise InvalidArgument(f"column {field.name!r} must be nullable in the schema: it may be null")
