@@ -21,7 +21,7 @@ from system.spark_workload import Row, anomalies, change_now_and_then, create, p
 
 SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
 TESTS = Path(__file__).resolve().parents[1]
-FILES = 90
+FILES_PER_KILL = 20
 
 Step = Callable[[str], None]
 
@@ -121,8 +121,9 @@ def sink_run(
     asyncio.run(create(found.server, subject))
     files = folder / "files"
     files.mkdir()
-    for at in range(FILES):
-        some = table[at * len(table) // FILES : (at + 1) * len(table) // FILES]
+    count = FILES_PER_KILL * (kills + 1)  # enough that no life comes to the end of them
+    for at in range(count):
+        some = table[at * len(table) // count : (at + 1) * len(table) // count]
         columns = {name: [getattr(row, name) for row in some] for name in Row._fields}
         pq.write_table(pa.table(columns), files / f"{at:03d}.parquet")
     checkpoint = folder / "checkpoint"

@@ -388,6 +388,8 @@ def test_in_the_foreground_services_die_with_the_runner(tmp_path: Path) -> None:
             assert any("all is up" in line for line in runner.stderr)
             service = folder.load().processes["etcd0"]
             assert state(service) == "running"
+            # before it is etcd it is setpriv, which may not have asked yet to die with its parent
+            assert until(lambda: Path(f"/proc/{service.pid}/comm").read_text().strip() == "etcd", 30)
         finally:
             runner.send_signal(signal.SIGKILL)
     assert until(lambda: state(service) == "dead", 10)
