@@ -26,6 +26,7 @@ import qmq
 SUBJECT: Final = "bench"
 COLUMNS: Final = "sequence bigint, key binary, body binary, create_time timestamp"
 """What both sides read in the narrow cases."""
+KEYS: Final = 100_000
 ROUNDS: Final = 3
 PARTS: Final = 8
 
@@ -34,10 +35,10 @@ async def fill(address: str, count: int, size: int) -> None:
     """`count` messages of `size` bytes with keys, as the batching producer sends them."""
     async with qmq.connect(address) as mq:
         producer = mq.producer(SUBJECT)
-        bodies = [os.urandom(size) for _ in range(1000)]
-        keys = [f"key-{number:06d}" for number in range(1000)]
-        for _ in range(count // 1000):
-            producer.send_many(bodies, keys=keys)
+        for at in range(count // 1000):
+            blob = os.urandom(1000 * size)  # no two bodies are alike: Parquet would keep them once
+            bodies = [blob[begin : begin + size] for begin in range(0, len(blob), size)]
+            producer.send_many(bodies, keys=[f"key-{(at * 7919 + number) % KEYS:06d}" for number in range(1000)])
             await (producer.drain() if producer.full else asyncio.sleep(0))
         await producer.flush()
 
@@ -190,4 +191,6 @@ def session() -> SparkSession:
     """As a user gets it, with two cores and room for the large reads."""
     from pyspark_qmq.session import session as make
 
+    folder = str(Path(__file__).parent)  # where Spark's Python processes find the data source of tuples
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
     return make("qmq-bench", master="local[2]", conf={"spark.driver.memory": "4g", "spark.ui.enabled": "false"})
