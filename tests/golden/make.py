@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qmq.batch import encode, sent_sizes
 from qmq.compression import Compression
+from qmq.log import commit_mark
 from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, SettleAction
 from qmq.log.config import LogConfig
 from qmq.log.recovery import open_store
@@ -28,7 +29,7 @@ class _Clock:
 
 
 def main(folder: Path) -> None:
-    """Write message.log, action.log, frames.bin and expected.json."""
+    """Write message.log, action.log, committed.qmm, frames.bin and expected.json."""
     data = Path(tempfile.mkdtemp())
     store = open_store(data, LogConfig(), _Clock())
     queue = store.open_queue("flight.departed", 0)
@@ -57,6 +58,9 @@ def main(folder: Path) -> None:
     store.act(Leave(*where, "c", False))
     store.write_actions()
     store.close()
+    (folder / "committed.qmm").write_bytes(
+        commit_mark.encode(commit_mark.CommitMark(store.index, store.epoch, store.messages.end, store.actions.end, 1_800_000_000_000))
+    )
     shutil.copy(data / "message" / f"{0:020d}.log", folder / "message.log")
     shutil.copy(data / "action" / f"{0:020d}.log", folder / "action.log")
     shutil.rmtree(data)

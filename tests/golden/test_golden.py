@@ -117,7 +117,17 @@ def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
     assert struct.unpack("<IIqqIIqqII", found[2][3]) == (3, 2, 0, 9, 0, 0, 10, 10, 1, 250)
 
 
-@pytest.mark.parametrize("name", ["message.log", "action.log", "frames.bin", "expected.json"])
+def test_a_reader_made_from_the_specification_reads_the_commit_mark() -> None:
+    data = (HERE / "committed.qmm").read_bytes()
+    magic, crc, version, reserved, index, epoch, message_position, action_position, time_ms, last = struct.unpack("<4sIIIqqqqqq", data)
+    assert (magic, crc, version, reserved, last) == (b"QMM1", google_crc32c.value(data[8:]), 1, 0, 0)
+    logs = [(HERE / name).read_bytes() for name in ("message.log", "action.log")]
+    assert [message_position, action_position] == [len(log) for log in logs]
+    assert (index, epoch) == max((fields[6], fields[5]) for log in logs for fields, _ in entries(log))
+    assert time_ms == 1_800_000_000_000
+
+
+@pytest.mark.parametrize("name", ["message.log", "action.log", "committed.qmm", "frames.bin", "expected.json"])
 def test_this_release_still_writes_the_golden_files(tmp_path: Path, name: str) -> None:
     make.main(tmp_path)
     assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
