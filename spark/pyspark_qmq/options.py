@@ -13,7 +13,7 @@
 | endingOffsets | the same, batch only; default latest |
 | startingTimestamp, endingTimestamp | milliseconds since 1970, by append time, instead of offsets; the end is exclusive, batch only |
 | maxOffsetsPerTrigger, maxBytesPerTrigger | at most about so much in one micro-batch |
-| minPartitions, maxBytesPerPartition | cut in at least so many tasks; of at most about so much (64 MiB) |
+| minPartitions, maxBytesPerPartition | cut in at least so many tasks; of at most about so much (128 MiB) |
 | failOnDataLoss | true (default): fail when retention took what is needed; false: go on with what is left |
 | includeHeaders | false (default): no column `headers` |
 | includeDirected | false (default): without copies that are for one consumer group |
