@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from qmq.directed import LOOK_INSIDE, group_of
 from qmq.errors import MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import EXPIRED, Requeued, Share
+from qmq.log.matching import has_tags
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.region import Layout, parse_header, tag_bloom, tag_hash
@@ -52,14 +51,7 @@ class TagFilter:
     def matches(self, region: bytes) -> bool:
         """Whether the batch's column of hashes holds what is asked for (in one message or spread over several)."""
         header = parse_header(region)
-        layout = Layout.walk(region, header)
-        if layout.tag_list < 0:
-            return False
-        total = int.from_bytes(region[layout.tag_list + 4 * header.count :][:4], "little")
-        hashes = np.frombuffer(region, "<u8", total, layout.tag_hash)
-        if self.any_of and not np.isin(hashes, np.array(self.any_of, np.uint64)).any():
-            return False
-        return all(bool((hashes == np.uint64(each)).any()) for each in self.all_of)
+        return has_tags(region, header, Layout.walk(region, header), self.any_of, self.all_of)
 
 
 class Piece(NamedTuple):

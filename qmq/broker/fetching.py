@@ -24,14 +24,14 @@ import numpy.typing as npt
 
 from qmq import limits
 from qmq.broker.delivery import TagFilter
-from qmq.broker.intake import logical_partitions
 from qmq.directed import LOOK_INSIDE, is_directed
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.consume_log import IndexEntry
+from qmq.log.matching import has_lps, has_tags, may_have_tags
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.model import QueueId
-from qmq.region import Layout, parse_header, tag_bloom
+from qmq.region import Layout, parse_header
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
@@ -80,12 +80,7 @@ class Selection(NamedTuple):
         """Places of the batches that may hold something that is wanted, by their blooms. As `TagFilter.may_match`, for many."""
         if self.tags is None:
             return list(range(len(blooms)))
-        all_of = np.uint64(tag_bloom(self.tags.all_of))
-        may = (blooms & all_of) == all_of
-        if self.tags.any_of:
-            each = np.array([tag_bloom((tag,)) for tag in self.tags.any_of], np.uint64)
-            may &= ((blooms[:, np.newaxis] & each) == each).any(axis=1)
-        return np.flatnonzero(may).tolist()
+        return np.flatnonzero(may_have_tags(blooms, self.tags.any_of, self.tags.all_of)).tolist()
 
     def needs_region(self, entry: IndexEntry) -> bool:
         """Whether the entry alone does not tell."""
@@ -96,13 +91,10 @@ class Selection(NamedTuple):
         header = parse_header(region)
         if is_directed(header) and not self.with_directed:
             return False
-        if self.tags is not None and not self.tags.matches(region):
-            return False
         layout = Layout.walk(region, header)
-        if not self.lps or layout.logical_partition < 0:
-            return True
-        lps = logical_partitions(region, layout, header.count)
-        return any(bool(((lps >= first) & (lps < end)).any()) for first, end in self.lps)
+        if self.tags is not None and not has_tags(region, header, layout, self.tags.any_of, self.tags.all_of):
+            return False
+        return has_lps(region, header, layout, self.lps)
 
 
 class Fetching:

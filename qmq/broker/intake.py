@@ -12,12 +12,12 @@ from struct import unpack_from
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
 from qmq import directed, limits
 from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
+from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
@@ -104,11 +104,6 @@ def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRan
     found = logical_partitions(region, layout, header.count)
     if int(found.min()) < lps.first or int(found.max()) >= lps.end:
         raise InvalidArgument(f"a message of logical partitions {found.min()} to {found.max()} in a partition that holds {lps}")
-
-
-def logical_partitions(region: bytes, layout: Layout, count: int) -> npt.NDArray[np.uint16]:
-    """The column of a batch to an ordered subject."""
-    return np.frombuffer(region, "<u2", count, layout.logical_partition)
 
 
 def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:

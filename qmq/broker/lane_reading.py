@@ -17,11 +17,11 @@ import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
 from qmq.broker.delivery import Delivery, Piece, Reader
-from qmq.broker.intake import logical_partitions
 from qmq.errors import MessagesExpired
 from qmq.limits import MIB
 from qmq.log.consume_log import IndexEntry
 from qmq.log.lanes import LaneShare
+from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.region import Layout, parse_header

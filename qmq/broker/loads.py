@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.intake import logical_partitions
 from qmq.clock import Clock
+from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 from qmq.region import BatchFlag, Layout

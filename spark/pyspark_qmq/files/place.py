@@ -7,7 +7,7 @@ are not even looked at. Otherwise, if the queue has most of a stretch of the log
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyspark_qmq.files.queue_index import Entries
 from pyspark_qmq.files.segments import SegmentFiles
-from qmq.region import tag_bloom, tag_hash
+from qmq.log.matching import may_have_tags
 
 _POSITIONS_MAX: Final = 32_768
 _FILL_MIN: Final = 0.5
@@ -38,18 +38,10 @@ class Stretch:
     blooms: bytes = b""
     """u64 each: which tags may be in them."""
 
-    def wanted(self, tags_any: tuple[str, ...], tags_all: tuple[str, ...]) -> NDArray[np.int64]:
-        """Positions of the batches that may have such tags."""
-        positions = np.frombuffer(self.positions, np.int64)
-        blooms = np.frombuffer(self.blooms, np.uint64)
-        keeps = np.ones(len(positions), np.bool_)
-        if tags_any:
-            masks = [np.uint64(tag_bloom([tag_hash(tag)])) for tag in tags_any]
-            keeps &= np.logical_or.reduce([blooms & mask == mask for mask in masks])
-        if tags_all:
-            mask = np.uint64(tag_bloom(map(tag_hash, tags_all)))
-            keeps &= blooms & mask == mask
-        return positions[keeps]
+    def wanted(self, any_of: Sequence[int], all_of: Sequence[int]) -> NDArray[np.int64]:
+        """Positions of the batches that may have tags with such hashes."""
+        may_have = may_have_tags(np.frombuffer(self.blooms, np.uint64), any_of, all_of)
+        return np.frombuffer(self.positions, np.int64)[may_have]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from pyspark_qmq.files.place import Place, Stretch
 from pyspark_qmq.files.segments import Mapped, SegmentFiles, map_part
 from pyspark_qmq.files.tail import Found, entry_at
 from pyspark_qmq.model import Piece, Selection, StoredBatch
 from qmq.batch import Kind
 from qmq.errors import LogDamaged, MessagesExpired, NotConnected
+from qmq.log.matching import has_lps, has_tags
 from qmq.log.segments import segment_name
-from qmq.region import BatchFlag, Column, Layout, RegionHeader, last_offset, tag_hash
+from qmq.region import BatchFlag, Column, Layout, RegionHeader, tag_hash
 
 _DIRECTED, _KEY = int(BatchFlag.DIRECTED), int(Column.KEY)
 
@@ -33,8 +32,8 @@ class PieceReader:
         self._selection = selection
         self._skips_lost = skips_lost
         self._subject = piece.queue.subject.encode()
-        self._any = np.array([tag_hash(tag) for tag in selection.tags_any], np.uint64)
-        self._all = np.array([tag_hash(tag) for tag in selection.tags_all], np.uint64)
+        self._any = [tag_hash(tag) for tag in selection.tags_any]
+        self._all = [tag_hash(tag) for tag in selection.tags_all]
 
     def batches(self) -> Iterator[StoredBatch]:
         """See `CommittedLog.read`."""
@@ -81,7 +80,7 @@ class PieceReader:
 
     def _look_up(self, mapped: Mapped, stretch: Stretch) -> Iterator[tuple[Found, RegionHeader]]:
         """The batches that may have the wanted tags. Raises LogDamaged."""
-        for position in stretch.wanted(self._selection.tags_any, self._selection.tags_all).tolist():
+        for position in stretch.wanted(self._any, self._all).tolist():
             found = entry_at(mapped, position)
             header = self._header(found)
             if header is None:
@@ -123,24 +122,7 @@ class PieceReader:
             return False
         if selection.has_keys and not header.columns & _KEY and b"" not in selection.keys:
             return False
-        if not (self._piece.lps or len(self._any) or len(self._all)):
+        if not (self._piece.lps or self._any or self._all):
             return True
         layout = Layout.walk(region, header)
-        return self._has_lps(region, header, layout) and self._has_tags(region, header, layout)
-
-    def _has_lps(self, region: memoryview, header: RegionHeader, layout: Layout) -> bool:
-        lps = self._piece.lps
-        if not lps or layout.logical_partition < 0:
-            return True
-        found = np.frombuffer(region, np.uint16, header.count, layout.logical_partition)
-        return any(bool(((found >= each.first) & (found < each.end)).any()) for each in lps)
-
-    def _has_tags(self, region: memoryview, header: RegionHeader, layout: Layout) -> bool:
-        if not (len(self._any) or len(self._all)):
-            return True
-        if layout.tag_list < 0:
-            return False
-        count = last_offset(region, layout.tag_list, header.count)
-        hashes = np.frombuffer(region, np.uint64, count, layout.tag_hash)
-        has_any = not len(self._any) or bool(np.isin(self._any, hashes).any())
-        return has_any and bool(np.isin(self._all, hashes).all())
+        return has_lps(region, header, layout, self._piece.lps) and has_tags(region, header, layout, self._any, self._all)
