@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,10 +20,6 @@ from qmq.model import Order
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
-FORMAT: Final = "qmq-routes"
-VERSION: Final = 1
-_PUBLISHED: Final = ("published", "done")
-
 Subjects = Annotated[list[str], typer.Argument(help="Ordered subjects.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="A file, replaced all or nothing; standard output without it.")]
 
@@ -34,6 +30,8 @@ def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None
     Spark reads ordered subjects from files with it: option qmq.routes. What is published later is not in it; export again then.
     """
 
+    from pyspark_qmq.files.routes import to_json
+
     async def _export() -> list[dict[str, Any]]:
         async with qmq.connect(server) as mq:
             found = []
@@ -43,8 +41,7 @@ def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None
                 found.append(routes_of(subject, first.route, history, first.settings.order))
             return found
 
-    found = {"format": FORMAT, "version": VERSION, "time_ms": time.time_ns() // 1_000_000, "subjects": run(_export())}
-    text = json.dumps(found, indent=1) + "\n"
+    text = json.dumps(to_json(run(_export()), time.time_ns() // 1_000_000), indent=1) + "\n"
     if out is None:
         sys.stdout.write(text)
         return
@@ -69,31 +66,7 @@ def routes_of(
     subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
 ) -> dict[str, Any]:
     """A subject's part of the file: of its first route, and of what changed since, the oldest first. Pure."""
-    ranges = {each.number: each.lps for each in first.partitions}
-    partitions = [_partition(each, first.version, []) for each in first.partitions]
-    version, sealed_at = first.version, dict[str, int]()
-    for change in changes:
-        sealed_at |= {str(number): sequence for number, sequence in change.sealed.items() if sequence >= 0}
-        if change.phase not in _PUBLISHED:
-            continue
-        for target in change.targets:
-            sources = [number for number in change.sources if _overlaps(ranges[number], target.lps)]
-            partitions.append(_partition(target, change.to_version, sources))
-        ranges |= {each.number: each.lps for each in change.targets}
-        version = change.to_version
-    return {
-        "subject": subject, "order": order, "logical_partitions": first.logical_partitions, "version": version,
-        "partitions": sorted(partitions, key=lambda each: int(each["number"])),
-        "sealed_at": dict(sorted(sealed_at.items(), key=lambda each: int(each[0]))),
-    }  # fmt: skip
+    from pyspark_qmq.files.routes import subject_json
+    from pyspark_qmq.servers.routes import routes_of as followed
 
-
-def _partition(place: pb.OrderedPartition, version: int, sources: list[int]) -> dict[str, Any]:
-    return {
-        "number": place.number, "first_lp": place.lps.first, "end_lp": place.lps.end, "broker_group": place.broker_group,
-        "version": version, "sources": sorted(sources),
-    }  # fmt: skip
-
-
-def _overlaps(source: Any, target: Any) -> bool:
-    return bool(source.first < target.end and target.first < source.end)
+    return subject_json(subject, followed(first, changes, order))

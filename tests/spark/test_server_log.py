@@ -133,7 +133,7 @@ async def test_a_partition_that_was_sealed_after_it_was_asked_ends_at_its_comman
         await send(mq, 100, "v1")
         with closing(opened(it)) as log:
             await asyncio.to_thread(log.topology, ["s"])
-            loop, ask = asyncio.get_running_loop(), log._routes
+            loop, ask = asyncio.get_running_loop(), log._metadata.routes
 
             def change_first(*args: Any) -> Routes:
                 """Between the ends and the history, the partition is split, and the target gets messages."""
@@ -145,7 +145,7 @@ async def test_a_partition_that_was_sealed_after_it_was_asked_ends_at_its_comman
                 asyncio.run_coroutine_threadsafe(change(), loop).result()
                 return ask(*args)
 
-            log._routes = change_first  # type: ignore[method-assign]
+            log._metadata.routes = change_first  # type: ignore[method-assign]
             found = await asyncio.to_thread(log.topology, ["s"])
             queues = {each.key.partition: each for each in found.queues.values()}
             assert (queues[1].end, queues[1].is_sealed) == (150, True)

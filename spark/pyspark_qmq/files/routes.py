@@ -1,9 +1,9 @@
-"""Routes of ordered subjects, from the file that `qmq route export` wrote (docs/FORMAT.md, "Exported routes")."""
+"""Routes of ordered subjects as `qmq route export` writes them into a file, and read from there (docs/FORMAT.md, "Exported routes")."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,27 @@ def empty_queues(routes: Mapping[str, Routes], groups: Container[str]) -> dict[Q
                 key = QueueKey(subject, partition.number, partition.broker_group)
                 found[key] = Queue(key, 0, 0, is_sealed=partition.number in each.sealed_at)
     return found
+
+
+def to_json(subjects: Sequence[dict[str, Any]], time_ms: int) -> dict[str, Any]:
+    """What such a file holds: these subjects' parts, as they were at that time."""
+    return {"format": FORMAT, "version": VERSION, "time_ms": time_ms, "subjects": list(subjects)}
+
+
+def subject_json(subject: str, routes: Routes) -> dict[str, Any]:
+    """One subject's part of it."""
+    return {
+        "subject": subject, "order": (Order.STRICT if routes.is_strict else Order.BEST_EFFORT).value,
+        "logical_partitions": routes.logical_partitions, "version": routes.version,
+        "partitions": [
+            {
+                "number": number, "first_lp": part.lps.first, "end_lp": part.lps.end, "broker_group": part.broker_group,
+                "version": part.version, "sources": list(part.sources),
+            }
+            for number, part in sorted(routes.partitions.items())
+        ],
+        "sealed_at": {str(number): sequence for number, sequence in sorted(routes.sealed_at.items())},
+    }  # fmt: skip
 
 
 def _routes(found: dict[str, Any]) -> Routes:

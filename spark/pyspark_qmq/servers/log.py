@@ -21,10 +21,7 @@ from pyspark_qmq.servers.channel import Channel
 from pyspark_qmq.servers.masters import Masters
 from pyspark_qmq.servers.metadata import Metadata
 from pyspark_qmq.servers.reading import PieceReader, numbers_of
-from pyspark_qmq.servers.routes import routes_of
 from qmq.errors import QmqError, UnknownSubject
-from qmq.model import Order
-from qmq.proto.v1 import meta_pb2 as pb
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
 
@@ -35,8 +32,8 @@ class ServerLog:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self._masters = Masters(metadata)
-        self._first_routes: dict[str, pb.DescribeRouteResponse | None] = {}
-        """Of each subject that was asked about; None: it is not ordered. A first route never changes."""
+        self._is_ordered: dict[str, bool] = {}
+        """Of each subject that was asked about; it never changes."""
         self._known: dict[str, Routes] = {}
         self._queues: dict[QueueKey, Queue] = {}
 
@@ -51,26 +48,24 @@ class ServerLog:
         queues: dict[QueueKey, Queue] = {}
         routes: dict[str, Routes] = {}
         for subject in dict.fromkeys(subjects):
-            first = self._first_route(subject)
-            if first is None:
+            if self._has_order(subject):
+                routes[subject], found = self._ordered(subject)
+                queues.update(found)
+            else:
                 hosts = self._masters.locate(subject).hosts
                 queues.update(_queues(self._numbers([QueueKey(subject, 0, host) for host in hosts])))
-            else:
-                routes[subject], found = self._ordered(subject, first)
-                queues.update(found)
         self._queues.update(queues)
         return Topology(queues, routes)
 
-    def _first_route(self, subject: str) -> pb.DescribeRouteResponse | None:
-        """The first route of an ordered subject; None of an unordered one. Raises UnknownSubject, naming others like it."""
-        if subject not in self._first_routes:
+    def _has_order(self, subject: str) -> bool:
+        """Raises UnknownSubject, naming others like it."""
+        if subject not in self._is_ordered:
             try:
                 found = self._masters.locate(subject)
             except UnknownSubject as failure:
                 raise self._unknown(subject) from failure
-            is_ordered = found.placement.ordering is not None
-            self._first_routes[subject] = self._metadata.describe_route(subject, 1) if is_ordered else None
-        return self._first_routes[subject]
+            self._is_ordered[subject] = found.placement.ordering is not None
+        return self._is_ordered[subject]
 
     def _unknown(self, subject: str) -> UnknownSubject:
         names: list[str] = []
@@ -80,18 +75,14 @@ class ServerLog:
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
         return UnknownSubject(f"there is no subject {subject!r}: {hint}")
 
-    def _ordered(self, subject: str, first: pb.DescribeRouteResponse) -> tuple[Routes, dict[QueueKey, Queue]]:
-        before = self._known.get(subject) or self._routes(subject, first)
+    def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, Queue]]:
+        before = self._known.get(subject) or self._metadata.routes(subject)
         found = self._numbers(_keys(subject, before))
-        routes = self._known[subject] = self._routes(subject, first)
+        routes = self._known[subject] = self._metadata.routes(subject)
         found |= self._numbers(set(_keys(subject, routes)) - set(found))
         sealed = dict(routes.sealed_at)
         sealed |= {key.partition: numbers.end_sequence for key, numbers in found.items() if numbers.is_sealed}
         return replace(routes, sealed_at=sealed), _queues(found, sealed)
-
-    def _routes(self, subject: str, first: pb.DescribeRouteResponse) -> Routes:
-        found = routes_of(first.route, self._metadata.route_history(subject))
-        return replace(found, is_strict=first.settings.order == Order.STRICT.value)
 
     # --- numbers -------------------------------------------------------------------------------------------------------
 

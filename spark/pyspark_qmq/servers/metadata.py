@@ -8,7 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from pyspark_qmq.model import Routes
 from pyspark_qmq.servers.patience import patiently
+from pyspark_qmq.servers.routes import routes_of
 from qmq.client.metadata import placement_of
 from qmq.client.routes import Placement
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
@@ -42,6 +44,7 @@ class Metadata:
         self._turns = itertools.cycle(self._addresses)
         self._address = next(self._turns)
         self._channels: dict[str, grpc.Channel] = {}
+        self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
 
     # --- where things are ----------------------------------------------------------------------------------------------
 
@@ -67,6 +70,13 @@ class Metadata:
         """What changes led to the subject's latest route, the oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
         found: pb.RouteHistoryResponse = self._ask("RouteHistory", pb.RouteHistoryRequest(subject=subject))
         return list(found.changes)
+
+    def routes(self, subject: str) -> Routes:
+        """All routes of an ordered subject; the first one, which never changes, is asked for once. Raises as `route_history`."""
+        first = self._first_routes.get(subject)
+        if first is None:
+            first = self._first_routes[subject] = self.describe_route(subject, 1)
+        return routes_of(first.route, self.route_history(subject), first.settings.order)
 
     def cluster(self) -> list[pb.GroupDescription]:
         """The broker groups, each with its replicas. Raises NotConnected."""

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from qmq_ordering.route import LpRange
 
 from pyspark_qmq.model import RoutePartition, Routes
+from qmq.model import Order
 from qmq.proto.v1 import meta_pb2 as pb
 
 _PUBLISHED = ("published", "done")
 
 
-def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo]) -> Routes:
+def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value) -> Routes:
     """From the first route, and the changes behind it; those that are not published yet have closed partitions at most."""
     partitions = {each.number: _partition(each, 1, ()) for each in first.partitions}
     version = 1
@@ -28,7 +29,7 @@ def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo]) -> 
             for target in change.targets:
                 sources = tuple([source for source in sorted(change.sources) if _overlap(partitions[source], target)])
                 partitions[target.number] = _partition(target, version, sources)
-    return Routes(first.logical_partitions, version, partitions, sealed_at)
+    return Routes(first.logical_partitions, version, partitions, sealed_at, order == Order.STRICT.value)
 
 
 def _partition(found: pb.OrderedPartition, version: int, sources: tuple[int, ...]) -> RoutePartition:

@@ -9,11 +9,9 @@ from typing import Final
 
 import grpc
 
-from pyspark_qmq.model import Routes
 from pyspark_qmq.servers.channel import Channel
 from pyspark_qmq.servers.masters import Masters
 from pyspark_qmq.servers.metadata import Metadata, call, parse_servers
-from pyspark_qmq.servers.routes import routes_of
 from pyspark_qmq.sink.asking import Ask, Found, Locate, Look, Where
 from pyspark_qmq.sink.identity import Target, Writer
 from pyspark_qmq.sink.looking import look
@@ -44,7 +42,6 @@ class Cluster:
         self._servers = parse_servers(servers)
         self._metadata = Metadata(servers, METADATA_MS)
         self._masters = {is_delayed: Masters(self._metadata, delayed=is_delayed) for is_delayed in (False, True)}
-        self._first_routes: dict[str, pb.OrderedRoute] = {}
         self._closed: dict[tuple[str, Target], int] = {}
         """Partitions that a writer saw closed, and in which epoch: rows of later ones cannot be there."""
 
@@ -68,15 +65,9 @@ class Cluster:
     def _locate(self, ask: Locate) -> Where:
         found = self._masters[ask.is_delayed].locate(ask.subject)
         if found.placement.ordering is not None and not ask.is_delayed:
-            return self._routes(ask.subject)
+            return self._metadata.routes(ask.subject)
         writable = {each.group: each.is_writable for each in found.placement.routes}
         return {group: writable.get(group, False) for group in found.hosts}
-
-    def _routes(self, subject: str) -> Routes:
-        first = self._first_routes.get(subject)
-        if first is None:
-            first = self._first_routes[subject] = self._metadata.describe_route(subject, 1).route
-        return routes_of(first, self._metadata.route_history(subject))
 
     def _look(self, ask: Look, writer: Writer) -> Found:
         to = ask.target
