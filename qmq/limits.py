@@ -61,5 +61,14 @@ LOGICAL_PARTITIONS_MAX: Final = 65_536
 CONSUMER_UNACKED_MAX: Final = 100_000
 """Messages one consumer may hold of a group before its pulls wait for acknowledgements."""
 
+CONSUMER_UNACKED_BYTES_MAX: Final = 256 * MIB
+"""Bytes of the same, as they lie in the log."""
+
+ATTEMPTS_MAX: Final = 1_000_000
+"""Most attempts that a group may give a message."""
+
+RETRY_DELAYS_MAX: Final = 64
+"""Delays between attempts that a group may set."""
+
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""

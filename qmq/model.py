@@ -55,6 +55,43 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
+DEAD_LETTERS: Final = "%dlq%"
+"""Before a group's name: the subject of its dead-letter queue."""
+
+
+def dead_letter_subject(group: str) -> str:
+    """The subject of a group's dead-letter queue; of a consumer of a broadcast group, of the group's."""
+    return DEAD_LETTERS + group.partition("%")[0]
+
+
+def is_dead_letters(subject: str) -> bool:
+    """Whether a subject is a dead-letter queue."""
+    return subject.startswith(DEAD_LETTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How a group's messages are tried again (docs/DELIVERY.md)."""
+
+    attempts_max: int = 5
+    """After so many attempts a message goes to the dead-letter queue; 0: never."""
+    retry_delays_ms: tuple[int, ...] = (1_000, 5_000, 10_000, 30_000, 60_000)
+    """Between attempts, in milliseconds; the last one for all further attempts."""
+
+    def delay_ms(self, attempt: int) -> int:
+        """How long a message rests that failed for the `attempt`-th time."""
+        return self.retry_delays_ms[min(attempt, len(self.retry_delays_ms)) - 1]
+
+    def check(self) -> GroupSettings:
+        """Itself. Raises InvalidArgument."""
+        if not 0 <= self.attempts_max <= limits.ATTEMPTS_MAX:
+            raise InvalidArgument(f"attempts_max is 0 (no limit) to {limits.ATTEMPTS_MAX}, not {self.attempts_max}")
+        delays = self.retry_delays_ms
+        if not 0 < len(delays) <= limits.RETRY_DELAYS_MAX or not all(0 <= each <= limits.REQUEUE_MS_MAX for each in delays):
+            raise InvalidArgument(f"retry_delays_ms is 1 to {limits.RETRY_DELAYS_MAX} delays of up to an hour, not {list(delays)}")
+        return self
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class QueueId:
     """One subject's partition on one broker group."""

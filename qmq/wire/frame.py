@@ -60,6 +60,8 @@ class FrameKind(IntEnum):
     """Answered by SETTLED. HEARTBEAT and DETACH end and keep lane sessions too."""
     FIND = 25
     FOUND = 26
+    BEGUN = 27
+    """A consumer begins to work on messages that failed before. Not answered."""
 
 
 _KIND_MAX: Final = max(FrameKind)

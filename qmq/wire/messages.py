@@ -22,6 +22,15 @@ from struct import Struct, error
 from typing import Any, Final, NamedTuple, TypeVar
 
 from qmq.errors import Outcome, ProtocolViolation, QmqError, from_wire
+from qmq.wire.verdicts import BY_GROUP_MS as BY_GROUP_MS
+from qmq.wire.verdicts import Settlement as Settlement
+from qmq.wire.verdicts import Verdict as Verdict
+from qmq.wire.verdicts import pack_begun as pack_begun
+from qmq.wire.verdicts import pack_settle as pack_settle
+from qmq.wire.verdicts import pack_settled as pack_settled
+from qmq.wire.verdicts import unpack_begun as unpack_begun
+from qmq.wire.verdicts import unpack_settle as unpack_settle
+from qmq.wire.verdicts import unpack_settled as unpack_settled
 
 PROTOCOL_VERSION: Final = 1
 
@@ -29,9 +38,6 @@ _PRODUCED: Final = Struct("<qq")
 _PULL: Final = Struct("<IIII")
 _DELIVERY: Final = Struct("<IIqI")
 _RANGE: Final = Struct("<qIII")
-_SETTLE: Final = Struct("<II")
-_SETTLEMENT: Final = Struct("<qqII")
-_SETTLED: Final = Struct("<QQ")
 _FETCHED: Final = Struct("<qqqqqII")
 _SESSION: Final = Struct("<I")
 _ERROR: Final = Struct("<HBBI")
@@ -128,6 +134,8 @@ class Attached(_JsonMessage):
     lease_ms: int
     next_pull_sequence: int
     resumed: int
+    attempts_max: int = 0
+    """After so many attempts a message goes to the dead-letter queue; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,25 +255,6 @@ class Range(NamedTuple):
     count: int  # type: ignore[assignment]
     attempt: int
     batch: int
-
-
-class Verdict(IntEnum):
-    """What a consumer says about messages it was handed."""
-
-    ACK = 0
-    NACK = 1
-    """Failed: hand it out again, one attempt older, after `delay_ms`."""
-    RELEASE = 2
-    """Never worked on: hand it out again as if it had not been pulled."""
-
-
-class Settlement(NamedTuple):
-    """A verdict on a range of pull sequences, both ends included."""
-
-    first: int
-    last: int
-    verdict: int
-    delay_ms: int
 
 
 class LanePull(NamedTuple):
@@ -409,34 +398,6 @@ def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range],
     if len(ranges) != count:
         raise ProtocolViolation(f"MESSAGES holds {len(ranges)} of {count} ranges")
     return session, first, ranges, batches, start
-
-
-def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
-    """The payload of SETTLE."""
-    return _SETTLE.pack(session, len(settlements)) + b"".join([_SETTLEMENT.pack(*each) for each in settlements])
-
-
-def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
-    """Raises ProtocolViolation."""
-    try:
-        session, count = _SETTLE.unpack_from(payload)
-        settlements = [Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size :])]
-    except error:
-        raise ProtocolViolation("SETTLE is cut short") from None
-    if len(settlements) != count or any(each.verdict > Verdict.RELEASE for each in settlements):
-        raise ProtocolViolation("SETTLE has another number of ranges than it says, or an unknown verdict")
-    return session, settlements
-
-
-def pack_settled(settled: int, stale: int) -> bytes:
-    """The payload of SETTLED."""
-    return _SETTLED.pack(settled, stale)
-
-
-def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
-    """(messages settled, messages that were no longer this consumer's). Raises ProtocolViolation."""
-    settled, stale = _unpack(_SETTLED, payload, "SETTLED")
-    return settled, stale
 
 
 def pack_fetched(fetched: Fetched) -> bytes:

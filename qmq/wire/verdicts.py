@@ -1,0 +1,114 @@
+"""What consumers of unordered subjects say about messages they were handed: the payloads of SETTLE, SETTLED and BEGUN. Pure.
+
+    SETTLE    session, count, count * (first, last, verdict, delay_ms), then for each range that has one: (its number, an error's text)
+    SETTLED   how many messages were settled, how many were stale
+    BEGUN     session, first, last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct, error
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import ProtocolViolation
+
+_SETTLE: Final = Struct("<II")
+_SETTLEMENT: Final = Struct("<qqII")
+_ERROR_TEXT: Final = Struct("<IH")
+_SETTLED: Final = Struct("<QQ")
+_BEGUN: Final = Struct("<Iqq")
+
+
+class Verdict(IntEnum):
+    """What a consumer says about messages it was handed."""
+
+    ACK = 0
+    NACK = 1
+    """Failed: hand it out again, one attempt older, after `delay_ms`."""
+    RELEASE = 2
+    """Never worked on: hand it out again as if it had not been pulled."""
+    DEAD = 3
+    """Failed for good: to the group's dead-letter queue. So does a NACK of the last attempt."""
+
+
+BY_GROUP_MS: Final = 0xFFFF_FFFF
+"""As the delay of a NACK: what the group's settings say for this attempt."""
+ERROR_CHARS_MAX: Final = 1_000
+"""Of an error's text that travels with a verdict; what is longer is cut."""
+
+
+class Settlement(NamedTuple):
+    """A verdict on a range of pull sequences, both ends included."""
+
+    first: int
+    last: int
+    verdict: int
+    delay_ms: int
+    error: str = ""
+    """Why they failed; of a NACK or DEAD."""
+
+
+def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
+    """The payload of SETTLE."""
+    errors = [(at, each.error[:ERROR_CHARS_MAX].encode()) for at, each in enumerate(settlements) if each.error]
+    parts = [_SETTLE.pack(session, len(settlements))]
+    parts += [_SETTLEMENT.pack(*each[:4]) for each in settlements]
+    parts += [part for at, text in errors for part in (_ERROR_TEXT.pack(at, len(text)), text)]
+    return b"".join(parts)
+
+
+def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
+    """Raises ProtocolViolation."""
+    try:
+        session, count = _SETTLE.unpack_from(payload)
+        end = _SETTLE.size + count * _SETTLEMENT.size
+        settlements = [Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size : end])]
+        for at, text in _error_texts(payload, end):
+            settlements[at] = settlements[at]._replace(error=text)
+    except (error, IndexError, UnicodeDecodeError):
+        raise ProtocolViolation("SETTLE is cut short, or has an error of a range that it has not") from None
+    if len(settlements) != count or any(each.verdict > Verdict.DEAD for each in settlements):
+        raise ProtocolViolation("SETTLE has another number of ranges than it says, or an unknown verdict")
+    return session, settlements
+
+
+def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:
+    """What stands behind the ranges: (number of the range, why it failed)."""
+    while at < len(payload):
+        number, size = _ERROR_TEXT.unpack_from(payload, at)
+        at += _ERROR_TEXT.size
+        if at + size > len(payload):
+            raise error("cut short")
+        yield number, bytes(payload[at : at + size]).decode()
+        at += size
+
+
+def pack_begun(session: int, first: int, last: int) -> bytes:
+    """The payload of BEGUN: these pull sequences, both ends included, were given to a handler."""
+    return _BEGUN.pack(session, first, last)
+
+
+def unpack_begun(payload: memoryview | bytes) -> tuple[int, int, int]:
+    """(session, first, last). Raises ProtocolViolation."""
+    session, first, last = _exactly(_BEGUN, payload, "BEGUN")
+    return session, first, last
+
+
+def pack_settled(settled: int, stale: int) -> bytes:
+    """The payload of SETTLED."""
+    return _SETTLED.pack(settled, stale)
+
+
+def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
+    """(messages settled, messages that were no longer this consumer's). Raises ProtocolViolation."""
+    settled, stale = _exactly(_SETTLED, payload, "SETTLED")
+    return settled, stale
+
+
+def _exactly(form: Struct, payload: memoryview | bytes, what: str) -> tuple[Any, ...]:
+    try:
+        return form.unpack(payload)
+    except error:
+        raise ProtocolViolation(f"{what} has {len(payload)} bytes, not {form.size}") from None
