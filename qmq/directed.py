@@ -16,7 +16,7 @@ from typing import Final
 from qmq.batch import BatchView, Envelope
 from qmq.errors import InvalidArgument, InvalidName, OrderMismatch
 from qmq.headers import ATTEMPT, GROUP
-from qmq.model import check_name
+from qmq.model import check_group
 from qmq.region import BatchFlag, Layout, RegionHeader, bytes_column, parse_header
 
 LOOK_INSIDE: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -60,7 +60,7 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
     if group is None or groups:
         raise InvalidArgument(f"each message of a directed batch names the group that it is for in the header {GROUP}, all the same")
     try:
-        check_name("group", group.decode())
+        check_group(group.decode())
     except (UnicodeDecodeError, InvalidName):
         raise InvalidArgument(f"the header {GROUP} of a directed message is a group's name, not {group[:200]!r}") from None
 

@@ -46,13 +46,30 @@ def check_name(kind: str, name: object) -> str:
         raise InvalidArgument(f"{kind} must be a str, not {type(name).__name__}")
     if not name:
         raise InvalidName(f"{kind} is empty: give it 1 to {limits.NAME_CHARS_MAX} characters")
-    if len(name) > limits.NAME_CHARS_MAX:
+    if len(name) > limits.NAME_CHARS_MAX + (len(DEAD_LETTERS) if kind == "subject" and is_dead_letters(name) else 0):
         raise InvalidName(f"{kind} has {len(name)} characters; the most is {limits.NAME_CHARS_MAX}")
-    if _NAME.match(name) is None:
+    if _NAME.match(name) is None and not (kind == "subject" and is_dead_letters(name) and _NAME.match(name, len(DEAD_LETTERS))):
         raise InvalidName(
             f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'"
         )
     return name
+
+
+BROADCAST: Final = "%"
+"""Between the group and the consumer, in the name of a broadcast group's consumer at the brokers."""
+
+
+def check_group(name: object) -> str:
+    """A consumer group's name, or GROUP%CONSUMER of a broadcast group's consumer. Raises as `check_name`."""
+    if not isinstance(name, str) or BROADCAST not in name:
+        return check_name("group", name)
+    group, _, consumer = name.partition(BROADCAST)
+    return check_name("group", group) + BROADCAST + check_name("consumer", consumer)
+
+
+def base_group(name: str) -> str:
+    """The group, of one of its consumers if it is a broadcast group."""
+    return name.partition(BROADCAST)[0]
 
 
 DEAD_LETTERS: Final = "%dlq%"
@@ -61,7 +78,11 @@ DEAD_LETTERS: Final = "%dlq%"
 
 def dead_letter_subject(group: str) -> str:
     """The subject of a group's dead-letter queue; of a consumer of a broadcast group, of the group's."""
-    return DEAD_LETTERS + group.partition("%")[0]
+    return DEAD_LETTERS + base_group(group)
+
+
+OPERATORS: Final = "qmq-dlq"
+"""The group that consumes dead-letter queues for operators: what it settled was replayed or purged."""
 
 
 def is_dead_letters(subject: str) -> bool:

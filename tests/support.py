@@ -14,13 +14,14 @@ from typing import IO
 
 from qmq.batch import encode, sent_sizes
 from qmq.broker.config import BrokerConfig
+from qmq.directed import LOOK_INSIDE
 from qmq.errors import DiskFull
 from qmq.log.config import LogConfig
 from qmq.log.disk import Disk
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 from qmq.node.dev import Node, NodeConfig
-from qmq.region import Columns, parse_header
+from qmq.region import BatchFlag, Columns, parse_header
 
 
 class ManualClock:
@@ -55,13 +56,15 @@ class SmallDisk(Disk):
 
 
 def intake(
-    queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None, flags: int = 0
-) -> Intake:
+    queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None, flags: int = 0,
+    headers: list[dict[str, bytes]] | None = None,
+) -> Intake:  # fmt: skip
     """A batch as the broker takes it in."""
     envelope, region = encode(
-        queue.id.subject.encode(), Columns(bodies, tags=tags), producer_id=producer, batch_sequence=number, create_time_ms=1, flags=flags
-    )
-    return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
+        queue.id.subject.encode(), Columns(bodies, tags=tags, headers=headers), producer_id=producer, batch_sequence=number,
+        create_time_ms=1, flags=flags,
+    )  # fmt: skip
+    return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), LOOK_INSIDE if flags & BatchFlag.DIRECTED else 0)
 
 
 def node_config(

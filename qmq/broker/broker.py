@@ -30,7 +30,9 @@ from qmq.broker.intake import Destination, read_batches
 from qmq.broker.lanes import Lanes
 from qmq.broker.loads import Loads
 from qmq.broker.ordering import Admission, Barrier, NoRouting, Routing
+from qmq.broker.rules import NoRules, Rules
 from qmq.broker.sessions import Held, Peer
+from qmq.broker.tallies import Tallies
 from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
@@ -49,10 +51,11 @@ from qmq.errors import (
 from qmq.log.config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
-from qmq.model import Fencing, Order, SubjectConfig, check_name
+from qmq.model import Fencing, Order, SubjectConfig, check_name, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.messages import Produced
 
 log = logging.getLogger("qmq.broker")
 
@@ -130,6 +133,9 @@ class Broker:
         """Where the master is, if it is known and not here."""
         self.settled: list[Held] = []
         """Answers to SETTLE whose actions are not written yet."""
+        self.tallies = Tallies()
+        if is_serving:
+            self.tallies.begin(store)
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
@@ -138,6 +144,8 @@ class Broker:
         """Which partitions of ordered subjects are here."""
         self.right: Callable[[], bool] = lambda: True
         """Whether this master's lease in the coordination store holds, by its own clock."""
+        self.rules: Rules = NoRules()
+        """What operators said about consumer groups; `look_again` when there are news."""
         self.loads = Loads(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
@@ -152,6 +160,7 @@ class Broker:
     def serve(self, store: Store) -> None:
         """Begin to serve from this store: everything in it is committed."""
         self.store = store
+        self.tallies.begin(store)
         self._routes.clear()
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
@@ -166,16 +175,21 @@ class Broker:
     def resume(self) -> None:
         """Go on."""
         self.is_paused = False
-        for state in self.dispatch.groups:
-            self.dispatch.wake(state)
-        self.lanes.wake_all()
-        self.schedule()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Serve those who wait, if they may be served now."""
+        if self.is_serving:
+            self.dispatch.to_wake.update({id(state): state for state in self.dispatch.groups})
+            self.lanes.wake_all()
+            self.schedule()
 
     def retire(self) -> None:
         """Serve no more. Who waits is told: not stored what was not written, unknown what was."""
         if not self.is_serving:
             return
         self.is_serving = False
+        self.tallies.end(self.store)
         unknown = NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
         for staged in self._staged:
             self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
@@ -209,6 +223,8 @@ class Broker:
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to its successor")
         batches = read_batches(payload, self.find_queue)
+        if any([is_dead_letters(batch.queue.id.subject) for batch in batches]):  # noqa: C419 - faster than a generator
+            raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         self._staged.append(_Staged(peer, request_id, batches, is_fast))
@@ -250,14 +266,14 @@ class Broker:
 
     def subject(self, name: str) -> SubjectConfig:
         """The subject's settings. Raises UnknownSubject."""
-        config = self._look_up(name)
+        config = Broker.subject_or_none(self, name)  # of a delay server too, which overrides it for its retention
         if config is None:
             raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
         return config
 
     def subject_or_none(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it is known."""
-        return self._look_up(name)
+        """The subject's settings, if it is known. Those of dead-letter queues follow from their names."""
+        return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
 
     def forget_routes(self) -> None:
         """Settings of subjects may have changed: look them up again."""
@@ -344,6 +360,15 @@ class Broker:
     def _has_right(self, queue: Queue) -> bool:
         return self.right() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
+    def append_own(self, batches: list[Intake]) -> list[Produced]:
+        """Store what the broker itself sends; what is there already is not stored again. Raises DiskFull."""
+        produced = self.store.append(batches)
+        if self.store.commits_at_once:
+            self._wake_queues([batch.queue for batch in batches])
+        self._written(self.store.index)
+        self.schedule()
+        return produced
+
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
     def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
@@ -389,16 +414,20 @@ class Broker:
         for held in settled:
             held.index = self.store.index
         self._held += settled
+        self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)
 
     def _written(self, index: int) -> None:
         """Tell the committer; what is committed already (a batch sent twice) is answered all the same."""
+        if index > self.store.committed_index and not self.store.commits_at_once:
+            self.tallies.wrote(index)
         self.committer.written(index)
         self._release()
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is safe: consumers may see it, answers may go."""
         grown = self.store.commit(index)
+        self.tallies.committed(index)
         if self.is_serving:
             self._wake_queues(grown)
             self._release()
@@ -416,6 +445,7 @@ class Broker:
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Tell the asker what went wrong."""
+        self.tallies.refuse(failure)
         peer.send(frames.frame(FrameKind.ERROR, request_id, wire.pack_error(failure)))
         self.schedule()
 

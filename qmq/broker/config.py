@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq.limits import INFLIGHT_BYTES_MAX
+from qmq.model import GroupSettings
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 3_600_000
@@ -18,6 +19,10 @@ class BrokerConfig:
     name: str = "broker-0"
     inflight_bytes_max: int = INFLIGHT_BYTES_MAX
     connections_max: int = 10_000
+    broadcast_idle_ms: int = 3 * 86_400_000
+    """A consumer of a broadcast group that stays away for so long is forgotten."""
     hello_timeout_ms: int = 10_000
     """A connection that has not said hello by then is closed."""
     retention_interval_ms: int = 30_000
+    retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
+    """How messages of groups are tried again for which nothing is set in the coordination store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from qmq import limits
@@ -12,7 +13,7 @@ from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
-from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError
+from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
@@ -50,6 +51,8 @@ class Connection(Flushable):
         self._hurried: set[int] = set()
         self._fetches: deque[tuple[int, wire.Fetch]] = deque()
         self.has_said_hello = False
+        self.client = ""
+        """The client's name, as it says."""
         self._on_peer_frame: Callable[[Frame], None] | None = None
         """Set if the other end is a replica of our group."""
         self.stream = FrameStream(
@@ -63,6 +66,11 @@ class Connection(Flushable):
     def is_writable(self) -> bool:
         """False while the client does not read its answers, or has enough of them coming, or is gone."""
         return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes of PRODUCE that are not answered yet."""
+        return self._unanswered_bytes
 
     def send(self, *buffers: bytes) -> None:
         """Queue an answer for the end of the turn."""
@@ -139,7 +147,7 @@ class Connection(Flushable):
         hello = wire.Hello.unpack(each.payload)
         if hello.version != wire.PROTOCOL_VERSION:
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
-        self.has_said_hello = True
+        self.has_said_hello, self.client = True, hello.client
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, self._broker.config.name, self._broker.store.epoch, limits.FRAME_BYTES_MAX,
@@ -178,6 +186,11 @@ class Connection(Flushable):
         if each.deadline_ms:
             self._hurried.add(each.request_id)
         self._consuming().settle(self, each.request_id, *wire.unpack_settle(each.payload))
+
+    def _begun(self, each: Frame) -> None:
+        if self._broker.is_serving:
+            with suppress(UnknownConsumer):  # nobody waits for an answer
+                self._broker.dispatch.begun(self, *wire.unpack_begun(each.payload))
 
     def _heartbeat(self, each: Frame) -> None:
         number = wire.unpack_session(each.payload)
@@ -256,6 +269,7 @@ _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.PRODUCE_FAST: Connection._produce_fast,
     FrameKind.PULL: Connection._pull,
     FrameKind.SETTLE: Connection._settle,
+    FrameKind.BEGUN: Connection._begun,
     FrameKind.HEARTBEAT: Connection._heartbeat,
     FrameKind.ATTACH: Connection._attach,
     FrameKind.DETACH: Connection._detach,

@@ -24,6 +24,7 @@ from qmq.region import Layout, parse_header, tag_bloom, tag_hash
 from qmq.wire.messages import Range
 
 _ENTRIES_AHEAD: Final = 256
+_FOUND_MAX: Final = 20_000
 _ENTRIES_MAX: Final = 2_000
 """Batches one pull may pass over before the turn goes to somebody else."""
 
@@ -71,6 +72,8 @@ class Delivery:
     pieces: list[Piece] = field(default_factory=list)
     messages: int = 0
     bytes: int = 0
+    retried: int = 0
+    """Messages that were handed out before, and worked on."""
 
     def add(self, piece: Piece) -> None:
         if not self.pieces or self.pieces[-1].entry.position != piece.entry.position:
@@ -82,24 +85,37 @@ class Delivery:
 class Reader:
     """Reads one queue's index forward for one group; remembers where it is."""
 
-    __slots__ = ("_ahead", "_number", "_queue")
+    __slots__ = ("_ahead", "_found", "_number", "_queue")
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._ahead: dict[int, IndexEntry] = {}
+        self._found: dict[int, int] = {}
+        """Sequences that were searched for: what failed is looked for at every verdict and every attempt."""
         self._number = -1
 
     def number_of(self, sequence: int) -> int:
         """Number of the entry that holds `sequence`, or of the next one; the index's count if there is none."""
-        index = self._queue.index
         number = self._number
         if self._holds(number + 1, sequence):
             number += 1
         elif not self._holds(number, sequence):
-            number = index.find_sequence(sequence) if index.count > index.first else index.count
-            if number < index.count and self.entry(number).next_sequence <= sequence:
-                number += 1
+            number = self._search(sequence)
         self._number = number
+        return number
+
+    def _search(self, sequence: int) -> int:
+        index = self._queue.index
+        number = self._found.get(sequence, -1)
+        if number >= index.first:
+            return number
+        number = index.find_sequence(sequence) if index.count > index.first else index.count
+        if number < index.count and self.entry(number).next_sequence <= sequence:
+            number += 1
+        if number < index.count:
+            if len(self._found) >= _FOUND_MAX:
+                self._found.clear()
+            self._found[sequence] = number
         return number
 
     def _holds(self, number: int, sequence: int) -> bool:
@@ -124,6 +140,7 @@ class Reader:
     def forget(self) -> None:
         """The index was changed under us."""
         self._ahead.clear()
+        self._found.clear()
         self._number = -1
 
 
@@ -156,6 +173,7 @@ def _collect_requeued(queue: Queue, reader: Reader, item: Requeued, delivery: De
         sequence = max(sequence, entry.base_sequence)
         count = min(entry.next_sequence, end) - sequence
         delivery.add(Piece(entry, sequence, count, item.attempt))
+        delivery.retried += count if item.attempt > 1 else 0
         sequence += count
         number += 1
 

@@ -7,20 +7,25 @@ is lost, before its PULL is committed, the messages are handed out again, and la
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from qmq import limits
+from qmq.broker.burial import Burials
 from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.delivery import TagFilter, collect, lay_out
+from qmq.broker.failures import failures_in
+from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, QmqError, UnknownConsumer
-from qmq.log.actions import Begin, Join, Leave, PullAction, Reset, Return, SettleAction
+from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
-from qmq.model import check_name
+from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
+from qmq.wire.verdicts import Verdict
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.broker")
 
 _DUE_WAIT_MS: Final = 60_000
+_FAILED: Final = (Verdict.NACK, Verdict.DEAD)
 
 
 class Served(Enum):
@@ -37,7 +43,7 @@ class Served(Enum):
     NOT = 2
     """There is nothing for anybody."""
     BLOCKED = 3
-    """This consumer must acknowledge, or read its answers, first."""
+    """This consumer must acknowledge, or read its answers, first; or it is paused."""
 
 
 class Dispatch:
@@ -45,12 +51,13 @@ class Dispatch:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.groups = Groups()
+        self.groups = Groups(broker.tallies)
         self.to_wake: dict[int, GroupState] = {}
         """Groups that something happened to during this turn."""
+        self.burials = Burials(broker)
         for queue in broker.store.queues.values():
             for group in queue.shares:
-                self.groups.state(queue, group)
+                self.burials.found(self.groups.state(queue, group))
 
     # --- consuming -----------------------------------------------------------------------------------------------------
 
@@ -60,16 +67,19 @@ class Dispatch:
         queue = self._broker.find_queue(request.subject.encode(), request.partition).queue
         if queue.is_ordered:
             raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
+        if request.start == wire.RESUME and not _can_resume(queue, request):
+            return wire.Attached(0, request.lease_ms, 0, 0)
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
         names = (request.subject, request.partition, request.group)
         if is_new:
             begin = queue.start_sequence if request.start == "earliest" else queue.next_sequence
-            self._broker.store.act(Begin(*names, "", begin))
+            self._broker.store.act(Begin(*names, "", begin, self._broker.clock.time_ms()))
         holder = state.share.holders.get(request.consumer)
         is_known = holder is not None and holder.incarnation == request.incarnation
         is_resumed = is_known and holder is not None and request.received < holder.next_pull
         if not is_resumed:
+            self._put_back(state, request.consumer, Cause.AGAIN)
             self._broker.store.act(Join(*names, request.consumer, request.incarnation, request.lease_ms, request.received))
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._broker.store.act(Return(*names, request.consumer, request.received))
@@ -78,7 +88,17 @@ class Dispatch:
         self.wake(state)
         self._broker.schedule()
         holder = state.share.holders[request.consumer]
-        return wire.Attached(session.number, holder.lease_ms, holder.next_pull, int(is_resumed))
+        attempts_max = self._settings(state).attempts_max
+        return wire.Attached(session.number, holder.lease_ms, holder.next_pull, int(is_resumed), attempts_max)
+
+    def _settings(self, state: GroupState) -> GroupSettings:
+        """How the group's messages are tried again. Those of a dead-letter queue never die."""
+        subject = state.queue.id.subject
+        found = self._broker.rules.settings(subject, base_group(state.name))
+        return replace(found, attempts_max=0) if is_dead_letters(subject) else found
+
+    def _failures(self, state: GroupState) -> Failures:
+        return failures_in(self._broker.store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
         """Answer a PULL now or when there is something. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
@@ -114,7 +134,7 @@ class Dispatch:
     def wake(self, state: GroupState) -> None:
         """The group may have messages: serve its waiting pulls, the longest waiting first.
 
-        A consumer that must acknowledge or read its answers first keeps its place, and does not keep others waiting.
+        A consumer that is paused, or must acknowledge or read its answers first, keeps its place, and does not keep others waiting.
         """
         if self._broker.is_paused:
             return
@@ -146,12 +166,14 @@ class Dispatch:
         if holder is None:
             raise UnknownConsumer(f"consumer {session.consumer!r} lost its lease: attach again")
         room = min(waiter.messages_max, limits.CONSUMER_UNACKED_MAX - holder.unacked)
-        if room <= 0 or not waiter.session.peer.is_writable:
+        room_bytes = session.outstanding.room(holder, queue.index)
+        if room <= 0 or room_bytes <= 0 or not session.peer.is_writable or self._is_paused(session):
             return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
         found = collect(
-            self._broker.store, queue, state.name, share, state.reader, session.tags, room, waiter.bytes_max, self._broker.clock.time_ms()
+            self._broker.store, queue, state.name, share, state.reader, session.tags, room, min(waiter.bytes_max, room_bytes),
+            self._broker.clock.time_ms(),
         )
         if not found.pulled:
             return Served.NOT
@@ -169,8 +191,14 @@ class Dispatch:
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
+        session.outstanding.handed(found.bytes)
+        state.tally.handed_out(found.messages, found.bytes, found.retried)
         self._broker.schedule()
         return Served.YES
+
+    def _is_paused(self, session: Session) -> bool:
+        state = session.group
+        return self._broker.rules.is_paused(state.queue.id.subject, state.name, session.consumer, session.peer.client)
 
     def _answer_empty(self, waiter: Waiter) -> None:
         head = wire.pack_delivery(waiter.session.number, 0, [], 0)
@@ -182,18 +210,51 @@ class Dispatch:
         state = session.group
         if any(each.first < 0 or each.last < each.first for each in settlements):
             raise InvalidArgument("a settlement's first pull sequence is at most its last, and neither is negative")
-        queue_id = state.queue.id
-        done = self._broker.store.act(
-            SettleAction(
-                queue_id.subject, queue_id.partition, state.name, session.consumer, self._broker.clock.time_ms(),
-                tuple([(each.first, each.last, each.verdict, each.delay_ms) for each in settlements]),
-            )
-        )  # fmt: skip
-        answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(*done))
+        if any([each.verdict in _FAILED for each in settlements]):  # noqa: C419 - faster than a generator
+            holder = state.share.holders.get(session.consumer)
+            decided = decide(holder.held if holder else (), settlements, self._settings(state), self._failures(state))
+            settled = self._act_settled(state, session.consumer, decided, Cause.VERDICT)
+        else:
+            kept = tuple([each[:4] for each in settlements])
+            settled = self._act_settled(state, session.consumer, Decided(kept), Cause.VERDICT)
+        asked = sum([each.last - each.first + 1 for each in settlements])
+        state.tally.settled(settlements, asked - settled)
+        answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
         self._broker.settled.append(Held(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
         self._broker.schedule()
+
+    def _act_settled(self, state: GroupState, consumer: str, decided: Decided, cause: Cause) -> int:
+        """Do what was decided; how many messages it settled."""
+        queue_id = state.queue.id
+        deaths = state.share.deaths
+        done = self._broker.store.act(
+            SettleAction(
+                queue_id.subject, queue_id.partition, state.name, consumer, self._broker.clock.time_ms(),
+                decided.settlements, decided.errors, int(cause),
+            )
+        )  # fmt: skip
+        if state.share.deaths > deaths:
+            state.tally.dead += state.share.deaths - deaths
+            self.burials.died(state)
+        return done.settled
+
+    def _put_back(self, state: GroupState, consumer: str, cause: Cause) -> None:
+        """What a lost consumer held goes back, or dies."""
+        holder = state.share.holders.get(consumer)
+        begun = state.begun.pop(consumer, Begun())
+        if holder is not None and holder.held:
+            decided = put_back(holder.held, begun.__contains__, self._settings(state), self._failures(state))
+            self._act_settled(state, consumer, decided, cause)
+
+    def begun(self, peer: Peer, number: int, first: int, last: int) -> None:
+        """A consumer begins to work on messages that failed before. Raises UnknownConsumer."""
+        session = self._session(number, peer)
+        state, holder = session.group, session.group.share.holders.get(session.consumer)
+        begun = state.begun.setdefault(session.consumer, Begun())
+        begun.forget(holder.held[0].pull if holder is not None and holder.held else first)
+        begun.add(first, last)
 
     def heartbeat(self, peer: Peer, number: int) -> None:
         """A sign of life. Raises UnknownConsumer if the lease is over."""
@@ -208,6 +269,7 @@ class Dispatch:
         self._leave(session.group, session.consumer, expired=False)
 
     def _leave(self, state: GroupState, consumer: str, *, expired: bool) -> None:
+        self._put_back(state, consumer, Cause.LOST if expired else Cause.LEFT)
         queue_id = state.queue.id
         self._broker.store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
@@ -233,12 +295,27 @@ class Dispatch:
     def tick(self) -> None:
         """Answer pulls that waited long enough; take from consumers whose lease has ended."""
         now_ms = self._broker.clock.monotonic_ms()
+        self.burials.work()
         for state in self.groups:
             for waiter in state.take_late(now_ms):
                 self._answer_empty(waiter)
+            if BROADCAST in state.name:
+                self._forget_idle(state, now_ms)
             for consumer in state.expired(now_ms):
                 log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
+                state.tally.leases_lost += 1
                 self._leave(state, consumer, expired=True)
+
+    def _forget_idle(self, state: GroupState, now_ms: int) -> None:
+        """A consumer of a broadcast group that stays away for long is nobody's progress."""
+        if state.share.holders or state.share.dying:
+            state.idle_since_ms = -1
+        elif state.idle_since_ms < 0:
+            state.idle_since_ms = now_ms
+        elif now_ms - state.idle_since_ms >= self._broker.config.broadcast_idle_ms:
+            log.info("%s has been away from %s for too long: its progress is forgotten", state.name, state.queue.id)
+            self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
+            self.groups.drop(state)
 
     def wake_queues(self, queues: list[Queue]) -> None:
         """Consumers may see more of these queues."""
@@ -273,13 +350,22 @@ class Dispatch:
             state.waiters.clear()
 
 
+def _can_resume(queue: Queue, request: wire.Attach) -> bool:
+    """Whether the consumer holds still what it had received."""
+    share = queue.shares.get(request.group)
+    holder = share.holders.get(request.consumer) if share is not None else None
+    return holder is not None and holder.incarnation == request.incarnation and request.received < holder.next_pull
+
+
 def _check_attach(request: wire.Attach) -> None:
     check_name("subject", request.subject)
-    check_name("group", request.group)
+    check_group(request.group)
     check_name("consumer", request.consumer)
+    if BROADCAST in request.group and not request.group.endswith(BROADCAST + request.consumer):
+        raise InvalidArgument(f"{request.group!r} belongs to one consumer of a broadcast group, and not to {request.consumer!r}")
     check_name("incarnation", request.incarnation)
-    if request.start not in ("earliest", "latest"):
-        raise InvalidArgument(f"start is 'earliest' or 'latest', not {request.start!r}")
+    if request.start not in ("earliest", "latest", wire.RESUME):
+        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start!r}")
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
         raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
     tags = [*request.tags_any, *request.tags_all]

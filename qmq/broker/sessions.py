@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qmq.broker.delivery import Reader, TagFilter
+from qmq.broker.outstanding import Outstanding
+from qmq.broker.retrying import Begun
+from qmq.broker.tallies import GroupTally, Tallies
 from qmq.log.consumption import Share
 from qmq.log.queue import Queue
 
@@ -33,6 +36,11 @@ class Peer(Protocol):
     @property
     def is_writable(self) -> bool:
         """False while its answers pile up unread."""
+        ...
+
+    @property
+    def client(self) -> str:
+        """The name of the client at the other end."""
         ...
 
     def send(self, *buffers: bytes) -> None:
@@ -70,6 +78,8 @@ class Session:
     group: GroupState
     consumer: str
     tags: TagFilter | None
+    outstanding: Outstanding = field(default_factory=Outstanding)
+    """The bytes of what it holds."""
 
 
 @dataclass(slots=True)
@@ -80,9 +90,14 @@ class GroupState:
     name: str
     share: Share
     reader: Reader
+    tally: GroupTally
     waiters: deque[Waiter] = field(default_factory=deque)
     seen_ms: dict[str, int] = field(default_factory=dict)
     """Last sign of life of each holder, monotonic."""
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """Of each holder, which of the messages that failed before it works on."""
+    idle_since_ms: int = -1
+    """Of a broadcast group's consumer: since when it is away, monotonic."""
     timer: Cancellable | None = None
     """Fires at `wakes_ms`, when the next message that came back may go out again."""
     wakes_ms: int = -1
@@ -110,7 +125,8 @@ class GroupState:
 class Groups:
     """All groups of the broker, and all sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, tallies: Tallies) -> None:
+        self._tallies = tallies
         self._states: dict[tuple[int, str], GroupState] = {}
         self._by_queue: dict[int, list[GroupState]] = {}
         self._sessions: dict[int, Session] = {}
@@ -121,9 +137,16 @@ class Groups:
         key = (id(queue), group)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = GroupState(queue, group, queue.share(group), Reader(queue))
+            state = self._states[key] = GroupState(
+                queue, group, queue.share(group), Reader(queue), self._tallies.group(queue.id.subject, group)
+            )
             self._by_queue.setdefault(id(queue), []).append(state)
         return state
+
+    def drop(self, state: GroupState) -> None:
+        """The group is forgotten; nobody is attached to it."""
+        self._states.pop((id(state.queue), state.name), None)
+        self._by_queue[id(state.queue)].remove(state)
 
     def of_queue(self, queue: Queue) -> list[GroupState]:
         """The groups that consume the queue."""
@@ -150,6 +173,10 @@ class Groups:
         """The session is over; the consumer's lease goes on."""
         self._sessions.pop(session.number, None)
         session.group.drop_waiters(session)
+
+    def clients(self) -> dict[tuple[int, str], str]:
+        """The names of the clients, by `id` of the group's state and consumer, of all that are attached."""
+        return {(id(each.group), each.consumer): each.peer.client for each in self._sessions.values()}
 
     def of_peer(self, peer: Peer) -> list[Session]:
         """The sessions of a connection."""

@@ -8,10 +8,13 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
              received                   above `received`, the highest it says it ever got, and above all of the group's
     RETURN   received                   it reconnected and never got what it was handed behind pull sequence `received`
     PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they get its next pull sequences
-    SETTLE   now_ms, settlements        [first, last, verdict, delay_ms] on pull sequences
+    SETTLE   now_ms, settlements,       [first, last, verdict, delay_ms] on pull sequences, as the master decided; [number of the
+             errors, cause              settlement, text] of those that failed; whose decision it is (`Cause`)
     LEAVE    expired                    it went (or its lease did); what it held goes back
-    BEGIN    sequence                   the group is new on this queue and begins here
+    BEGIN    sequence, now_ms           the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
+    BURIED   [first, count]*            messages that died, by their numbers: their copies are in the dead-letter queue
+    FORGET                              the group is gone for good: a consumer of a broadcast group that stayed away
 
 On partitions of ordered subjects (qmq/log/lanes.py):
 
@@ -71,6 +74,21 @@ class ActionKind(IntEnum):
     POSTPONE = 24
     RECUR = 25
     CLOSE = 26
+    BURIED = 30
+    FORGET = 31
+
+
+class Cause(IntEnum):
+    """Why something was settled."""
+
+    VERDICT = 0
+    """The consumer said so."""
+    LOST = 1
+    """Its lease ended: the master puts back what it held, as for the following."""
+    LEFT = 2
+    """It went without settling it."""
+    AGAIN = 3
+    """It came back with another life."""
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
@@ -84,6 +102,7 @@ class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
 
 class Begin(Action, frozen=True, tag=int(ActionKind.BEGIN)):
     sequence: int
+    now_ms: int = 0
 
 
 class Join(Action, frozen=True, tag=int(ActionKind.JOIN)):
@@ -111,6 +130,8 @@ class PullAction(Action, frozen=True, tag=int(ActionKind.PULL)):
 class SettleAction(Action, frozen=True, tag=int(ActionKind.SETTLE)):
     now_ms: int
     settlements: tuple[tuple[int, int, int, int], ...]
+    errors: tuple[tuple[int, str], ...] = ()
+    cause: int = 0
 
 
 class Leave(Action, frozen=True, tag=int(ActionKind.LEAVE)):
@@ -119,6 +140,14 @@ class Leave(Action, frozen=True, tag=int(ActionKind.LEAVE)):
 
 class Reset(Action, frozen=True, tag=int(ActionKind.RESET)):
     sequence: int
+
+
+class Buried(Action, frozen=True, tag=int(ActionKind.BURIED)):
+    numbers: tuple[tuple[int, int], ...]
+
+
+class Forget(Action, frozen=True, tag=int(ActionKind.FORGET)):
+    pass
 
 
 class LaneBegin(Action, frozen=True, tag=int(ActionKind.LANE_BEGIN)):
@@ -218,7 +247,7 @@ class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset
-ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset
+ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget
 AnyAction = ShareAction | LaneAction | ScheduleAction
 """What the action log holds."""
 

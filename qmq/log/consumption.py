@@ -1,12 +1,14 @@
 """What one group has consumed of one queue: its *share*. Pure: actions in, state out; the same on every replica and after every restart.
 
-A share knows three things, and every message of the queue is in exactly one of them or done:
+A share knows four things, and every message of the queue is in exactly one of them or done:
 
     next_sequence    the first message that nobody was handed yet
     holders          consumers, each with its pull log: the ranges it was handed and has not settled
     requeued         ranges that came back (failed, released, consumer gone), each with the time from which it may go out again
+    dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
 
     new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
+                                              held --DEAD--> dying --BURIED--> done
 
 A consumer names messages by *pull sequence*: its own count of what it was handed. Pull sequences never repeat within a share (a consumer
 that comes starts above all that were ever given), so a late verdict from before a lost lease can settle nothing that is not its own.
@@ -25,8 +27,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from qmq.log.actions import AnyAction, Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
-from qmq.wire.messages import Verdict
+from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.wire.verdicts import Verdict
 
 EXPIRED: Final = 0
 """The `attempt` of a range that a PULL takes out of the queue of returns because retention took its messages."""
@@ -50,6 +52,19 @@ class Requeued(NamedTuple):
     attempt: int
 
 
+class Dying(NamedTuple):
+    """A range that failed for good: its messages are the share's dead number `number` and following."""
+
+    number: int
+    first: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+    died_ms: int
+    error: str
+    consumer: str
+    """Who had it last."""
+
+
 @dataclass(slots=True)
 class Holder:
     """One consumer. `held` is in order of pull sequence."""
@@ -71,10 +86,15 @@ class Settled(NamedTuple):
 class Share:
     """One group's consumption of one queue."""
 
-    __slots__ = ("expired", "holders", "next_sequence", "pulls", "requeued")
+    __slots__ = ("born_ms", "deaths", "dying", "expired", "holders", "next_sequence", "pulls", "requeued")
 
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
+        self.born_ms = 0
+        """When the group began here: tells a group from one of the same name that was forgotten."""
+        self.deaths = 0
+        """How many messages ever died: the number of the next one."""
+        self.dying: list[Dying] = []
         self.pulls = 0
         self.expired = 0
         self.holders: dict[str, Holder] = {}
@@ -98,7 +118,7 @@ class Share:
 
     def settled_before(self) -> int:
         """Every message before this sequence is done."""
-        firsts = [item.first for item in self.requeued]
+        firsts = [item.first for item in self.requeued] + [item.first for item in self.dying]
         firsts += [item.first for holder in self.holders.values() for item in holder.held]
         return min(firsts, default=self.next_sequence)
 
@@ -110,9 +130,16 @@ class Share:
         """Messages that came back and wait to go out again."""
         return sum(item.count for item in self.requeued)
 
+    def dying_messages(self) -> int:
+        """Messages on their way to the dead-letter queue."""
+        return sum(item.count for item in self.dying)
+
     def check(self) -> None:
         """The whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
-        spans = [(item.first, item.count) for item in self.requeued]
+        spans = [(item.first, item.count) for item in self.requeued] + [(item.first, item.count) for item in self.dying]
+        numbers = [(item.number, item.count) for item in self.dying]
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), numbers
+        assert all(a + n <= self.deaths for a, n in numbers), (numbers, self.deaths)
         for holder in self.holders.values():
             assert holder.unacked == sum(item.count for item in holder.held)
             pulls = [(item.pull, item.count) for item in holder.held]
@@ -131,11 +158,12 @@ class Share:
         return _APPLY[type(action)](self, action) or _NOTHING
 
     def _begin(self, action: Begin) -> None:
-        self.next_sequence = action.sequence
+        self.next_sequence, self.born_ms = action.sequence, action.now_ms
 
     def _reset(self, action: Reset) -> None:
         self.next_sequence = action.sequence
         self.requeued.clear()
+        self.dying.clear()
         for holder in self.holders.values():
             holder.held.clear()
             holder.unacked = 0
@@ -188,7 +216,8 @@ class Share:
     def _settle(self, action: SettleAction) -> Settled:
         holder = self.holders.get(action.consumer)
         settled = asked = 0
-        for first, last, verdict, delay_ms in action.settlements:
+        errors = dict(action.errors)
+        for at, (first, last, verdict, delay_ms) in enumerate(action.settlements):
             asked += last - first + 1
             for item in _cut_out(holder, first, last + 1) if holder else ():
                 settled += item.count
@@ -197,7 +226,17 @@ class Share:
                     insort(self.requeued, Requeued(due, item.first, item.count, item.attempt + 1))
                 elif verdict == Verdict.RELEASE:
                     insort(self.requeued, Requeued(0, item.first, item.count, item.attempt))
+                elif verdict == Verdict.DEAD:
+                    self._die(item, action, errors.get(at, ""))
         return Settled(settled, asked - settled)
+
+    def _die(self, item: Held, action: SettleAction, error: str) -> None:
+        self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
+        self.deaths += item.count
+
+    def _buried(self, action: Buried) -> None:
+        for number, count in action.numbers:
+            self.dying = [part for item in self.dying for part in _without(item, number, number + count)]
 
     # --- keeping -------------------------------------------------------------------------------------------------------
 
@@ -207,7 +246,10 @@ class Share:
             name: (holder.incarnation, holder.lease_ms, holder.next_pull, [tuple(item) for item in holder.held])
             for name, holder in self.holders.items()
         }
-        return [self.next_sequence, self.pulls, self.expired, holders, [tuple(item) for item in self.requeued]]
+        return [
+            self.next_sequence, self.pulls, self.expired, holders, [tuple(item) for item in self.requeued],
+            self.born_ms, self.deaths, [tuple(item) for item in self.dying],
+        ]  # fmt: skip
 
     @classmethod
     def from_state(cls, state: list[Any]) -> Share:
@@ -219,6 +261,9 @@ class Share:
             unacked = sum(item.count for item in ranges)
             share.holders[name] = Holder(incarnation, lease_ms, next_pull, ranges, unacked)
         share.requeued = [Requeued(*item) for item in state[4]]
+        if len(state) > 5:
+            share.born_ms, share.deaths = state[5], state[6]
+            share.dying = [Dying(*item) for item in state[7]]
         return share
 
 
@@ -231,7 +276,16 @@ _APPLY: Final[dict[type[Any], Callable[[Share, Any], Settled | None]]] = {
     SettleAction: Share._settle,
     Leave: Share._leave,
     Reset: Share._reset,
+    Buried: Share._buried,
 }
+
+
+def _without(item: Dying, begin: int, end: int) -> list[Dying]:
+    """What is left of a range without the dead numbers from `begin` to before `end`."""
+    low = min(max(begin - item.number, 0), item.count)
+    high = min(max(end - item.number, low), item.count)
+    parts = ((0, low), (high, item.count))
+    return [item._replace(number=item.number + a, first=item.first + a, count=b - a) for a, b in parts if b > a]
 
 
 def _cut_out(holder: Holder, begin: int, end: int) -> list[Held]:

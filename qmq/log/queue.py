@@ -10,8 +10,9 @@ from qmq_ordering.route import LpRange
 
 from qmq.batch import BatchView
 from qmq.directed import LOOK_INSIDE, is_directed
+from qmq.log.actions import Forget, ShareAction
 from qmq.log.consume_log import ConsumeLog, IndexEntry
-from qmq.log.consumption import Share
+from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
 from qmq.log.lanes import LaneShare
 from qmq.log.producers import Producers
@@ -106,6 +107,13 @@ class Queue:
         if share is None:
             share = self.shares[group] = Share()
         return share
+
+    def apply(self, action: ShareAction) -> Settled:
+        """Change the share that the action names; made if absent. FORGET ends it."""
+        if isinstance(action, Forget):
+            self.shares.pop(action.group, None)
+            return Settled(0, 0)
+        return self.share(action.group).apply(action)
 
     def lane_share(self, group: str) -> LaneShare:
         """The group's lanes; made if absent."""

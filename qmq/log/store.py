@@ -29,7 +29,7 @@ from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log import commands
-from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, ShareAction, decode_actions, encode_actions
+from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
 from qmq.log.cache import TailCache
 from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
@@ -370,7 +370,7 @@ class Store:
         assert not isinstance(action, ScheduleAction), action
         if isinstance(action, LaneAction):
             return Settled(self.lane_share_of(action).apply(action), 0)
-        return self.share_of(action).apply(action)
+        return self.open_queue(action.subject, action.partition).apply(action)
 
     def act_on_lane(self, action: LaneAction) -> int:
         """Apply at once, and have it written by the next `write_actions`; what `LaneShare.apply` gave."""
@@ -379,10 +379,6 @@ class Store:
     def lane_share_of(self, action: LaneAction) -> LaneShare:
         """The lanes that the action is about; made if absent."""
         return self.open_queue(action.subject, action.partition).lane_share(action.group)
-
-    def share_of(self, action: ShareAction) -> Share:
-        """The share that the action is about; made if absent."""
-        return self.open_queue(action.subject, action.partition).share(action.group)
 
     def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """Let an entry change the derived state: how a slave follows, and how a restart replays."""

@@ -46,6 +46,9 @@ _LANE_DELIVERY: Final = Struct("<IIqII")
 _LANE_SETTLE: Final = Struct("<IIQ")
 _LANE_SETTLEMENT: Final = Struct("<qqII")
 
+RESUME: Final = "resume"
+"""As the `start` of an ATTACH."""
+
 _J = TypeVar("_J", bound="_JsonMessage")
 
 
@@ -108,7 +111,8 @@ class Attach(_JsonMessage):
 
     `incarnation` is drawn when the consumer starts: the same one attaching again is a reconnect and keeps what it holds up to
     `received` (the last pull sequence it got, -1 for none); another one gets everything that was not settled again.
-    `start` says where a group that is new begins: "earliest" or "latest".
+    `start` says where a group that is new begins: "earliest" or "latest". `RESUME` takes part only if this life is known still, and changes
+    nothing otherwise: the answer then has `resumed` 0 and no session.
     """
 
     subject: str

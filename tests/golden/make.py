@@ -11,7 +11,7 @@ from pathlib import Path
 from qmq.batch import encode, sent_sizes
 from qmq.compression import Compression
 from qmq.log import commit_mark
-from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, SettleAction
+from qmq.log.actions import Begin, Buried, Join, Leave, PullAction, Pulled, SettleAction
 from qmq.log.config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake
@@ -51,10 +51,11 @@ def main(folder: Path) -> None:
         )  # fmt: skip
         store.append([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
     where = ("flight.departed", 0, "ops")
-    store.act(Begin(*where, "", 0))
+    store.act(Begin(*where, "", 0, 1_800_000_000_000))
     store.act(Join(*where, "c", "i", 30_000, -1))
     store.act(PullAction(*where, "c", (Pulled(0, 6, 1),)))
-    store.act(SettleAction(*where, "c", 7, ((0, 3, 0, 0), (4, 4, 1, 1000))))
+    store.act(SettleAction(*where, "c", 7, ((0, 3, 0, 0), (4, 4, 1, 1000), (5, 5, 3, 0)), ((2, "no JSON"),)))
+    store.act(Buried(*where, "", ((0, 1),)))
     store.act(Leave(*where, "c", False))
     store.write_actions()
     store.close()
@@ -67,7 +68,8 @@ def main(folder: Path) -> None:
     (folder / "frames.bin").write_bytes(
         frame(FrameKind.HELLO, 1, wire.Hello(1, "golden").pack())
         + frame(FrameKind.PULL, 2, wire.pack_pull(wire.Pull(3, 100, 4096, 500)), 1000)
-        + frame(FrameKind.SETTLE, 3, wire.pack_settle(3, [wire.Settlement(0, 9, 0, 0), wire.Settlement(10, 10, 1, 250)]))
+        + frame(FrameKind.SETTLE, 3, wire.pack_settle(3, [wire.Settlement(0, 9, 0, 0), wire.Settlement(10, 10, 1, 250, "no")]))
+        + frame(FrameKind.BEGUN, 4, wire.pack_begun(3, 11, 12))
     )
     expected = {"bodies": ["hi", "one", "", "three", "x" * 1000, "y" * 1000], "keys": [None, "N1", None, "N3", None, None]}
     (folder / "expected.json").write_text(json.dumps(expected))

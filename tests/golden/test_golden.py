@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import zstandard
 
+from qmq.log.actions import Begin, SettleAction, decode_actions
+
 HERE = Path(__file__).parent
 
 
@@ -92,16 +94,27 @@ def test_a_reader_made_from_the_specification_reads_the_message_log() -> None:
 
 def test_a_reader_made_from_the_specification_reads_the_action_log() -> None:
     ((envelope, region),) = entries((HERE / "action.log").read_bytes())
-    assert (envelope[1], envelope[4]) == (2, 5)
+    assert (envelope[1], envelope[4]) == (2, 6)
     (length,) = struct.unpack_from("<I", region)
     where = ["flight.departed", 0, "ops"]
     assert msgspec.msgpack.decode(region[4 : 4 + length]) == [
-        [0, *where, "", 0],
+        [0, *where, "", 0, 1_800_000_000_000],
         [1, *where, "c", "i", 30_000, -1],
         [3, *where, "c", [[0, 6, 1]]],
-        [4, *where, "c", 7, [[0, 3, 0, 0], [4, 4, 1, 1000]]],
+        [4, *where, "c", 7, [[0, 3, 0, 0], [4, 4, 1, 1000], [5, 5, 3, 0]], [[2, "no JSON"]], 0],
+        [30, *where, "", [[0, 1]]],
         [5, *where, "c", False],
     ]
+
+
+def test_an_action_log_from_before_messages_could_die_is_read_as_ever() -> None:
+    ((_, region),) = entries((HERE / "action_without_errors.log").read_bytes())
+    (length,) = struct.unpack_from("<I", region)
+    begin, _, _, settle, _ = decode_actions(region[4 : 4 + length])
+    assert isinstance(begin, Begin)
+    assert begin.now_ms == 0
+    assert isinstance(settle, SettleAction)
+    assert (settle.settlements, settle.errors, settle.cause) == (((0, 3, 0, 0), (4, 4, 1, 1000)), (), 0)
 
 
 def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
@@ -114,7 +127,8 @@ def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
     assert json.loads(found[0][3]) == {"version": 1, "client": "golden"}
     assert found[1][:3] == (7, 2, 1000)
     assert struct.unpack("<IIII", found[1][3]) == (3, 100, 4096, 500)
-    assert struct.unpack("<IIqqIIqqII", found[2][3]) == (3, 2, 0, 9, 0, 0, 10, 10, 1, 250)
+    assert struct.unpack("<IIqqIIqqIIIH2s", found[2][3]) == (3, 2, 0, 9, 0, 0, 10, 10, 1, 250, 1, 2, b"no")
+    assert (found[3][0], struct.unpack("<Iqq", found[3][3])) == (27, (3, 11, 12))
 
 
 def test_a_reader_made_from_the_specification_reads_the_commit_mark() -> None:

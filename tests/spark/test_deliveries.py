@@ -32,7 +32,10 @@ from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (
     AnyAction,
     Begin,
+    Buried,
     Cancel,
+    Cause,
+    Forget,
     Join,
     LaneBegin,
     LaneDone,
@@ -89,6 +92,22 @@ def test_an_acknowledged_range_says_when_it_was_handed_out_and_when_it_was_done(
     found = replayed(Begin(*NAMES, "", 0), joined(), pulled((0, 10, 1)), settled((0, 9, ACK, 0)))
     assert plain(found) == [(0, 9, 1, 20, 30, "ack")]
     assert (found[0].share, found[0].consumer, found[0].lps) == (KEY, "c", None)
+
+
+def test_a_range_that_died_says_so_and_its_burial_ends_nothing_twice() -> None:
+    found = replayed(joined(), pulled((0, 3, 1)), settled((0, 1, Verdict.DEAD, 0)), Buried(*NAMES, "", ((0, 2),)), settled((2, 2, ACK, 0)))
+    assert plain(found) == [(0, 1, 1, 10, 20, "dead"), (2, 2, 1, 10, 40, "ack")]
+
+
+@pytest.mark.parametrize(("cause", "fate"), [(Cause.LOST, "lost"), (Cause.LEFT, "left"), (Cause.AGAIN, "again")])
+def test_what_a_broker_puts_back_for_a_lost_consumer_is_no_verdict_of_the_consumers(cause: Cause, fate: str) -> None:
+    back = SettleAction(*NAMES, "c", START_MS, ((0, 0, NACK, 9), (1, 1, Verdict.RELEASE, 0)), (), int(cause))
+    assert [each[-1] for each in plain(replayed(joined(), pulled((0, 2, 1)), back))] == [fate, fate, "waiting", "waiting"]
+
+
+def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
+    found = replayed(joined(), pulled((0, 2, 1)), Forget(*NAMES, ""))
+    assert [each[-1] for each in plain(found)] == ["reset"]
 
 
 def test_a_range_is_cut_by_verdicts_and_what_is_left_is_open() -> None:

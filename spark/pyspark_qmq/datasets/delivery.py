@@ -37,6 +37,7 @@ class Fate(StrEnum):
     PARKED = "parked"
     ACK = "ack"
     NACK = "nack"
+    DEAD = "dead"
     RELEASE = "release"
     RETURN = "return"
     LEFT = "left"

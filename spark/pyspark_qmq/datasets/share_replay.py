@@ -12,13 +12,16 @@ from typing import Any, Final
 import msgspec
 
 from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
-from qmq.log.actions import Join, Leave, PullAction, Reset, Return, SettleAction
+from qmq.log.actions import Buried, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.consumption import EXPIRED, Holder, Share
+from qmq.wire.verdicts import Verdict
 
 _PULLS_KEPT: Final = 512
 """Pulls of a consumer whose times are remembered before those that are settled are looked for."""
-_FATES: Final = (Fate.ACK, Fate.NACK, Fate.RELEASE)
+_FATES: Final = (Fate.ACK, Fate.NACK, Fate.RELEASE, Fate.DEAD)
 """By wire verdict."""
+_LOST: Final = {Cause.LOST: Fate.LOST, Cause.LEFT: Fate.LEFT, Cause.AGAIN: Fate.AGAIN}
+"""By whose decision it was, if it was not the consumer's."""
 
 
 class ShareReplay:
@@ -35,8 +38,11 @@ class ShareReplay:
         """Apply it; give what it ended. Exhaust it before the next."""
         if isinstance(action, SettleAction):
             for each in action.settlements:
-                yield from self._settled(action.consumer, *each, time_ms)
-                self.share.apply(msgspec.structs.replace(action, settlements=(each,)))  # one by one: they may overlap
+                yield from self._settled(action, *each, time_ms)
+                self.share.apply(msgspec.structs.replace(action, settlements=(each,), errors=()))  # one by one: they may overlap
+            return
+        if isinstance(action, Buried | Forget):
+            yield from self._gone(action, time_ms)
             return
         if isinstance(action, PullAction):
             yield from self._never_handed(action, time_ms)
@@ -45,11 +51,22 @@ class ShareReplay:
         yield from self._taken_back(action, time_ms)
         self.share.apply(action)
 
-    def _settled(self, consumer: str, first: int, last: int, verdict: int, delay_ms: int, time_ms: int) -> Iterator[Delivery]:
-        holder = self.share.holders.get(consumer)
+    def _settled(self, action: SettleAction, first: int, last: int, verdict: int, delay_ms: int, time_ms: int) -> Iterator[Delivery]:
+        holder = self.share.holders.get(action.consumer)
+        fate = _FATES[verdict] if verdict == Verdict.DEAD else _LOST.get(Cause(action.cause), _FATES[verdict])
         if holder is not None:
-            for each in self._held(consumer, holder, first, last + 1):
-                yield each._replace(settled_ms=time_ms, fate=_FATES[verdict], delay_ms=delay_ms)
+            for each in self._held(action.consumer, holder, first, last + 1):
+                yield each._replace(settled_ms=time_ms, fate=fate, delay_ms=delay_ms)
+
+    def _gone(self, action: Buried | Forget, time_ms: int) -> Iterator[Delivery]:
+        """Copies are in the dead-letter queue, which ends no delivery; or the group is gone, and nothing of it is open any more."""
+        if isinstance(action, Buried):
+            self.share.apply(action)
+            return
+        for each in self.rest():
+            yield each._replace(settled_ms=time_ms, fate=Fate.RESET)
+        self.share = Share()
+        self._pulls.clear()
 
     def _held(self, consumer: str, holder: Holder, begin: int = 0, end: int = 1 << 62) -> Iterator[Delivery]:
         """What the consumer has of pull sequences `begin` to before `end`."""

@@ -67,7 +67,8 @@ class DeadLetters:
 
     def _ranges(self, spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         subjects = sorted({key.subject for key in queues_now(args).queues})
-        found = failed_ranges(of_groups(read_dataset(spark, args, "deliveries"), args.group, subjects), args.attempts)
+        read = of_groups(read_dataset(spark, args, "deliveries"), args.group, subjects)
+        found = failed_ranges(read, args.attempts, with_dead=not args.dead_subject)
         return found.where(F.col("cause").isin(args.cause)) if args.cause else found
 
     def _dead(self, spark: SparkSession, args: argparse.Namespace) -> DataFrame:

@@ -7,6 +7,7 @@ A *letter* is such a message, or a range of messages of one queue that came to t
     follower     it was set aside only because an earlier one of its key was
     skipped      an operator counted it as done while it was parked
     expired      it came back, and retention took it before it was handed out again
+    dead         its group gave it up: its copy is in the group's dead-letter queue (`%dlq%GROUP`)
     ...          what the header says that an application, or the broker, put into a dead letter; `unknown` if there is none
 """
 
@@ -27,15 +28,21 @@ EXPIRED: Final = "expired"
 UNKNOWN: Final = "unknown"
 RANGE: Final = (*QUEUE, "consumer_group", "first_sequence", "last_sequence", "first_lp", "end_lp", "attempts", "cause", "key")
 MESSAGE: Final = (*QUEUE, "sequence", "logical_partition", "key", "tags", "message_id", "append_time")
-_CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED}
+DEAD: Final = "dead"
+_CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED, "dead": DEAD}
+"""By the fate of a delivery."""
 
 
-def failed_ranges(deliveries: DataFrame, attempts: int) -> DataFrame:
-    """The deliveries that failed for good, with columns RANGE. `attempts`: after how many a message counts as failing."""
+def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = True) -> DataFrame:
+    """The deliveries that failed for good, with columns RANGE. `attempts`: after how many a message counts as failing.
+
+    Without `with_dead` what is in a dead-letter queue is left out: it is read there.
+    """
     tried = F.col("verdict").isin("open", "waiting") & (F.col("attempt") > attempts)
     failing = deliveries.where(tried).withColumns({"attempts": F.col("attempt") - 1, "cause": F.lit(FAILING)})
-    ended = deliveries.where(F.col("verdict").isin(*_CAUSES)).withColumn("attempts", F.col("attempt"))
-    cause = F.when(F.col("verdict") == "drop", SKIPPED).otherwise(EXPIRED)
+    ends = [fate for fate in _CAUSES if with_dead or fate != "dead"]
+    ended = deliveries.where(F.col("verdict").isin(*ends)).withColumn("attempts", F.col("attempt"))
+    cause = F.create_map(*[F.lit(each) for pair in _CAUSES.items() for each in pair])[F.col("verdict")]
     return failing.select(*RANGE).unionByName(ended.withColumn("cause", cause).select(*RANGE)).unionByName(_parked(deliveries))
 
 

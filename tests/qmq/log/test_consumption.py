@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
-from qmq.log.consumption import Requeued, Settled, Share
+from qmq.log.actions import Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.consumption import Dying, Requeued, Settled, Share
 from qmq.wire.messages import Verdict
 
 WHERE = ("s", 0, "g")
@@ -83,6 +83,28 @@ def test_a_reset_voids_everything_that_was_handed_out() -> None:
     assert settle(share, "a", (1, 9, Verdict.ACK, 0)) == (0, 9)
 
 
+def test_what_died_is_numbered_as_it_died_and_is_not_done_before_it_is_buried() -> None:
+    share = joined("a")
+    pull(share, "a", (0, 10, 1))
+    share.apply(SettleAction(*WHERE, "a", 5, ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)), ((1, "boom"),)))
+    assert share.dying == [Dying(0, 6, 2, 1, 5, "boom", "a"), Dying(2, 3, 1, 1, 5, "", "a")]
+    share.apply(Leave(*WHERE, "a", True))
+    share.apply(Buried(*WHERE, "", ((1, 1),)))
+    assert [(item.number, item.first, item.count) for item in share.dying] == [(0, 6, 1), (2, 3, 1)]
+    assert share.settled_before() == 2
+    share.apply(Buried(*WHERE, "", ((0, 3),)))
+    assert (share.dying, share.deaths) == ([], 3)
+
+
+def test_a_share_that_an_older_release_kept_has_nobody_dying() -> None:
+    share = joined("a")
+    pull(share, "a", (0, 3, 1))
+    old = share.to_state()[:5]
+    loaded = Share.from_state(old)
+    loaded.check()
+    assert (loaded.deaths, loaded.dying, loaded.unacked()) == (0, [], 3)
+
+
 @dataclass
 class Copy:
     """One message in the model."""
@@ -92,6 +114,7 @@ class Copy:
     pull: int = -1
     attempt: int = 1
     due_ms: int = 0
+    number: int = -1
 
 
 class ShareMachine(RuleBasedStateMachine):
@@ -104,7 +127,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.share = Share()
         self.share.apply(Begin(*WHERE, "", 0))
         self.model = [Copy() for _ in range(200)]
-        self.now_ms = 0
+        self.now_ms = self.deaths = 0
         self.incarnation = 0
 
     def held(self, consumer: str) -> list[Copy]:
@@ -154,12 +177,25 @@ class ShareMachine(RuleBasedStateMachine):
         for each in mine:
             if verdict is Verdict.ACK:
                 each.state = "done"
+            elif verdict is Verdict.DEAD:
+                each.state = "dying"
             else:
                 each.state = "requeued"
                 each.attempt += verdict is Verdict.NACK
                 each.due_ms = self.now_ms + 50 if verdict is Verdict.NACK else 0
+        if verdict is Verdict.DEAD:
+            for number, each in enumerate(sorted(mine, key=lambda each: each.pull), self.deaths):
+                each.number = number
+            self.deaths += len(mine)
         done = settle(self.share, consumer, (first, last, verdict, 50), now_ms=self.now_ms)
         assert done == (len(mine), length - len(mine))
+
+    @rule(number=st.integers(0, 30), count=st.integers(1, 8))
+    def bury(self, number: int, count: int) -> None:
+        for each in self.model:
+            if each.state == "dying" and number <= each.number < number + count:
+                each.state = "done"
+        self.share.apply(Buried(*WHERE, "", ((number, count),)))
 
     @rule(ms=st.integers(1, 60))
     def wait(self, ms: int) -> None:
@@ -176,6 +212,9 @@ class ShareMachine(RuleBasedStateMachine):
         states = [each.state for each in self.model]
         assert self.share.unacked() == states.count("held")
         assert self.share.waiting_again() == states.count("requeued")
+        assert self.share.deaths == self.deaths
+        dying = sorted((item.first + at, item.number + at) for item in self.share.dying for at in range(item.count))
+        assert dying == [(at, each.number) for at, each in enumerate(self.model) if each.state == "dying"]
         assert self.share.settled_before() == next((at for at, state in enumerate(states) if state != "done"), 200)
         again = sorted((item.due_ms, item.first + at, item.attempt) for item in self.share.requeued for at in range(item.count))
         assert again == sorted((each.due_ms, at, each.attempt) for at, each in enumerate(self.model) if each.state == "requeued")

@@ -1,0 +1,226 @@
+"""Dead letters: copies of messages that failed for good, into the group's dead-letter queue, each exactly once (docs/DELIVERY.md).
+
+    DEAD is committed ──▶ copies appended, numbered as they died ──▶ BURIED
+
+Rules:
+* Nothing is copied before the entry by which it died is committed: a copy of a message that a new master still holds to be alive would be
+  one too many.
+* The producer of a share's copies follows from subject, partition, group and the group's birth; the number of a batch is the number of its
+  first dead message. Whoever buries again after a crash, however cut, finds what is there already, and goes on behind it.
+* What cannot be read stays dying, and is tried again now and then. Of what retention took there is nothing left to copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from qmq import headers, limits
+from qmq.batch import BatchView, encode, sent_sizes
+from qmq.directed import failures, is_directed
+from qmq.errors import DiskFull, LogDamaged
+from qmq.log.actions import Buried
+from qmq.log.consume_log import IndexEntry
+from qmq.log.consumption import Dying
+from qmq.log.queue import Queue
+from qmq.log.store import Intake
+from qmq.model import MessageId, dead_letter_subject
+from qmq.region import Columns, parse_header, tag_bloom, tag_hash
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+    from qmq.broker.sessions import GroupState
+
+log = logging.getLogger("qmq.broker")
+
+BATCH_MESSAGES: Final = 500
+BATCH_BYTES: Final = 4 * limits.MIB
+AGAIN_MS: Final = 10_000
+"""How long a share rests whose dead messages could not be copied."""
+_PRODUCER_BIT: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class Grave:
+    """A share with dying messages: those before number `deaths` may be copied once `index` is committed."""
+
+    state: GroupState
+    index: int
+    deaths: int
+    not_before_ms: int = 0
+
+
+class Opened:
+    """A batch with its columns decoded once, for all its messages."""
+
+    def __init__(self, view: BatchView) -> None:
+        count = view.count
+        self.bodies = view.bodies()
+        self.keys = view.keys() or [b""] * count
+        self.tags = view.tags() or [()] * count
+        self.headers = view.headers() or [{}] * count
+        self.created_ms = view.create_times_ms()
+        self.is_directed = is_directed(view.header)
+        self._header, self._ids = view.header, view.message_ids()
+
+    def id_of(self, place: int) -> bytes:
+        """Made one by one: mostly one message of many is dead."""
+        if self._ids is not None:
+            return self._ids[place]
+        return MessageId(self._header.producer_id, self._header.batch_sequence, place).to_bytes()
+
+
+class Letter(NamedTuple):
+    """One dead message, with what it had."""
+
+    number: int
+    dying: Dying
+    sequence: int
+    batch: Opened
+    place: int
+
+
+class Burials:
+    """Of one broker, while it serves."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._fresh: dict[int, GroupState] = {}
+        self._graves: dict[int, Grave] = {}
+        self.buried = 0
+        """Copies made here."""
+
+    def died(self, state: GroupState) -> None:
+        """Messages of a share died in this turn."""
+        self._fresh[id(state)] = state
+
+    def found(self, state: GroupState) -> None:
+        """A share was loaded: what is dying in it is committed."""
+        if state.share.dying:
+            self._graves[id(state)] = Grave(state, 0, state.share.deaths)
+
+    def written(self, index: int) -> None:
+        """What happened in this turn is in the log, up to `index`."""
+        if self._fresh:
+            for key, state in self._fresh.items():
+                self._graves[key] = Grave(state, index, state.share.deaths)
+            self._fresh = {}
+
+    def work(self) -> None:
+        """Copy what may be copied."""
+        if not self._graves:
+            return
+        now_ms = self._broker.clock.monotonic_ms()
+        for key, grave in list(self._graves.items()):
+            if grave.index > self._broker.store.committed_index or now_ms < grave.not_before_ms:
+                continue
+            if self._bury(grave):
+                self._graves.pop(key, None)
+            else:
+                grave.not_before_ms = now_ms + AGAIN_MS
+
+    def _bury(self, grave: Grave) -> bool:
+        """Whether everything of it is copied."""
+        state = grave.state
+        while state.share.dying and state.share.dying[0].number < grave.deaths:
+            try:
+                letters, gone = self._letters(state, grave.deaths)
+                done = list(gone)
+                if letters:
+                    done.append((letters[0].number, self._append(state, letters)))
+            except (DiskFull, LogDamaged) as failure:
+                waiting = state.share.dying_messages()
+                log.warning("%d messages of group %s on %s wait to be buried: %s", waiting, state.name, state.queue.id, failure)
+                if isinstance(failure, LogDamaged):
+                    self._broker.mends(failure)
+                return False
+            queue_id = state.queue.id
+            self._broker.store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
+            self._broker.schedule()
+        return True
+
+    def _letters(self, state: GroupState, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
+        """The next messages to be copied together, numbered without a gap; (number, count) of those that are gone. Raises LogDamaged."""
+        letters, gone, size = list[Letter](), list[tuple[int, int]](), 0
+        for item in state.share.dying:
+            number, sequence, end = item.number, item.first, item.first + min(item.count, deaths - item.number)
+            while sequence < end:
+                entry = self._entry(state, sequence)
+                lost = (min(entry.base_sequence, end) if entry is not None else end) - sequence
+                if lost > 0:
+                    if letters:
+                        return letters, gone
+                    log.warning("%d dead messages of group %s on %s were gone before they were buried", lost, state.name, state.queue.id)
+                    gone.append((number, lost))
+                    number, sequence = number + lost, sequence + lost
+                    continue
+                assert entry is not None
+                batch = Opened(BatchView.parse(b"".join(self._broker.store.read(state.queue, entry))))
+                for place in range(sequence - entry.base_sequence, min(end, entry.next_sequence) - entry.base_sequence):
+                    size += entry.total_bytes // entry.count + 1
+                    is_apart = bool(letters) and letters[-1].number + 1 != number
+                    if letters and (is_apart or len(letters) >= BATCH_MESSAGES or size > BATCH_BYTES):
+                        return letters, gone
+                    letters.append(Letter(number, item, sequence, batch, place))
+                    number, sequence = number + 1, sequence + 1
+        return letters, gone
+
+    def _entry(self, state: GroupState, sequence: int) -> IndexEntry | None:
+        """Where a message lies, or the next one that is kept; None behind the last."""
+        queue = state.queue
+        number = state.reader.number_of(max(sequence, queue.start_sequence))
+        return state.reader.entry(number) if number < queue.index.count else None
+
+    def _append(self, state: GroupState, letters: list[Letter]) -> int:
+        """How many of them, from the first one on, are in the dead-letter queue now. Raises DiskFull."""
+        store = self._broker.store
+        subject = dead_letter_subject(state.name)
+        queue = store.open_queue(subject, 0)
+        produced = self._broker.append_own([intake_of(subject, queue, state, letters)])[0]
+        entry = queue.index.entry(queue.index.find_sequence(produced.base_sequence))
+        self.buried += entry.count
+        return min(entry.count, len(letters))
+
+
+def intake_of(subject: str, queue: Queue, state: GroupState, letters: list[Letter]) -> Intake:
+    """The batch of copies."""
+    created = [each.batch.created_ms[each.place] for each in letters]
+    keys = [each.batch.keys[each.place] for each in letters]
+    tags = [each.batch.tags[each.place] for each in letters]
+    first = min(created)
+    columns = Columns(
+        [each.batch.bodies[each.place] for each in letters],
+        keys=keys if any(keys) else None,
+        tags=tags if any(tags) else None,
+        headers=[_headers(state, each) for each in letters],
+        create_deltas=[each - first for each in created] if max(created) != first else None,
+        message_ids=[each.batch.id_of(each.place) for each in letters],
+    )
+    envelope, region = encode(
+        subject.encode(), columns, producer_id=producer_id(state), batch_sequence=letters[0].number, create_time_ms=first
+    )
+    bloom = tag_bloom({tag_hash(tag) for each in tags for tag in each})
+    return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), bloom)
+
+
+def producer_id(state: GroupState) -> int:
+    """Who sends a share's dead letters: the same on every replica, and no application."""
+    queue_id = state.queue.id
+    text = f"{queue_id.subject}/{queue_id.partition}/{state.name}/{state.share.born_ms}"
+    return _PRODUCER_BIT | int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+
+
+def _headers(state: GroupState, letter: Letter) -> dict[str, bytes]:
+    own = letter.batch.headers[letter.place]
+    attempt = letter.dying.attempt + (failures(own) if letter.batch.is_directed else 0)
+    return {
+        **own,
+        headers.SUBJECT: state.queue.id.subject.encode(),
+        headers.SEQUENCE: b"%d" % letter.sequence,
+        headers.GROUP: state.name.encode(),
+        headers.ATTEMPT: b"%d" % attempt,
+        headers.ERROR: letter.dying.error.encode(),
+        headers.DEAD_MS: b"%d" % letter.dying.died_ms,
+    }

@@ -1,0 +1,231 @@
+"""The trail of one message, against the shares themselves; and its events, one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qmq_ordering.route import LpRange
+
+from qmq.log.actions import (
+    Begin,
+    Buried,
+    Cause,
+    Forget,
+    Join,
+    LaneAction,
+    LaneBegin,
+    LaneDone,
+    LaneFail,
+    LaneGrant,
+    LanePark,
+    LaneRelease,
+    LaneReset,
+    LaneUnpark,
+    Leave,
+    PullAction,
+    Pulled,
+    Reset,
+    Return,
+    SettleAction,
+    ShareAction,
+)
+from qmq.log.consumption import Share
+from qmq.log.lane_trail import LaneTrail, holder_of, where
+from qmq.log.lanes import LaneShare
+from qmq.log.trail import Event, Trail, Where
+from qmq.wire.verdicts import Verdict
+
+QUEUE = ("s", 0, "g")
+LANES = ("s", 1, "g")
+MESSAGES = 12
+CONSUMERS = ("a", "b")
+
+
+# --- against the share --------------------------------------------------------------------------------------------------
+
+
+def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
+    """One that a broker could write now."""
+    consumer = random.choice(CONSUMERS)
+    holder = share.holders.get(consumer)
+    if holder is None or random.random() < 0.05:
+        return Join(*QUEUE, consumer, "i", 1000, random.choice((-1, share.pulls, share.pulls + 2)))
+    if random.random() < 0.45:
+        ranges = [Pulled(item.first, item.count, item.attempt) for item in share.due(now_ms, random.randint(0, 3))]
+        if random.random() < 0.2:
+            ranges = [Pulled(each.first_sequence, each.count, 0) for each in ranges]
+        first = min(share.next_sequence + (random.random() < 0.2), MESSAGES)
+        return PullAction(*QUEUE, consumer, (*ranges, Pulled(first, random.randint(0, min(3, MESSAGES - first)), 1)))
+    if random.random() < 0.85:
+        settlements = []
+        for _ in range(random.randint(1, 3)):
+            low = random.randint(0, max(holder.next_pull, 1))
+            verdict = random.choice((Verdict.ACK, Verdict.NACK, Verdict.RELEASE, Verdict.DEAD))
+            delay_ms = 5 * (verdict is Verdict.NACK)
+            settlements.append((low, low + random.randint(0, 3), int(verdict), delay_ms))
+        return SettleAction(*QUEUE, consumer, now_ms, tuple(settlements), (), random.choice((0, 0, 1)))
+    number = share.dying[0].number if share.dying else 0
+    last = holder.next_pull - random.randint(1, 3)
+    return random.choice((
+        Leave(*QUEUE, consumer, random.random() < 0.5), Return(*QUEUE, consumer, last), Reset(*QUEUE, "", random.randint(0, MESSAGES)),
+        Buried(*QUEUE, "", ((number, 1),)), Begin(*QUEUE, "", random.randint(0, MESSAGES), now_ms),
+    ))  # fmt: skip
+
+
+def begins_nothing(share: Share) -> bool:
+    """BEGIN comes once, before everything else."""
+    return not share.next_sequence and not share.holders
+
+
+@settings(max_examples=60)
+@given(st.randoms(use_true_random=False))
+def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> None:
+    share = Share()
+    trails = [Trail("g", sequence) for sequence in range(MESSAGES)]
+    for now_ms in range(60):
+        action = some_action(random, share, now_ms)
+        if isinstance(action, Begin) and not begins_nothing(share):
+            continue
+        share.apply(action)
+        for sequence, trail in enumerate(trails):
+            trail.apply(action, now_ms)
+            told = Trail("g", sequence, share)
+            if trail.where is Where.DYING and told.where is Where.DONE:
+                continue  # it is buried: only its number says so
+            assert (trail.where, trail.consumer if trail.where is Where.HELD else "") == (
+                told.where,
+                told.consumer if told.where is Where.HELD else "",
+            ), (sequence, action)
+            if trail.where in (Where.HELD, Where.WAITING):
+                assert (trail.attempt, trail.due_ms * (trail.where is Where.WAITING)) == (told.attempt, told.due_ms)
+        if random.random() < 0.1:  # a page ends, or a segment begins
+            trails = [Trail.from_state(each.sequence, each.to_state()) for each in trails]
+
+
+# --- events -------------------------------------------------------------------------------------------------------------
+
+
+def story(*actions: ShareAction, sequence: int = 5, share: Share | None = None) -> list[tuple[object, ...]]:
+    """(kind, consumer, attempt) of each event; the nth action came at n ms."""
+    trail = Trail("g", sequence, share)
+    found = [event for number, action in enumerate(actions) for event in trail.apply(action, number)]
+    assert trail.last == (found[-1] if found else None)
+    return [event[2:5] for event in found]
+
+
+def join(consumer: str = "a", received: int = -1) -> Join:
+    return Join(*QUEUE, consumer, "i", 1000, received)
+
+
+def pull(consumer: str, *ranges: tuple[int, int, int]) -> PullAction:
+    return PullAction(*QUEUE, consumer, tuple(Pulled(*each) for each in ranges))
+
+
+def settle(
+    consumer: str, *settlements: tuple[int, int, int, int], errors: tuple[tuple[int, str], ...] = (), cause: int = 0
+) -> SettleAction:
+    return SettleAction(*QUEUE, consumer, 0, settlements, errors, cause)
+
+
+def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
+    trail = Trail("g", 5)
+    actions = [
+        join("a"), join("b"), pull("a", (0, 10, 1)), settle("a", (0, 4, Verdict.ACK, 0), (5, 5, Verdict.NACK, 700)),
+        pull("b", (5, 1, 2)), settle("b", (0, 0, Verdict.NACK, 0), cause=Cause.LOST), pull("a", (5, 1, 3)),
+        settle("a", (10, 10, Verdict.DEAD, 0), errors=((0, "no stock"),)),
+    ]  # fmt: skip
+    assert [event for number, action in enumerate(actions) for event in trail.apply(action, number)] == [
+        Event(2, "g", "pull", "a", 1), Event(3, "g", "nack", "a", 1, 700), Event(4, "g", "pull", "b", 2), Event(5, "g", "lost", "b", 2),
+        Event(6, "g", "pull", "a", 3), Event(7, "g", "dead", "a", 3, 0, "no stock"),
+    ]  # fmt: skip
+    assert trail.where is Where.DYING
+
+
+def test_what_others_settle_or_settle_too_late_is_not_about_it() -> None:
+    actions = (
+        join("a"), join("b"), pull("a", (0, 10, 1)), settle("b", (5, 5, Verdict.ACK, 0)), settle("a", (0, 4, Verdict.ACK, 0)),
+        Leave(*QUEUE, "a", True), join("a", 9), pull("a", (5, 5, 2)), settle("a", (5, 5, Verdict.ACK, 0)),
+    )  # fmt: skip
+    assert story(*actions) == [("pull", "a", 1), ("lost", "a", 1), ("pull", "a", 2)]
+
+
+def test_how_it_went_back_is_told() -> None:
+    begun = (join("a"), pull("a", (0, 10, 1)))
+    assert story(*begun, Return(*QUEUE, "a", 2))[-1] == ("return", "a", 1)
+    assert story(*begun, Return(*QUEUE, "a", 5)) == [("pull", "a", 1)]
+    assert story(*begun, join("a"))[-1] == ("again", "a", 1)
+    assert story(*begun, Leave(*QUEUE, "a", False))[-1] == ("left", "a", 1)
+    assert story(*begun, settle("a", (0, 9, Verdict.RELEASE, 0)))[-1] == ("release", "a", 1)
+
+
+def test_how_it_was_done_without_being_worked_on_is_told() -> None:
+    assert story(Begin(*QUEUE, "", 6, 1)) == [("skip", "", 0)]
+    assert story(join("a"), pull("a", (0, 5, 1), (8, 0, 1))) == [("passed", "", 0)]
+    assert story(join("a"), pull("a", (0, 10, 1)), settle("a", (0, 9, Verdict.NACK, 0)), pull("a", (0, 10, 0)))[-1] == ("expired", "", 0)
+    assert story(join("a"), pull("a", (0, 10, 1)), Reset(*QUEUE, "", 8))[-1] == ("reset", "a", 0)
+    assert story(join("a"), Reset(*QUEUE, "", 3)) == []
+
+
+def test_a_group_that_is_forgotten_begins_anew() -> None:
+    assert story(join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))) == [
+        ("pull", "a", 1), ("forget", "", 0), ("pull", "a", 1),
+    ]  # fmt: skip
+
+
+def test_a_trail_goes_on_from_a_snapshot() -> None:
+    share = Share()
+    for action in (join("a"), join("b"), pull("b", (0, 3, 1)), pull("a", (3, 4, 1))):
+        share.apply(action)
+    assert story(settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share) == [("ack", "a", 1)]
+    share.apply(settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
+    dying = Trail("g", 5, share)
+    assert (dying.where, dying.last) == (Where.DYING, Event(0, "g", "dead", "a", 1, 0, "boom"))
+    assert Trail("g", 2, share).where is Where.HELD
+    assert Trail("g", 7, share).where is Where.NEW
+
+
+# --- lanes --------------------------------------------------------------------------------------------------------------
+
+
+def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ...]], LaneTrail]:
+    trail = LaneTrail("g", 5, lp)
+    found = []
+    for number, action in enumerate(actions):
+        found += [event[2:5] for event in trail.apply(action, number)]
+        trail = LaneTrail.from_state(5, trail.to_state())
+    return found, trail
+
+
+BEGUN = (LaneBegin(*LANES, "", 0, 8, 0, 0), LaneGrant(*LANES, "a", 0, 4, "i", 1000), LaneGrant(*LANES, "b", 4, 8, "i", 1000))
+
+
+def test_a_message_of_a_lane_is_done_by_who_holds_its_lane() -> None:
+    token = LaneShare().next_token
+    events, trail = lane_story(*BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),)))
+    assert events == [("grant", "a", 0), ("done", "a", 0)]
+    assert (where(trail.share, 5, 3), where(trail.share, 5, 7), where(trail.share, 3, 3)) == (Where.DONE, Where.DONE, Where.NEW)
+    holder = holder_of(trail.share, 3)
+    assert holder is not None
+    assert (holder.consumer, holder.lps) == ("a", LpRange(0, 4))
+
+
+def test_failing_parking_and_giving_back_are_told() -> None:
+    token = LaneShare().next_token
+    events, trail = lane_story(
+        *BEGUN, LaneFail(*LANES, "a", token, 4, 1), LaneFail(*LANES, "a", token, 5, 1), LanePark(*LANES, "a", token, 5, 3, b"k"),
+    )  # fmt: skip
+    assert events == [("grant", "a", 0), ("nack", "a", 1), ("park", "a", 0)]
+    assert where(trail.share, 5, 3) is Where.WAITING
+    for replays, kind, after in ((True, "replay", Where.NEW), (False, "drop", Where.DONE)):
+        copy = LaneTrail.from_state(5, trail.to_state())
+        assert [event.kind for event in copy.apply(LaneUnpark(*LANES, "", b"k", replays), 9)] == [kind]
+        assert where(copy.share, 5, 3) is after
+
+
+def test_a_lane_that_is_let_go_or_moved_is_told_only_if_that_changes_something() -> None:
+    token = LaneShare().next_token
+    assert lane_story(*BEGUN, LaneRelease(*LANES, "a", token))[0] == [("grant", "a", 0)]
+    assert lane_story(*BEGUN, LaneReset(*LANES, "", 0, 8, 6))[0][-1] == ("reset", "", 0)
+    assert lane_story(LaneBegin(*LANES, "", 0, 8, 6, 0))[0] == [("skip", "", 0)]
