@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qmq.cli.delay_histogram import Bar, Due, Histogram, histogram, shown
-from qmq.cli.dlq import key_text
+from qmq.cli.parked import key_text
 
 if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage, DelayGroup, DelayStats

@@ -7,7 +7,7 @@ from cli_support import Command, FakeMeta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.dlq import key_text, parse_key
+from qmq.cli.parked import key_text, parse_key
 from qmq.errors import InvalidArgument, UnknownGroup
 from qmq.proto.v1 import control_pb2 as control
 

@@ -1,0 +1,170 @@
+"""`qmq dlq`: what groups gave up. List, show, replay, purge.
+
+Of an unordered subject it is messages, in the group's dead-letter queue: the verbs take GROUP. Of an ordered subject it is keys that were
+set aside, with everything that follows for them: the verbs take SUBJECT GROUP KEY (`parked.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import Progress
+
+import qmq
+from qmq.cli import parked
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
+from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.errors import InvalidArgument
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge.")
+
+Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group; or one key of an ordered subject.")]
+Subject = Annotated[str, typer.Option("--subject", help="Only messages that were sent to this subject.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")]
+Error = Annotated[str, typer.Option("--error", help="Only those whose last error holds this text.")]
+Since = Annotated[datetime | None, typer.Option("--since", help="Only those that died then or later (UTC, if no zone is given).")]
+Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all.")]
+
+_QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
+_LETTERS: Final = ("id", "subject", "broker group", "sequence", "key", "tags", "attempts", "error", "died", "bytes")
+_WHOLE: Final = ("id", "group", *_LETTERS[1:9], "created", "headers", "body")
+
+
+@app.command("list")
+def list_letters(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[GROUP | SUBJECT GROUP]", help="A group; or an ordered subject's.")] = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """List dead-letter queues with how many messages wait in them; or the parked keys of an ordered subject's group."""
+    given = words or []
+    if len(given) == 2:
+        subject, group = given
+        show(f"parked keys of group {group} on {subject}", parked.COLUMNS, run(parked.listed(server, subject, group)), as_json=as_json)
+        return
+    if len(given) > 2:
+        raise typer.BadParameter("give nothing, a GROUP, or SUBJECT GROUP")
+    show("dead-letter queues", _QUEUES, run(_queues(server, given[0] if given else "")), as_json=as_json)
+
+
+async def _queues(server: str, group: str) -> list[tuple[Any, ...]]:
+    async with qmq.connect(server) as mq:
+        found = await mq.metadata.dead_letter_queues(group)
+    return [
+        (each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), each.oldest_ago_ms) for each in found
+    ]
+
+
+@app.command("show")
+def show_letters(
+    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 20,
+    as_json: Json = False, server: Server = SERVER,
+) -> None:  # fmt: skip
+    """Show a group's oldest dead letters, with why they failed; in JSON, or one by its id, with headers and body."""
+    if _is_key(words):
+        given, group, key = words
+        show(f"parked key of group {group} on {given}", parked.MORE_COLUMNS, run(parked.shown(server, given, group, key)), as_json=as_json)
+        return
+    choose = chosen_by(subject, ids or [], error, since)
+
+    async def _show() -> list[DeadLetter]:
+        async with qmq.connect(server) as mq:
+            return await mq.dead_letters(words[0]).show(most or 1_000_000, choose)
+
+    found = run(_show())
+    if as_json or ids:
+        show(f"dead letters of group {words[0]}", _WHOLE, [_whole(each) for each in found], as_json=as_json)
+        return
+    show(f"dead letters of group {words[0]}", _LETTERS, [_row(each) for each in found], as_json=as_json)
+
+
+@app.command("replay")
+def replay(
+    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 0,
+    dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
+) -> None:  # fmt: skip
+    """Give dead letters back to the group, their attempts counted anew; or a parked key, in order, before anything newer of it."""
+    _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server)
+
+
+@app.command("purge")
+@app.command("skip")
+def purge(
+    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 0,
+    dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
+) -> None:  # fmt: skip
+    """Throw dead letters away, for good; or count a parked key's messages as done, so that the key flows again from the next one on."""
+    _give_back(words, chosen_by(subject, ids or [], error, since), most, False, dry_run, as_json, server)
+
+
+def _give_back(words: list[str], choose: Choose, most: int, is_replay: bool, dry_run: bool, as_json: bool, server: str) -> None:
+    done = "replayed" if is_replay else "purged"
+    title = f"would be {done}" if dry_run else done
+    if _is_key(words):
+        rows = run(parked.unparked(server, *words, is_replay=is_replay, dry_run=dry_run))
+        show(title, ("key", "partition", "messages"), rows, as_json=as_json)
+        return
+    count = run(_done(server, words[0], choose, most, is_replay, dry_run, is_quiet=as_json))
+    show(title, ("group", "messages"), [(words[0], count)], as_json=as_json)
+
+
+async def _done(server: str, group: str, choose: Choose, most: int, is_replay: bool, dry_run: bool, *, is_quiet: bool) -> int:
+    async with qmq.connect(server) as mq:
+        letters = mq.dead_letters(group)
+        if dry_run:
+            return len(await letters.show(most or 1_000_000, choose))
+        waiting = sum(each.waiting for each in await letters.describe())
+        with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
+            bar = progress.add_task("replaying" if is_replay else "purging", total=min(most, waiting) if most else waiting)
+            work = letters.replay if is_replay else letters.purge
+            return await work(choose, messages_max=most, progress=lambda count: progress.update(bar, completed=count))
+
+
+def _is_key(words: list[str]) -> bool:
+    """Whether it is about a key. Raises BadParameter for what is neither."""
+    if len(words) not in (1, 3):
+        raise typer.BadParameter("give a GROUP, for its dead letters; or SUBJECT GROUP KEY, for a parked key of an ordered subject")
+    return len(words) == 3
+
+
+def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) -> Choose:
+    """Which letters are meant: all that is given must hold. Raises InvalidArgument for what is no message id."""
+    wanted = {each.strip().lower() for each in ids}
+    if any(len(each) != 32 for each in wanted):
+        raise InvalidArgument("a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them")
+    since_ms = 0 if since is None else int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
+
+    def choose(letter: DeadLetter) -> bool:
+        return (
+            (not subject or letter.subject == subject)
+            and (not wanted or str(letter.id) in wanted)
+            and error in letter.error
+            and letter.dead_ms >= since_ms
+        )
+
+    return choose
+
+
+def _row(each: DeadLetter) -> tuple[Any, ...]:
+    key = parked.key_text(each.key) if each.key else ""
+    return (
+        str(each.id), each.subject, each.broker_group, each.sequence, key, ", ".join(each.tags), each.attempts, each.error,
+        time_text(each.dead_ms), len(each.body),
+    )  # fmt: skip
+
+
+def _whole(each: DeadLetter) -> tuple[Any, ...]:
+    head = _row(each)[:9]
+    own = {name: _text(value) for name, value in each.headers.items()}
+    return (head[0], each.group, *head[1:], time_text(each.create_time_ms), own, _text(each.body))
+
+
+def _text(data: bytes) -> str:
+    """As text if it is some, as base64 otherwise."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()

@@ -1,0 +1,183 @@
+"""A group's dead letters: look at them, give them back to the group, throw them away.
+
+    await mq.dead_letters("billing").show(10)
+    await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
+
+Operators are a consumer group of the dead-letter queue like any other (`model.OPERATORS`): what it has settled was replayed or purged, the
+rest waits. So two who work on one queue at once never do a letter twice, and a crash in the middle loses none: what was sent again and
+not settled yet is sent once more, with the same message id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from qmq import headers, limits
+from qmq.client.message import Message, Messages
+from qmq.errors import InvalidArgument
+from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
+from qmq.region import Columns
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+    from qmq.proto.v1 import meta_pb2 as pb
+
+PAGE: Final = 500
+FIRST_WAIT: Final = timedelta(seconds=10)
+WAIT: Final = timedelta(seconds=1)
+"""A queue from which nothing came for so long has nothing more for us."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group gave up. Times are milliseconds since 1970."""
+
+    group: str
+    """Of a broadcast group: with the consumer, as GROUP%CONSUMER."""
+    subject: str
+    """Where it was sent."""
+    broker_group: str
+    sequence: int
+    """Its number there."""
+    id: MessageId
+    attempts: int
+    error: str
+    """Why it failed the last time."""
+    dead_ms: int
+    create_time_ms: int
+    key: bytes | None
+    tags: tuple[str, ...]
+    headers: Mapping[str, bytes]
+    """Its own."""
+    body: bytes
+
+
+Choose = Callable[[DeadLetter], bool]
+Progress = Callable[[int], None]
+Do = Callable[[Sequence[DeadLetter]], Awaitable[None]]
+
+
+def _all(_: DeadLetter) -> bool:
+    return True
+
+
+def _quiet(_: int) -> None:
+    return
+
+
+class DeadLetters:
+    """Those of one group. Make it with `Client.dead_letters`."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client = client
+        self.group = check_name("group", group)
+        self.subject = dead_letter_subject(group)
+
+    async def describe(self) -> list[pb.DeadLetterQueue]:
+        """How many there are on each broker group."""
+        return await self._client.metadata.dead_letter_queues(self.group)
+
+    async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
+        """The oldest ones that wait, of those that are chosen; nothing is done with them. Raises NotConnected."""
+        found: list[DeadLetter] = []
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                found += [letter for _, letter in page if choose(letter)]
+                if len(found) >= messages_max:
+                    break
+        return found[:messages_max]
+
+    async def replay(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
+        """Send them to their subjects again, for this group alone, with their ids and their own headers, attempts counted anew; how many.
+
+        At most `messages_max`, if that is not 0; `progress` is told how many are done. Raises as `Client.send`: those before the failure
+        are replayed.
+        """
+        return await self._done(self._send, choose, messages_max, progress)
+
+    async def purge(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
+        """Throw them away, for good; how many. See `replay`."""
+        return await self._done(_let_go, choose, messages_max, progress)
+
+    async def _done(self, do: Do, choose: Choose, messages_max: int, progress: Progress) -> int:
+        done = 0
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                chosen = [(message, letter) for message, letter in page if choose(letter)]
+                if messages_max:
+                    chosen = chosen[: messages_max - done]
+                await do([letter for _, letter in chosen])
+                for message, _ in chosen:
+                    message.ack_later()
+                if chosen:
+                    await chosen[-1][0].ack()
+                done += len(chosen)
+                progress(done)
+                if done == messages_max > 0:
+                    break
+        return done
+
+    async def _pages(self) -> AsyncGenerator[list[tuple[Message, DeadLetter]], None]:
+        """All that wait, oldest first on each broker group. What is not acknowledged goes back at the end, as if nobody had looked."""
+        left = sum(queue.waiting for queue in await self.describe())
+        if not left:
+            return
+        consumer = self._client.consumer(
+            self.subject, OPERATORS, ack="explicit", prefetch=limits.CONSUMER_UNACKED_MAX, prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX
+        )
+        async with consumer:
+            wait, seen = FIRST_WAIT, list[Messages]()
+            try:
+                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # none: somebody else holds the rest
+                    seen.append(found)
+                    wait, left = WAIT, left - len(found)
+                    yield [(message, letter_of(message)) for message in found]
+            finally:
+                for each in seen:
+                    each.release()
+
+    async def _send(self, letters: Sequence[DeadLetter]) -> None:
+        """Returns when all are stored."""
+        by_target: dict[tuple[str, str], list[DeadLetter]] = {}
+        for each in letters:
+            by_target.setdefault((each.subject, each.group), []).append(each)
+        for (subject, group), those in by_target.items():
+            await self._client._send_directed_now(subject, columns_of(those, group), those[0].create_time_ms)
+
+
+async def _let_go(_letters: Sequence[DeadLetter]) -> None:
+    return
+
+
+def letter_of(message: Message) -> DeadLetter:
+    """Read a message of a dead-letter queue. Raises InvalidArgument if it is none."""
+    found = message.headers
+    try:
+        return DeadLetter(
+            found[headers.GROUP].decode(), found[headers.SUBJECT].decode(), message.broker_group, int(found[headers.SEQUENCE]), message.id,
+            int(found[headers.ATTEMPT]), found[headers.ERROR].decode(errors="replace"), int(found[headers.DEAD_MS]), message.create_time_ms,
+            message.key_bytes, message.tags, {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
+            message.body,
+        )  # fmt: skip
+    except (KeyError, ValueError) as cause:
+        raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
+
+
+def columns_of(letters: Sequence[DeadLetter], group: str) -> Columns:
+    """As they are sent again, directed to the group; created when the first one was, and as they say. Pure."""
+    keys = [each.key or b"" for each in letters]
+    tags = [each.tags for each in letters]
+    first = letters[0].create_time_ms
+    deltas = [max(each.create_time_ms - first, 0) for each in letters]
+    return Columns(
+        [each.body for each in letters],
+        keys=keys if any(keys) else None,
+        tags=tags if any(tags) else None,
+        headers=[{**each.headers, headers.GROUP: group.encode()} for each in letters],
+        create_deltas=deltas if any(deltas) else None,
+        message_ids=[each.id.to_bytes() for each in letters],
+    )

@@ -1,0 +1,99 @@
+"""`qmq dlq` on messages, against a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import qmq
+from qmq.cli.app import app
+from qmq.cli.dlq import chosen_by
+from qmq.client.dead_letters import DeadLetter
+from qmq.errors import InvalidArgument
+from qmq.model import MessageId
+from qmq.node.dev import Node
+
+
+async def said(node: Node, *words: str) -> Any:
+    """What a command says in JSON; it runs in a loop of its own, so beside this one."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json", "--server", node.address])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+async def die(mq: qmq.Client, subject: str, bodies: Sequence[bytes], error: str) -> list[str]:
+    ids = [str((await mq.send(subject, body, key="k", headers={"trace": "t"})).id) for body in bodies]
+    async with mq.consumer(subject, "billing", ack="explicit") as consumer:
+        for _ in bodies:
+            (await anext(consumer)).reject(error)
+    return ids
+
+
+async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_chosen(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        assert await said(node, "dlq", "list") == []
+        first = await die(mq, "orders", [b"a", b"b"], "no such customer")
+        await die(mq, "payments", [b"c"], "card expired")
+
+        async def buried() -> int:
+            return sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing"))
+
+        while await buried() < 3:
+            pass
+        (queue,) = await said(node, "dlq", "list")
+        assert (queue["group"], queue["messages"], queue["waiting"]) == ("billing", 3, 3)
+        shown = await said(node, "dlq", "show", "billing")
+        assert [(each["body"], each["subject"], each["error"], each["attempts"]) for each in shown] == [
+            ("a", "orders", "no such customer", 1), ("b", "orders", "no such customer", 1), ("c", "payments", "card expired", 1),
+        ]  # fmt: skip
+        assert (shown[0]["id"], shown[0]["key"], shown[0]["headers"]) == (first[0], "k", {"trace": "t"})
+        assert [each["body"] for each in await said(node, "dlq", "show", "billing", "--subject", "payments")] == ["c"]
+        assert await said(node, "dlq", "replay", "billing", "--id", first[1], "--dry-run") == [{"group": "billing", "messages": 1}]
+        assert await said(node, "dlq", "replay", "billing", "--id", first[1]) == [{"group": "billing", "messages": 1}]
+        async with mq.consumer("orders", "billing", ack="explicit") as consumer:
+            again = await anext(consumer)
+            assert (again.body, str(again.id), again.attempt, again.headers["trace"]) == (b"b", first[1], 1, b"t")
+            await again.ack()
+        assert await said(node, "dlq", "purge", "billing", "--error", "expired") == [{"group": "billing", "messages": 1}]
+        assert [each["body"] for each in await said(node, "dlq", "show", "billing")] == ["a"]
+        assert await said(node, "dlq", "purge", "billing") == [{"group": "billing", "messages": 1}]
+        assert await said(node, "dlq", "show", "billing") == []
+        (queue,) = await said(node, "dlq", "list", "billing")
+        assert (queue["messages"], queue["waiting"]) == (3, 0)
+
+
+async def test_no_other_group_sees_a_replayed_message(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        await die(mq, "orders", [b"a"], "no")
+        async with mq.consumer("orders", "audit", ack="explicit") as audit:
+            await (await anext(audit)).ack()
+            while not await mq.dead_letters("billing").replay():
+                pass
+            await mq.send("orders", b"next")
+            assert (await anext(audit)).body == b"next"
+
+
+def letter(**given: Any) -> DeadLetter:
+    found = {
+        "group": "g", "subject": "s", "broker_group": "b", "sequence": 1, "id": MessageId(1, 2, 3), "attempts": 5, "error": "boom",
+        "dead_ms": 1_000, "create_time_ms": 1, "key": None, "tags": (), "headers": {}, "body": b"",
+    }  # fmt: skip
+    return DeadLetter(**{**found, **given})
+
+
+def test_all_that_is_given_must_hold_for_a_letter_to_be_chosen() -> None:
+    chosen = chosen_by("s", [str(MessageId(1, 2, 3))], "oo", datetime(1970, 1, 1, 0, 0, 1))
+    assert chosen(letter())
+    others = ({"subject": "t"}, {"id": MessageId(1, 2, 4)}, {"error": "none"}, {"dead_ms": 999})
+    assert not any(chosen(letter(**each)) for each in others)
+
+
+def test_what_is_no_message_id_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="32 hexadecimal digits"):
+        chosen_by("", ["abc"], "", None)
