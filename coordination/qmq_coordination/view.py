@@ -27,6 +27,7 @@ from qmq_ordering.lane import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import SubjectConfig
+from qmq_coordination.delivery import PAUSES, SETTINGS, Delivery
 from qmq_coordination.groups import GROUPS, PRESENCE, REPLICAS, GroupState, ReplicaRecord
 from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
 from qmq_coordination.store import Changes, CoordinationStore, KeyValue, Listing
@@ -49,7 +50,8 @@ _K = TypeVar("_K")
 @dataclass(frozen=True, slots=True)
 class Change:
     """What became different: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
-    members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment.
+    members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
+    messages are tried again, or who is paused.
     """
 
     subjects: frozenset[str] = frozenset()
@@ -57,9 +59,10 @@ class Change:
     replicas: frozenset[str] = frozenset()
     fenced: frozenset[str] = frozenset()
     consumption: frozenset[tuple[str, str]] = frozenset()
+    delivery: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption)
+        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery)
 
 
 OnChange = Callable[[Change], None]
@@ -79,6 +82,7 @@ class Picture:
     fences: dict[str, dict[tuple[str, int], Fence]] = field(default_factory=dict)
     members: dict[tuple[str, str], dict[str, MemberRecord]] = field(default_factory=dict)
     assignments: dict[tuple[str, str], Assignment] = field(default_factory=dict)
+    delivery: Delivery = field(default_factory=Delivery)
 
     def show(self, listing: Listing) -> Change:
         """Replace all by a listing, unless it is older than the picture."""
@@ -136,6 +140,8 @@ class Picture:
                 _keep(kind.setdefault(group, {}), replica, None if item is None else ReplicaRecord.decode(item.value))
             elif key.startswith(_ORDERED):
                 self._read_ordered(key, item)
+            elif key.startswith(_DELIVERY):
+                self.delivery.read(key, item)
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
             log.exception("the coordination store holds something unreadable at %s", key)
             if item is not None:
@@ -170,6 +176,7 @@ class Picture:
 
 
 _ORDERED: Final = (ROUTES, FENCES, MEMBERS, ASSIGNMENTS)
+_DELIVERY: Final = (SETTINGS, PAUSES)
 
 
 def _keep(where: dict[_K, _T], name: _K, value: _T | None) -> None:
@@ -189,6 +196,7 @@ def _change(keys: list[str]) -> Change:
         frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),
         frozenset(key[len(FENCES) :].partition("/")[0] for key in keys if key.startswith(FENCES)),
         frozenset(pair for key in keys if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS)) and (pair := _consumption(key)) is not None),
+        any(key.startswith(_DELIVERY) for key in keys),
     )
 
 
@@ -257,6 +265,11 @@ class ClusterView:
     def assignment(self, subject: str, group: str) -> Assignment:
         """Who shall read what; empty if nobody ever did."""
         return self._picture.assignments.get((subject, group)) or Assignment()
+
+    @property
+    def delivery(self) -> Delivery:
+        """Settings of consumer groups, and who is paused. Changes as the picture does: not to be kept."""
+        return self._picture.delivery
 
     @property
     def revision(self) -> int:

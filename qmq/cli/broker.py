@@ -13,7 +13,10 @@ from qmq.cli import draining
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.replica import Group, described
 from qmq.cli.roles import (
+    ATTEMPTS_MAX,
+    RETRY_DELAYS,
     Advertise,
+    AttemptsMax,
     ControlPort,
     DataPort,
     DiskFreeMib,
@@ -27,16 +30,19 @@ from qmq.cli.roles import (
     FlushMessages,
     FlushWhen,
     Host,
+    MetricsPort,
     Replica,
     ReplicaData,
     Replicas,
     RetentionMib,
+    RetryDelays,
     SegmentMib,
     Verbose,
     etcd_options,
     log_config,
     names_of,
     require_flush,
+    retries_of,
     set_up_logging,
 )
 from qmq.errors import InvalidArgument, QmqError
@@ -73,6 +79,9 @@ def broker(
     ] = 168.0,
     retention_mib: RetentionMib = None,
     disk_free_mib: DiskFreeMib = 64,
+    attempts_max: AttemptsMax = ATTEMPTS_MAX,
+    retry_delays: RetryDelays = RETRY_DELAYS,
+    metrics_port: MetricsPort = None,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.
@@ -100,7 +109,8 @@ def broker(
             advertise=advertise or host,
             etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
             log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
-            broker=BrokerConfig(name=group),
+            broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
+            metrics_port=metrics_port,
         )  # fmt: skip
         run(run_replica(lambda: ReplicaNode(config)))
     except (OSError, QmqError) as failure:

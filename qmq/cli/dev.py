@@ -12,7 +12,17 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from qmq.cli.output import errors, fail, run
-from qmq.cli.roles import log_config, require_flush, set_up_logging
+from qmq.cli.roles import (
+    ATTEMPTS_MAX,
+    RETRY_DELAYS,
+    AttemptsMax,
+    MetricsPort,
+    RetryDelays,
+    log_config,
+    require_flush,
+    retries_of,
+    set_up_logging,
+)
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -37,12 +47,16 @@ def dev(
     delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0,
     delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0,
     tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500,
+    attempts_max: AttemptsMax = ATTEMPTS_MAX,
+    retry_delays: RetryDelays = RETRY_DELAYS,
+    metrics_port: MetricsPort = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
     """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
 
     Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
+    from qmq.broker.config import BrokerConfig
     from qmq.delay.config import DelayConfig
     from qmq.node.dev import Node, NodeConfig
 
@@ -51,8 +65,9 @@ def dev(
     try:
         log = log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
         config = NodeConfig(
-            data, host, port, data_port, control_port, create_subjects, log, delay=delay, delay_data_port=delay_data_port,
-            delay_control_port=delay_control_port, delay_config=DelayConfig(tick_ms=tick_ms),
+            data, host, port, data_port, control_port, create_subjects, log,
+            BrokerConfig(retries=retries_of(attempts_max, retry_delays)), delay=delay, delay_data_port=delay_data_port,
+            delay_control_port=delay_control_port, delay_config=DelayConfig(tick_ms=tick_ms), metrics_port=metrics_port,
         )  # fmt: skip
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar)))
@@ -69,7 +84,8 @@ async def _serve(node: Node) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     calm_collector()
-    sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data})\n")
+    metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
+    sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n")
     sys.stdout.flush()
     await stop.wait()
     await node.stop()

@@ -8,15 +8,17 @@ from typing import Annotated, Any
 import typer
 
 import qmq
+from qmq.cli.group_settings import set_settings, show_settings
 from qmq.cli.output import SERVER, Json, Server, console, run, show
 from qmq.cli.route import described, emit
 from qmq.cli.route_view import group_view
 from qmq.errors import InvalidArgument, UnknownGroup
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset.")
+app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, set, settings.")
+app.command("set")(set_settings)
+app.command("settings")(show_settings)
 
-
-_COLUMNS = ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms", "version")
+_COLUMNS = ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms", "version", "is paused")
 
 
 @app.command("list")
@@ -24,7 +26,8 @@ def list_groups(
     subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
     """List groups, with how far they are behind; of an ordered subject, with the version of the route that they read."""
-    show("groups", _COLUMNS, run(_rows(server, subject)), as_json=as_json)
+    rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in run(_rows(server, subject))]
+    show("groups", _COLUMNS, rows, as_json=as_json)
 
 
 async def _rows(server: str, subject: str) -> list[tuple[Any, ...]]:
@@ -47,12 +50,19 @@ async def _ordered(mq: qmq.Client, subject: str) -> list[str]:
 
 def _row(each: Any) -> tuple[Any, ...]:
     lag = each.waiting + each.unacked + each.requeued
-    return (each.subject, each.partition, each.broker_group, each.group, len(each.consumers), lag, each.lag_ms, "")
+    return (each.subject, each.partition, each.broker_group, each.group, len(each.consumers), lag, each.lag_ms, "", each.is_paused)
 
 
 def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> tuple[Any, ...]:
     holders = len({holder["consumer"] for holder in each["holders"]})
-    return (subject, each["partition"], each["broker_group"], group["group"], holders, each["left"], each["lag_ms"], group["version"])
+    return (
+        subject, each["partition"], each["broker_group"], group["group"], holders, each["left"], each["lag_ms"], group["version"],
+        group["is_paused"],
+    )  # fmt: skip
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else ""
 
 
 @app.command("show")
@@ -68,11 +78,13 @@ def lag(
     if isinstance(found, dict):
         emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
         return
-    columns = ("partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers")
+    columns = (
+        "partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers", "is paused"
+    )  # fmt: skip
     rows = [
         (
             each.partition, each.broker_group, each.next_sequence, each.settled_before, each.waiting, each.unacked, each.requeued,
-            each.expired, each.lag_ms, _consumers(each, as_json),
+            each.expired, each.lag_ms, _consumers(each, as_json), each.is_paused if as_json else _yes(each.is_paused),
         )
         for each in found
     ]  # fmt: skip
@@ -94,9 +106,13 @@ async def _lag(server: str, subject: str, group: str) -> list[Any] | dict[str, A
 def _consumers(group: Any, as_json: bool) -> Any:
     if as_json:
         return [
-            {"name": each.name, "unacked": each.unacked, "seen_ms_ago": each.seen_ms_ago} for each in group.consumers
-        ]
-    return ", ".join(f"{each.name} ({each.unacked:,})" for each in group.consumers)
+            {
+                "name": each.name, "unacked": each.unacked, "seen_ms_ago": each.seen_ms_ago, "client": each.client,
+                "is_paused": each.is_paused,
+            }
+            for each in group.consumers
+        ]  # fmt: skip
+    return ", ".join(f"{each.name} ({each.unacked:,}{', paused' if each.is_paused else ''})" for each in group.consumers)
 
 
 @app.command("reset")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument
+from qmq.model import GroupSettings
 
 if TYPE_CHECKING:
     from qmq.log.config import LogConfig
@@ -49,6 +51,19 @@ RetentionMib = Annotated[
 DiskFreeMib = Annotated[
     int, typer.Option("--disk-free-mib", envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", envvar="QMQ_METRICS_PORT", help="Show metrics for Prometheus at /metrics on this port; 0: a free one."),
+]
+AttemptsMax = Annotated[
+    int, typer.Option("--attempts-max", envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a dead-letter queue, unless a group has others.")
+]
+RetryDelays = Annotated[
+    str,
+    typer.Option("--retry-delays", envvar="QMQ_RETRY_DELAYS", help="Rests between attempts: 1s,5s,1m; unless a group has others."),
+]
+ATTEMPTS_MAX: Final = GroupSettings().attempts_max
+RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
 
 
@@ -81,6 +96,11 @@ def require_flush(flush: str) -> None:
     """Raises typer.BadParameter."""
     if flush not in ("async", "sync"):
         raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
+
+
+def retries_of(attempts_max: int, retry_delays: str) -> GroupSettings:
+    """How messages are tried again, as the options say it. Raises InvalidArgument."""
+    return GroupSettings(attempts_max, parse_delays(retry_delays)).check()
 
 
 def log_config(

@@ -113,7 +113,7 @@ def messages_left(status: control.PartitionStatus) -> int:
 def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
     """A consumer group: what it reads, and how far it is."""
     return {
-        "group": group.group, "version": group.version, "gate": group.gate, "is_ready": group.is_ready,
+        "group": group.group, "version": group.version, "gate": group.gate, "is_ready": group.is_ready, "is_paused": group.is_paused,
         "frontier": [{"first": each.lps.first, "end": each.lps.end, "version": each.version} for each in group.frontier],
         "consumers": list(group.consumers), "backlog": group.backlog, "parked_keys": group.parked_keys,
         "lag_ms": max((each.lag_ms for each in group.partitions), default=0),
@@ -136,7 +136,10 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
         "is_finished": bool(status.progress) and all(each.is_finished for each in status.progress),
         "parked_keys": status.parked_keys, "parked_messages": status.parked_messages,
         "holders": [
-            {"consumer": each.consumer, "first": each.lps.first, "end": each.lps.end, "seen_ms_ago": each.seen_ms_ago}
+            {
+                "consumer": each.consumer, "first": each.lps.first, "end": each.lps.end, "seen_ms_ago": each.seen_ms_ago,
+                "client": each.client, "is_paused": each.is_paused,
+            }
             for each in status.holders
         ],
     }  # fmt: skip

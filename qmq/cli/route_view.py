@@ -68,6 +68,8 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     head = f"group {group['group']}: version {group['version']} of {latest}, gate {group['gate']}"
     if not group["is_ready"]:
         head += ", being placed"
+    if group["is_paused"]:
+        head += ", paused"
     counts = (
         f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, backlog {group['backlog']:,}, lag {group['lag_ms']:,} ms, "
         f"parked keys {group['parked_keys']:,}"
@@ -85,7 +87,9 @@ def reading_table(partitions: Iterable[dict[str, Any]]) -> Table:
     """What a group has not done, by partition, and who reads there."""
     shown = table("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers")
     for each in partitions:
-        holders = ", ".join(f"{holder['consumer']} {range_text(holder)}" for holder in each["holders"])
+        holders = ", ".join(
+            f"{holder['consumer']} {range_text(holder)}{' (paused)' if holder['is_paused'] else ''}" for holder in each["holders"]
+        )
         left = "finished" if each["is_finished"] else f"{each['left']:,}"
         shown.add_row(
             str(each["partition"]), range_text(each), each["broker_group"], left, f"{each['lag_ms']:,}", f"{each['parked_keys']:,}", holders

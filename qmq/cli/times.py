@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -21,6 +22,19 @@ def parse_duration(text: str) -> timedelta:
         return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
     except OverflowError:
         raise InvalidArgument(f"{text!r} is longer than any calendar") from None
+
+
+def parse_delays(text: str) -> tuple[int, ...]:
+    """Durations with commas between them, in milliseconds: "1s,5s,1m". Raises InvalidArgument."""
+    return tuple([round(parse_duration(part.strip()) / timedelta(milliseconds=1)) for part in text.split(",")])
+
+
+def delays_text(delays_ms: Iterable[int]) -> str:
+    """The inverse, each in the largest unit that fits."""
+    units = (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+    return ",".join([
+        next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms
+    ])
 
 
 def parse_when(text: str) -> datetime:

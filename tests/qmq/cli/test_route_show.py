@@ -22,7 +22,7 @@ PARTITION_FIELDS = [
     "bytes_per_s", "bent_messages",
 ]  # fmt: skip
 GROUP_FIELDS = [
-    "group", "version", "gate", "is_ready", "frontier", "consumers", "backlog", "parked_keys", "lag_ms", "lanes", "partitions",
+    "group", "version", "gate", "is_ready", "is_paused", "frontier", "consumers", "backlog", "parked_keys", "lag_ms", "lanes", "partitions",
 ]  # fmt: skip
 READING_FIELDS = [
     "partition", "first", "end", "broker_group", "left", "lag_ms", "is_finished", "parked_keys", "parked_messages", "holders",
@@ -75,7 +75,9 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     (reading,) = billing["partitions"]
     assert list(reading) == READING_FIELDS
     assert (reading["left"], reading["is_finished"]) == (20, False)
-    assert reading["holders"] == [{"consumer": "c1", "first": 384, "end": 512, "seen_ms_ago": 5}]
+    assert reading["holders"] == [
+        {"consumer": "c1", "first": 384, "end": 512, "seen_ms_ago": 5, "client": "", "is_paused": False}
+    ]
     assert list(found["change"]) == CHANGE_FIELDS
     assert found["silent_groups"] == ["g3"]
 

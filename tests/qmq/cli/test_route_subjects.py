@@ -81,11 +81,11 @@ def test_an_order_that_cannot_be_had_is_an_error(meta: FakeMeta, qmq: Command, w
 
 def test_groups_of_ordered_subjects_are_listed_once_with_their_version(meta: FakeMeta, qmq: Command) -> None:
     plain, ordered = qmq.json("group", "list")
-    assert list(plain) == ["subject", "partition", "broker_group", "group", "consumers", "lag", "lag_ms", "version"]
+    assert list(plain) == ["subject", "partition", "broker_group", "group", "consumers", "lag", "lag_ms", "version", "is_paused"]
     assert (plain["subject"], plain["lag"], plain["version"]) == ("orders.plain", 3, "")
     assert ordered == {
         "subject": "orders", "partition": 1, "broker_group": "g1", "group": "billing", "consumers": 1, "lag": 40, "lag_ms": 70,
-        "version": 2,
+        "version": 2, "is_paused": False,
     }  # fmt: skip
     assert qmq.json("group", "list", "orders") == [ordered]
     assert qmq.json("group", "list", "orders.plain") == [plain]

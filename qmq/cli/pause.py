@@ -1,0 +1,90 @@
+"""`qmq pause` and `qmq resume`: have brokers hand nothing to a group, to one of its consumers, or to a client, and have them go on.
+
+What they were handed before they go on with, and settle. The pause holds until it is taken back, whoever comes and goes meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, Json, Server, run, show, time_text
+
+pausing = typer.Typer(no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused.")
+resuming = typer.Typer(no_args_is_help=True, help="Let a paused group, consumer or client go on.")
+
+Subject = Annotated[str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+Name = Annotated[str, typer.Argument(help="The consumer's name, as `qmq group show` has it.")]
+ClientName = Annotated[str, typer.Argument(help="The client's name: qmq.connect(..., name=...), or HOST-PROCESS; `qmq group show` has it.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for whoever finds it paused.")]
+
+_COLUMNS: Final = ("kind", "subject", "group", "name", "from", "to")
+_STATES: Final = ("running", "paused")
+
+
+@pausing.command("group")
+def pause_group(subject: Subject, group: Group, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Hand nothing to any consumer of a group, on a subject or on all; also to those that come later."""
+    _tell(("group", subject, group, ""), True, lambda mq: mq.metadata.pause_group(subject, group, reason=reason), server, as_json)
+
+
+@pausing.command("consumer")
+def pause_consumer(
+    subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER
+) -> None:
+    """Hand nothing to one consumer of a group; the others get what it would have got."""
+    whom = ("consumer", subject, group, name)
+    _tell(whom, True, lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason), server, as_json)
+
+
+@pausing.command("client")
+def pause_client(name: ClientName, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Hand nothing to the consumers of a client, whatever they consume. It may send as ever."""
+    _tell(("client", "", "", name), True, lambda mq: mq.metadata.pause_client(name, reason=reason), server, as_json)
+
+
+@pausing.command("list")
+def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
+    """List who is paused, since when, and why."""
+
+    async def _list() -> list[tuple[str, ...]]:
+        async with qmq.connect(server) as mq:
+            found = await mq.metadata.pauses()
+        return [(each.kind, each.subject, each.group, each.name, time_text(each.since_ms), each.reason) for each in found]
+
+    show("paused", ("kind", "subject", "group", "name", "since", "reason"), run(_list()), as_json=as_json)
+
+
+@resuming.command("group")
+def resume_group(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
+    """Take the pause of a group back, as it was made: on the subject, or on all."""
+    _tell(("group", subject, group, ""), False, lambda mq: mq.metadata.resume_group(subject, group), server, as_json)
+
+
+@resuming.command("consumer")
+def resume_consumer(subject: Subject, group: Group, name: Name, as_json: Json = False, server: Server = SERVER) -> None:
+    """Take the pause of one consumer back."""
+    _tell(("consumer", subject, group, name), False, lambda mq: mq.metadata.resume_consumer(subject, group, name), server, as_json)
+
+
+@resuming.command("client")
+def resume_client(name: ClientName, as_json: Json = False, server: Server = SERVER) -> None:
+    """Take the pause of a client back."""
+    _tell(("client", "", "", name), False, lambda mq: mq.metadata.resume_client(name), server, as_json)
+
+
+def _tell(
+    whom: tuple[str, str, str, str], is_paused: bool, change: Callable[[qmq.Client], Awaitable[bool]], server: str, as_json: bool
+) -> None:
+    """Do it, and say what was and what is."""
+
+    async def _change() -> bool:
+        async with qmq.connect(server) as mq:
+            return await change(mq)
+
+    was_paused = is_paused != run(_change())
+    show("paused" if is_paused else "resumed", _COLUMNS, [(*whom, _STATES[was_paused], _STATES[is_paused])], as_json=as_json)
