@@ -15,6 +15,14 @@ settings.register_profile("ci", deadline=None, max_examples=100, derandomize=Fal
 settings.load_profile("ci")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What clients keep for themselves is not to be found in the home of who runs the tests, nor by them there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QMQ_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """A node on an empty folder."""

@@ -25,6 +25,7 @@ from qmq.client.link import Links
 from qmq.client.message import Decoded, Slice
 from qmq.client.routes import Master
 from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
+from qmq.client.verdict_store import Origin
 from qmq.client.verdicts import Verdicts
 from qmq.directed import is_directed
 from qmq.errors import (
@@ -56,12 +57,18 @@ class Attachment:
         self.slices: deque[Slice] = deque()
         self.session: Session | None = None
         self.failure: QmqError | None = None
-        self.asked = self.want = 0
-        self.verdicts = Verdicts(owner, terms, group, sent_away=self._sent_away, come_back=self.start)
+        self.asked = self.want = self.asked_bytes = 0
         self._terms = terms
         self._links, self._owner = links, owner
         self._loop = asyncio.get_running_loop()
         self._received = -1
+        tally = links.tallies.taking(terms.subject, terms.group)
+        file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
+        self.verdicts = Verdicts(
+            owner, terms, group, sent_away=self._sent_away, come_back=self.start, now_ns=links.now_ns, tally=tally, file=file
+        )
+        self._has_inherited = links.store is None
+        self._tally = tally
         self._ended = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -71,13 +78,23 @@ class Attachment:
         """Messages here whose verdict is not on its way."""
         return self.verdicts.outstanding.messages + self.verdicts.postponed
 
+    @property
+    def held_bytes(self) -> int:
+        """What they take: of each its part of its batch."""
+        return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
+
     def take(self, messages_max: int) -> Slice:
         """The next messages that lie together; there must be some."""
         first = self.slices[0]
         if first.count <= messages_max:
-            return self.slices.popleft()
-        head, self.slices[0] = first.split(messages_max)
-        return head
+            self.slices.popleft()
+        else:
+            first, self.slices[0] = first.split(messages_max)
+        if first.attempt > 1 and self.session is not None and not self._terms.most_once:
+            # If they end this process, the broker shall know that it was them, and not those that wait here unseen.
+            begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
+            self.session.connection.tell(FrameKind.BEGUN, begun)
+        return first
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -86,12 +103,12 @@ class Attachment:
         """Whether a pull may begin."""
         return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
 
-    def pull(self, messages: int, wait_ms: int) -> None:
-        """Ask for messages; `can_pull` must be true."""
+    def pull(self, messages: int, size: int, wait_ms: int) -> None:
+        """Ask for messages, of `size` bytes or a batch more; `can_pull` must be true."""
         session = self.session
         assert session is not None
-        self.asked = messages
-        request = wire.pack_pull(wire.Pull(session.number, messages, self._terms.pull_bytes, wait_ms))
+        self.asked, self.asked_bytes = messages, size
+        request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms))
         session.connection.request(
             FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
         )
@@ -99,7 +116,7 @@ class Attachment:
     def _pulled(self, session: Session, answer: Frame | QmqError) -> None:
         if session is not self.session:
             return
-        asked, self.asked = self.asked, 0
+        asked, self.asked, self.asked_bytes = self.asked, 0, 0
         try:
             if isinstance(answer, QmqError):
                 raise answer
@@ -138,11 +155,12 @@ class Attachment:
                 self._accept(part)
             pull += each.count
         self._received = pull - 1
+        self._tally.received += pull - begin
         self._owner.notify()
         return pull - begin
 
     def _accept(self, part: Slice) -> None:
-        self.verdicts.outstanding.add(part.pull, part.count)
+        self.verdicts.outstanding.add(part.pull, part.count, part.batch.message_bytes)
         if not self._terms.tags_any and not self._terms.tags_all:
             self.slices.append(part)
             return
@@ -200,6 +218,8 @@ class Attachment:
         """One session, from attaching to its end; whether there was one. Raises what attaching raises, unless it is worth another try."""
         is_attached = False
         try:
+            if not self._has_inherited:
+                await self._inherit(connection)
             await self._attach(master, connection)
             is_attached = True
             await self._stay_attached()
@@ -209,14 +229,29 @@ class Attachment:
             log.debug("%s: %s", self._terms.name, failure)
         return is_attached
 
-    async def _attach(self, master: Master, connection: Connection) -> None:
+    def _request(self, start: str) -> wire.Attach:
         terms = self._terms
-        request = wire.Attach(
-            terms.subject, 0, terms.group, terms.name, terms.incarnation, self._received, terms.start, terms.lease_ms,
+        return wire.Attach(
+            terms.subject, 0, terms.group, terms.name, terms.incarnation, self._received, start, terms.lease_ms,
             terms.tags_any, terms.tags_all,
         )  # fmt: skip
-        answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=ANSWER_S)
+
+    def _origin(self) -> Origin:
+        """How another process comes back as us."""
+        return Origin(self.group, self._request(wire.RESUME))
+
+    async def _inherit(self, connection: Connection) -> None:
+        """When we attach, what an earlier life of ours holds goes back: what it had to say comes first."""
+        from qmq.client.handing_in import inherit
+
+        assert self._links.store is not None
+        await inherit(connection, self._links.store, self._terms, self.group, self._links.now_ns() // 1_000_000)
+        self._has_inherited = True
+
+    async def _attach(self, master: Master, connection: Connection) -> None:
+        answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
         attached = wire.Attached.unpack(answer.payload)
+        self.verdicts.attempts_max = attached.attempts_max
         if self._is_closed:
             return
         if not connection.is_open:
@@ -239,8 +274,8 @@ class Attachment:
             self.slices.pop()
         if self.slices and self.slices[-1].pull + self.slices[-1].count > before:
             self.slices[-1] = self.slices[-1].split(before - self.slices[-1].pull)[0]
-        self.verdicts.void(before, following)
         self._received = following - 1
+        self.verdicts.void(before, following)
 
     async def _stay_attached(self) -> None:
         """Send signs of life until the session ends."""
@@ -269,42 +304,45 @@ class Attachment:
         session, self.session = self.session, None
         if session is not None:
             session.connection.on_closed.pop(self._detach, None)
-        self.asked = 0
+        self.asked = self.asked_bytes = 0
         self.verdicts.detached()
         self._ended.set()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
+    def give_back(self) -> None:
+        """The messages that nobody saw go to others at once."""
+        unseen, self.slices = self.slices, deque()
+        for each in unseen:
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
+
     async def close(self) -> None:
         """Settle what is left and leave the group: the messages that nobody saw go to others at once."""
-        for each in self.slices:
-            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
-        self.slices.clear()
+        self.give_back()
         self.verdicts.flush()
         self._is_closed = True
         left = self._leave()
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
-        await left
+        self.verdicts.close(is_told=await left)
         self._detach()
-        self.verdicts.close()
 
     def _leave(self) -> asyncio.Future[bool]:
-        """Say so in the same write as the last verdicts, so that nothing is handed to us in between."""
+        """Say so in the same write as the last verdicts, so that nothing is handed to us in between. Gives whether the broker heard."""
         left: asyncio.Future[bool] = self._loop.create_future()
         session = self.session
         if session is None or not session.connection.is_open:
             left.set_result(False)
         else:
             payload = wire.pack_session(session.number)
-            session.connection.request(FrameKind.DETACH, lambda _: _set_result(left), payload, timeout_s=ANSWER_S)
+            session.connection.request(FrameKind.DETACH, lambda answer: _heard(left, answer), payload, timeout_s=ANSWER_S)
         return left
 
 
-def _set_result(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(True)
+def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
+    if not left.done():
+        left.set_result(not isinstance(answer, Unavailable))
 
 
 def _lies_in(part: wire.Range, view: BatchView) -> bool:

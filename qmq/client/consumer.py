@@ -1,13 +1,14 @@
 """The consumer: takes part in a group on every broker group that hosts the subject, and hands out what comes.
 
 For each broker group there is one attachment (`attachment.py`), drained groups too; groups that become known later, by push or because
-placements are asked for again now and then, are added. At most `prefetch` messages are unsettled at once, over all of them
-(`prefetch.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any order, each with the
-attachment it came from.
+placements are asked for again now and then, are added. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, over
+all of them (`prefetch.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any order, each
+with the attachment it came from.
 
     async for message in consumer   acknowledged when the loop comes back for the next one
     ack="explicit"                  acknowledged when you say `await message.ack()`
     most_once=True                  acknowledged before you see it: never twice, perhaps never
+    broadcast=True                  every consumer of the group gets every message, with progress of its own under its name
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from qmq import limits
 from qmq.client.attachment import Attachment
 from qmq.client.link import Links
 from qmq.client.locator import REFRESH_S
-from qmq.client.message import Message, Messages, Settler, Slice
-from qmq.client.prefetch import allowance, wait_ms
+from qmq.client.message import Message, Messages, Settler, Slice, error_text
+from qmq.client.prefetch import allowance, bytes_allowance, check_limits, wait_ms
 from qmq.client.retries import Retries, Retry, SendDirected
 from qmq.client.session import RETRY_S, Terms
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
-from qmq.model import check_name
-from qmq.wire.messages import Verdict
+from qmq.model import BROADCAST, check_name
+from qmq.wire.verdicts import BY_GROUP_MS, Verdict
+
+if TYPE_CHECKING:
+    from qmq.client.handing_in import HandingIn
 
 log = logging.getLogger("qmq.client")
 
 PREFETCH: Final = 2_000
+PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
 
@@ -54,26 +59,29 @@ class Consumer:
 
     def __init__(
         self, links: Links, reset: Reset, send_directed: SendDirected, subject: str, group: str, *, name: str | None = None,
-        start: str = "earliest", tags_any: list[str] | None = None, tags_all: list[str] | None = None, ack: str = "auto",
-        most_once: bool = False, prefetch: int = PREFETCH, pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, expired: str = "raise",
+        start: str = "", broadcast: bool = False, tags_any: list[str] | None = None, tags_all: list[str] | None = None, ack: str = "auto",
+        most_once: bool = False, prefetch: int = PREFETCH, prefetch_bytes: int = PREFETCH_BYTES, pull_bytes: int = PULL_BYTES,
+        lease_ms: int = LEASE_MS, expired: str = "raise",
     ) -> None:  # fmt: skip
-        if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("earliest", "latest"):
+        if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
             raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
-        if not 0 < prefetch <= limits.CONSUMER_UNACKED_MAX:
-            raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
+        check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else default_name(self.incarnation)
         self.stale = 0
-        self.prefetch = prefetch
+        self.prefetch, self.prefetch_bytes = prefetch, prefetch_bytes
+        start = start or ("latest" if broadcast else "earliest")
+        share = self.group + BROADCAST + self.name if broadcast else self.group
         self._terms = Terms(
-            self.subject, self.group, self.name, self.incarnation, start, lease_ms, list(tags_any or []),
-            list(tags_all or []), pull_bytes,
+            self.subject, share, self.name, self.incarnation, start, lease_ms, list(tags_any or []),
+            list(tags_all or []), pull_bytes, most_once,
         )  # fmt: skip
         self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
-        self._retries = Retries(self.subject, self.group, send_directed)
+        self._retries = Retries(self.subject, share, send_directed)
+        self._handing_in = _handing_in(links, self._terms)
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
@@ -83,7 +91,7 @@ class Consumer:
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
         self._current: tuple[Message, Settler] | None = None
-        self._is_closed = False
+        self._is_closed = self._is_paused = self._is_draining = False
 
     # --- for the application -------------------------------------------------------------------------------------------
 
@@ -141,7 +149,7 @@ class Consumer:
         while True:
             if self._has_failed:
                 self._check_open()
-            attachment = self._whose_turn()
+            attachment = None if self.is_paused else self._whose_turn()
             if attachment is not None:
                 part = attachment.take(messages_max)
                 if not self._most_once or await self._is_ours_for_good(part):
@@ -193,6 +201,38 @@ class Consumer:
         if failure is not None:
             raise failure
 
+    @property
+    def held(self) -> int:
+        """Messages that are here and have no verdict."""
+        return 0 if self._is_closed else sum([each.held for each in list(self._attachments)])
+
+    @property
+    def unheard_verdicts(self) -> int:
+        """Messages whose verdict no broker has answered."""
+        return 0 if self._is_closed else sum([each.verdicts.waiting for each in list(self._attachments)])
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        return self._is_paused or self._links.is_paused
+
+    def pause(self) -> None:
+        """Hand out nothing and pull nothing until `resume`. It keeps its place in the group, its lease and what it holds: what was handed
+        out may be settled as ever, and what nobody saw yet waits here, and goes to nobody else. A loop that asks for more waits.
+        """
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        self._is_paused = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """It may have been resumed."""
+        if not self.is_paused:
+            self.notify()
+            self.pull_more()
+
     # --- for the attachments -------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
@@ -202,17 +242,21 @@ class Consumer:
             _set_result(each, True)
 
     def pull_more(self) -> None:
-        """Keep a pull under way at each broker, as far as `prefetch` allows; who waited longest comes first."""
+        """Keep a pull under way at each broker, as far as the limits allow; who waited longest comes first."""
+        if self._is_draining:
+            self.drain()
+            return
         attachments = self._attachments
-        count = len(attachments)
+        count = 0 if self.is_paused else len(attachments)
         for step in range(count):
             each = attachments[(self._pull_turn + step) % count]
             if not each.asked and each.can_pull and not self._is_closed:
                 has_unseen = any(other.slices for other in attachments)
                 ask = allowance(self.prefetch, attachments, each, has_unseen=has_unseen)
-                if not ask:
-                    return
-                each.pull(ask, wait_ms(self.prefetch, count))
+                size = bytes_allowance(self.prefetch_bytes, self._terms.pull_bytes, attachments, each, has_unseen=has_unseen)
+                if not ask or not size:
+                    continue
+                each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
                 self._pull_turn = (self._pull_turn + step + 1) % count
 
     def postpone(self, retries: Iterable[Retry]) -> None:
@@ -237,7 +281,7 @@ class Consumer:
         """Reset this queue only: elsewhere the group is where it shall be."""
         attachment = next(each for each in self._attachments if each.group == broker_group)
         try:
-            await self._reset(self.subject, self.group, broker_group if len(self._attachments) > 1 else None)
+            await self._reset(self.subject, self._terms.group, broker_group if len(self._attachments) > 1 else None)
             attachment.failure = None
             self.pull_more()
         except QmqError as failure:
@@ -252,6 +296,8 @@ class Consumer:
     def _start_running(self) -> None:
         if self._follower is None or self._follower.done():
             self._follower = self._loop.create_task(self._follow())
+        if self._handing_in is not None:
+            self._handing_in.start()
         for attachment in self._attachments:
             attachment.start()
         self.pull_more()
@@ -293,8 +339,17 @@ class Consumer:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """Take no more messages, for good, and give what nobody saw back to the group at once. What was handed out is still to be settled;
+        then `close`.
+        """
+        self._is_draining = True
+        for each in self._attachments:
+            each.give_back()
+
     async def close(self, error: BaseException | None = None) -> None:
-        """Settle what is left and leave the group: a message that was being worked on fails, the unseen ones go to others at once.
+        """Settle what is left and leave the group: a message that was being worked on fails (with `error`, if that ended the work), the
+        unseen ones go to others at once.
 
         Waits until retries after more than an hour are stored, two minutes at most.
         """
@@ -306,12 +361,16 @@ class Consumer:
         if self._current is not None:
             (message, settler), self._current = self._current, None
             if self._is_auto and not message.is_settled:
-                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK)
+                delay = BY_GROUP_MS if isinstance(error, Exception) else 0
+                why = error_text(error) if error is not None else "the consumer was closed"
+                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
         self._links.locator.unlisten(self.subject, self._rerouted)
         tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
+        if self._handing_in is not None:
+            await self._handing_in.close()
         self.notify()
 
     async def __aenter__(self) -> Consumer:
@@ -323,10 +382,23 @@ class Consumer:
         await self.close(error)
 
 
+def _handing_in(links: Links, terms: Terms) -> HandingIn | None:
+    if links.store is None:
+        return None
+    from qmq.client.handing_in import HandingIn
+
+    return HandingIn(links, links.store, terms)
+
+
 def default_name(incarnation: str) -> str:
     """A name for a consumer that was given none: the host, the process, this life."""
+    return f"{process_name()}-{incarnation[:6]}"
+
+
+def process_name() -> str:
+    """A name for a client that was given none: the host, the process."""
     host = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
-    return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}-{incarnation[:6]}"
+    return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}"
 
 
 def _set_result(future: asyncio.Future[bool], result: bool) -> None:

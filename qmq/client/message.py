@@ -14,7 +14,7 @@ from qmq.batch import BatchView
 from qmq.directed import failures
 from qmq.errors import DelayTooLong, InvalidArgument
 from qmq.model import MessageId
-from qmq.wire.messages import Verdict
+from qmq.wire.verdicts import ERROR_CHARS_MAX, Verdict
 
 
 class Settler(Protocol):
@@ -23,11 +23,11 @@ class Settler(Protocol):
     subject: str
     broker_group: str
 
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Leaves soon, with others."""
         ...
 
-    def nack(self, part: Slice, delay: timedelta | None) -> None:
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
         """Have them handed out again. Raises InvalidArgument, DelayTooLong."""
         ...
 
@@ -45,6 +45,11 @@ class Decoded:
         self.view = view
         self._bodies: list[bytes] | None = None
         self._columns: dict[str, Any] = {}
+
+    @property
+    def message_bytes(self) -> int:
+        """What each of its messages takes, as if all were alike."""
+        return -(-self.view.envelope.total_bytes // max(self.view.count, 1))
 
     @property
     def bodies(self) -> list[bytes]:
@@ -196,6 +201,11 @@ class Message(StoredMessage):
         """The broker group that has it."""
         return self._settler.broker_group
 
+    @property
+    def settler(self) -> Settler:
+        """Who takes its verdicts."""
+        return self._settler
+
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
         """Have its verdicts go another way."""
         self._settler = wrap(self._settler)
@@ -212,14 +222,26 @@ class Message(StoredMessage):
         self.is_settled = True
         self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
-    def nack(self, delay: timedelta | None = None) -> None:
-        """It failed: hand it out again after `delay`, by default 1 s, 5 s, 10 s, 30 s, then 60 s, growing with the attempts.
+    def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+        """It failed: hand it out again after `delay`, by default after the group's (1 s, 5 s, 10 s, 30 s, then 60 s, if nobody set others).
 
         Up to an hour the broker sees to it; for longer a copy is sent to a delay group, two years ahead at most, and comes back to this
-        group alone, with the same id. Raises InvalidArgument, DelayTooLong.
+        group alone, with the same id. After the group's last attempt it goes to the dead-letter queue instead, with `error`: a text, or
+        the exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
-        self._settler.nack(Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler), delay)
+        part = Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
+        self._settler.nack(part, delay, error_text(error))
         self.is_settled = True
+
+    def reject(self, error: str | BaseException = "") -> None:
+        """It failed, and no other attempt will help: to the group's dead-letter queue. `error` as in `nack`. Raises InvalidArgument."""
+        self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.DEAD, error=error_text(error))
+        self.is_settled = True
+
+    def release(self) -> None:
+        """It was not worked on: hand it out again, to whoever asks, as if it had not been handed out. No attempt is counted."""
+        self.is_settled = True
+        self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.RELEASE)
 
     def __repr__(self) -> str:
         return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
@@ -276,10 +298,33 @@ class Messages:
         for each in self.slices:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
-    def nack(self, delay: timedelta | None = None) -> None:
+    def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """All failed: hand them out again after `delay`. See `Message.nack`."""
+        text = error_text(error)
         for each in self.slices:
-            each.settler.nack(each, delay)
+            each.settler.nack(each, delay, text)
+
+    def release(self) -> None:
+        """None was worked on, but for those that have a verdict. See `Message.release`."""
+        for each in self.slices:
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
+
+    def reject(self, error: str | BaseException = "") -> None:
+        """All failed, and no other attempt will help. See `Message.reject`."""
+        text = error_text(error)
+        for each in self.slices:
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.DEAD, error=text)
+
+
+def error_text(error: str | BaseException) -> str:
+    """What travels with a verdict: the text, or the exception's type and words; cut. Raises InvalidArgument."""
+    if isinstance(error, BaseException):
+        words = str(error)
+        error = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    elif not isinstance(error, str):
+        raise InvalidArgument(f"an error is a text or an exception, not {error!r}")
+    # A path that is no UTF-8 has surrogates in it, which cannot be sent.
+    return error[:ERROR_CHARS_MAX].encode(errors="replace").decode()
 
 
 def retry_ms(delay: timedelta) -> int:

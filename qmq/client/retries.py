@@ -42,21 +42,23 @@ SendDirected = Callable[[str, Columns, int], Awaitable[None]]
 class Holder(Protocol):
     """Under which a postponed message is held."""
 
-    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Its verdict, at last."""
         ...
 
 
 class Retry(NamedTuple):
-    """One message that is to come again at `due_ms`, milliseconds since 1970."""
+    """One message that is to come again at `due_ms`, milliseconds since 1970; and why it failed."""
 
     holder: Holder
     message: Message
     due_ms: int
+    error: str = ""
 
     def settle(self, verdict: int, delay_ms: int) -> None:
         """Give the message its verdict."""
-        self.holder.settle_postponed(self.message.pull_sequence, self.message.pull_sequence, verdict, delay_ms)
+        error = self.error if verdict == Verdict.NACK else ""
+        self.holder.settle_postponed(self.message.pull_sequence, self.message.pull_sequence, verdict, delay_ms, error)
 
 
 class Retries:

@@ -31,6 +31,7 @@ class Terms:
     tags_any: list[str]
     tags_all: list[str]
     pull_bytes: int
+    most_once: bool = False
 
 
 class Session(NamedTuple):

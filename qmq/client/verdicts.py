@@ -9,6 +9,8 @@ Rules:
 * What is ours no longer is *void* (`qmq/client/attachment.py` says when): no verdict on it is ever sent, since its pull sequence may name
   another message by then. A pull sequence alone does not tell them apart, so each message holds on to the `Hold` under which it came, and
   a hold knows from which pull sequence on it is void.
+* What cannot be told because there is no session, or because one ended without an answer, is written to the client's store
+  (`qmq/client/keeping.py`) until it is answered: this process may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: it counts as held, and its verdict is given when a delay group has the
   message, or will not have it (`qmq/client/retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
 
@@ -26,19 +28,20 @@ from datetime import timedelta
 from typing import Final
 
 from qmq import limits
+from qmq.client.keeping import File, Keeping
 from qmq.client.message import Slice, retry_ms
 from qmq.client.retries import Retry
 from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
-from qmq.client.settlements import Outstanding, Request, Settlements
+from qmq.client.settlements import Outstanding, Request, Settlements, count, in_frames
+from qmq.client.tallies import TakeTally
 from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import Verdict
+from qmq.wire.verdicts import BY_GROUP_MS, Verdict
 
 log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
-BACKOFF_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000)
 _FOR_EVER: Final = 1 << 62
 
 
@@ -54,11 +57,11 @@ class Hold:
         self.first = first
         self.void_from = _FOR_EVER
 
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
         last = self._last_of_ours(first, last)
         if first <= last:
-            self._verdicts.settle(first, last, verdict, delay)
+            self._verdicts.settle(first, last, verdict, delay, error)
 
     def _last_of_ours(self, first: int, last: int) -> int:
         """The last one that is not void; those that are, are counted."""
@@ -66,24 +69,28 @@ class Hold:
             self._verdicts.count_lost(last - max(first, self.void_from) + 1)
         return min(last, self.void_from - 1)
 
-    def nack(self, part: Slice, delay: timedelta | None) -> None:
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
         """Have messages handed out again. Raises InvalidArgument, DelayTooLong."""
         first, last = part.pull, part.pull + part.count - 1
-        waits_ms = BACKOFF_MS[min(part.attempt, len(BACKOFF_MS)) - 1] if delay is None else retry_ms(delay)
-        if waits_ms <= limits.REQUEUE_MS_MAX:
-            self.settle(first, last, Verdict.NACK, waits_ms)
+        waits_ms = BY_GROUP_MS if delay is None else retry_ms(delay)
+        if delay is None or waits_ms <= limits.REQUEUE_MS_MAX:
+            self.settle(first, last, Verdict.NACK, waits_ms, error)
+            return
+        if 0 < self._verdicts.attempts_max <= part.attempt:
+            # The last attempt: it dies, and the broker that has it sees to that.
+            self.settle(first, last, Verdict.NACK, limits.REQUEUE_MS_MAX, error)
             return
         last = self._last_of_ours(first, last)
         if first <= last:
-            due_ms = -(-time.time_ns() // 1_000_000) + waits_ms
-            self._verdicts.postpone(first, last, lambda pull: Retry(self, part.message(pull - part.pull), due_ms))
+            due_ms = -(-self._verdicts.now_ns() // 1_000_000) + waits_ms
+            self._verdicts.postpone(first, last, lambda pull: Retry(self, part.message(pull - part.pull), due_ms, error))
 
-    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give the verdict on messages that were postponed under this hold."""
-        self._verdicts.postponed -= last - first + 1
+        self._verdicts.no_longer_postponed(last - first + 1)
         last = self._last_of_ours(first, last)
         if first <= last:
-            self._verdicts.collect(((first, last),), verdict, delay)
+            self._verdicts.collect(((first, last),), verdict, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (it may have it), ClientClosed."""
@@ -94,15 +101,21 @@ class Hold:
 
 
 class Verdicts:
-    """See the module. `outstanding` is what came and has no verdict; `postponed` counts what will have one."""
+    """See the module. `outstanding` is what came and has no verdict; `postponed` counts what will have one. `attempts_max` is what the
+    master said when we attached: after so many attempts a message dies; 0: never.
+    """
 
     def __init__(
-        self, owner: Owner, terms: Terms, group: str, *, sent_away: Callable[[QmqError], None], come_back: Callable[[], None]
+        self, owner: Owner, terms: Terms, group: str, *, sent_away: Callable[[QmqError], None], come_back: Callable[[], None],
+        now_ns: Callable[[], int] = time.time_ns, tally: TakeTally | None = None, file: File | None = None,
     ) -> None:  # fmt: skip
         self.terms = terms
         self.group = group
+        self.now_ns = now_ns
         self.outstanding = Outstanding()
-        self.postponed = 0
+        self.postponed = self.postponed_bytes = 0
+        self.attempts_max = 0
+        self._tally = tally or TakeTally()
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
         self._owner = owner
@@ -112,29 +125,48 @@ class Verdicts:
         self._session: Session | None = None
         self._unsent = Settlements()
         self._requests: list[Request] = []
+        self._is_leaving = False
+        """Whether a flush is to come at the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._keeping = Keeping(file, self._unanswered)
+
+    @property
+    def waiting(self) -> int:
+        """Messages whose verdict the broker has not answered."""
+        return self._unsent.messages + sum([count(each.settlements) for each in list(self._requests)])
 
     # --- from the application ------------------------------------------------------------------------------------------
 
-    def settle(self, first: int, last: int, verdict: int, delay: int) -> None:
+    def settle(self, first: int, last: int, verdict: int, delay: int, error: str) -> None:
         """For `Hold`: pull sequences that are still ours."""
-        self.collect(self.outstanding.remove(first, last), verdict, delay)
+        self.collect(self.outstanding.remove(first, last), verdict, delay, error)
 
     def postpone(self, first: int, last: int, retry: Callable[[int], Retry]) -> None:
         """For `Hold`: what of these has no verdict yet waits for it; `retry` makes one of a pull sequence."""
         if self._is_closed:
             return
+        before = self.outstanding.bytes
         waiting = [pull for begin, end in self.outstanding.remove(first, last) for pull in range(begin, end + 1)]
         self.postponed += len(waiting)
+        self.postponed_bytes += before - self.outstanding.bytes
         self._owner.postpone(map(retry, waiting))
 
-    def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int) -> None:
+    def no_longer_postponed(self, messages: int) -> None:
+        """For `Hold`: that many have their verdict."""
+        self.postponed_bytes -= self.postponed_bytes * messages // self.postponed  # of each alike; nothing is left of the last one
+        self.postponed -= messages
+
+    def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
         """Have verdicts leave with others."""
         for begin, end in parts:
-            self._unsent.add(begin, end, verdict, delay)
+            self._unsent.add(begin, end, verdict, delay, error)
+            if self._session is None:
+                self._keeping.given(wire.Settlement(begin, end, verdict, delay, error))
         if self._unsent.messages * 4 >= self._owner.prefetch:
-            self._loop.call_soon(self.flush)
+            if not self._is_leaving:
+                self._is_leaving = True
+                self._loop.call_soon(self.flush)
         elif self._timer is None:
             self._timer = self._loop.call_later(SETTLE_DELAY_S, self.flush)
         self._owner.pull_more()
@@ -146,6 +178,9 @@ class Verdicts:
         parts = self.outstanding.remove(first, last)
         if parts:
             request = Request([wire.Settlement(*part, verdict, 0) for part in parts], self._loop.create_future())
+            if self._session is None:
+                for each in request.settlements:
+                    self._keeping.given(each)
             self._send(request)
             self._owner.pull_more()
             await self._hear(request)
@@ -170,14 +205,17 @@ class Verdicts:
 
     def flush(self) -> None:
         """Send what was collected."""
+        self._is_leaving = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._unsent.messages and self._session is not None:
-            self._send(Request(self._unsent.take()))
+            for part in in_frames(self._unsent.take()):
+                self._send(Request(part))
 
     def _send(self, request: Request) -> None:
         self._requests.append(request)
+        self._tally.sent(request.settlements)
         self._transmit(request)
 
     def _transmit(self, request: Request) -> None:
@@ -210,7 +248,7 @@ class Verdicts:
             self._loop.call_later(RETRY_S[-1], self._transmit_all)
 
     def _done(self, request: Request, stale: int) -> None:
-        self._requests.remove(request)
+        self._over(request)
         if request.is_repeated:
             stale = 0
         if request.waiter is None:
@@ -221,15 +259,22 @@ class Verdicts:
         self._owner.notify()
 
     def _drop(self, request: Request, failure: QmqError) -> None:
-        self._requests.remove(request)
+        self._over(request)
         if request.waiter is not None and not request.waiter.done():
             _fail(request.waiter, failure)
         elif not isinstance(failure, StaleDelivery | ClientClosed):
             log.warning("%s: a verdict was refused: %s", self.terms.name, failure)
 
+    def _over(self, request: Request) -> None:
+        self._requests.remove(request)
+        self._keeping.over(request)
+
     def _transmit_all(self) -> None:
         for request in list(self._requests):
             self._transmit(request)
+
+    def _unanswered(self) -> list[wire.Settlement]:
+        return [each for request in self._requests for each in request.settlements] + self._unsent.waiting
 
     # --- sessions come and go ------------------------------------------------------------------------------------------
 
@@ -238,6 +283,7 @@ class Verdicts:
         self._session = session
         self._transmit_all()
         self.flush()
+        self._keeping.attached(self._requests)
 
     def detached(self) -> None:
         """No more answers come: what is under way may have arrived."""
@@ -245,6 +291,8 @@ class Verdicts:
         for request in self._requests:
             request.is_repeated |= request.is_flying
             request.is_flying = False
+        if not self._is_closed:
+            self._keeping.detached()
 
     def void(self, before: int, following: int) -> None:
         """What came from pull sequence `before` on is not ours any more; what comes next begins at `following`."""
@@ -260,6 +308,9 @@ class Verdicts:
                 self.count_lost(lost)
             if not request.settlements:
                 self._drop(request, self.stale(request.lost))
+        self._keeping.voided()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
 
     def stale(self, messages: int) -> StaleDelivery:
         """The error for whoever waits for a verdict on messages that are not ours."""
@@ -274,8 +325,9 @@ class Verdicts:
             self._owner.lost(messages)
             log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
 
-    def close(self) -> None:
-        """Nothing is sent any more; whoever waits hears that nobody knows."""
+    def close(self, *, is_told: bool) -> None:
+        """Nothing is sent any more; whoever waits hears that nobody knows. `is_told`: the master heard all verdicts, and that we leave."""
+        self._keeping.close(is_told=is_told)
         self._is_closed = True
         self.detached()
         for request in list(self._requests):

@@ -56,8 +56,9 @@ def unpack(payload: memoryview | bytes, session: int) -> Brought:
     for each in delivery.ranges:
         batch, offset = _find(each, batches)
         keys: list[bytes] | None = batch.column("keys")
+        base, size = batch.view.base_sequence, batch.message_bytes
         for index in range(offset, offset + each.count):
-            arrivals.append(Arrival(batch.view.base_sequence + index, keys[index] if keys else b"", each.attempt))
+            arrivals.append(Arrival(base + index, keys[index] if keys else b"", each.attempt, size=size))
             places.append(Place(batch, index))
     return Brought(delivery.next_sequence, delivery.is_end, arrivals, places)
 
@@ -70,7 +71,8 @@ def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[by
     for batch, indices, attempt in _gather(delivery.ranges, batches):
         for key, chosen in _without_parked(batch, indices, parked):
             base = batch.view.base_sequence
-            arrivals.append(Arrival(base + chosen[-1], key, attempt, chosen[-1] - chosen[0], len(chosen)))
+            size = batch.message_bytes * len(chosen)
+            arrivals.append(Arrival(base + chosen[-1], key, attempt, chosen[-1] - chosen[0], len(chosen), size))
             parts.append(Part(batch, chosen))
     return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 

@@ -47,12 +47,14 @@ from qmq.client.ordered.membership import Member, Membership, Sync
 from qmq.client.ordered.message import OrderedMessage
 from qmq.client.ordered.messages import OrderedMessages, Run
 from qmq.client.ordered.shelf import Shelf
+from qmq.client.prefetch import check_limits
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
 
 log = logging.getLogger("qmq.client")
 
 PREFETCH: Final = 2_000
+PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 10_000
 CONCURRENCY: Final = 64
 PULL_BYTES: Final = limits.MIB
@@ -70,18 +72,17 @@ class OrderedConsumer:
     def __init__(
         self, links: Links, sync: Sync, subject: str, group: str, *, name: str | None = None,
         start: str = "earliest", gate: str = "", ack: str = "auto", on_failure: str = "block", prefetch: int = PREFETCH,
-        pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, attempts_max: int = ATTEMPTS_MAX,
+        prefetch_bytes: int = PREFETCH_BYTES, pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, attempts_max: int = ATTEMPTS_MAX,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:  # fmt: skip
         if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
             raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
-        if not 0 < prefetch <= limits.CONSUMER_UNACKED_MAX:
-            raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
+        check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else default_name(self.incarnation)
-        self.lease_ms, self.prefetch = lease_ms, prefetch
+        self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
         self.stale = 0
         policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
         self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
@@ -101,7 +102,7 @@ class OrderedConsumer:
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
         """What a loop has in hand, and whose loop that is."""
-        self._is_started = self._is_closing = False
+        self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
 
     @property
@@ -141,7 +142,7 @@ class OrderedConsumer:
         until_s = self._loop.time() + wait.total_seconds()
         while True:
             self._check_open()
-            runs = self._shelf.take(messages_max)
+            runs = [] if self.is_paused else self._shelf.take(messages_max)
             if runs:
                 self._notify()  # there may be another lane, for another who waits
                 return OrderedMessages(self, runs)
@@ -219,6 +220,29 @@ class OrderedConsumer:
         else:
             message.ack_later()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        return self._is_paused or self._links.is_paused
+
+    def pause(self) -> None:
+        """Hand out nothing and pull nothing until `resume`. It keeps its lanes and what it holds: what was handed out may be settled as
+        ever, and a lane waits where it is.
+        """
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        self._is_paused = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """It may have been resumed."""
+        if not self.is_paused:
+            for reader in self._readers:
+                reader.pull_more()
+            self._notify()  # who finds a message wakes the next one
+
     # --- handing out ---------------------------------------------------------------------------------------------------
 
     def _read(self, *, in_bulk: bool) -> None:
@@ -232,7 +256,7 @@ class OrderedConsumer:
         self._read(in_bulk=False)
         while True:
             self._check_open()
-            message = self._desk.take()
+            message = None if self.is_paused else self._desk.take()
             if message is not None:
                 self._notify()  # there may be another one, for another who waits
                 return message
@@ -314,6 +338,11 @@ class OrderedConsumer:
     def room(self) -> int:
         """How many unfinished messages each lane may have: its share of `prefetch`, so that no lane can starve another."""
         return max(self.prefetch // max(len(self._readers), 1), 1)
+
+    @property
+    def room_bytes(self) -> int:
+        """The same in bytes."""
+        return max(self.prefetch_bytes // max(len(self._readers), 1), 1)
 
     def arrived(self, messages: list[OrderedMessage]) -> None:
         """Messages came."""

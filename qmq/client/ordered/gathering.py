@@ -6,7 +6,7 @@ counts is how many places in memory a message touches, and encoding a key again 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from qmq_ordering.hashing import logical_partition
@@ -79,8 +79,8 @@ class Gathering(OpenBatch):
 
     __slots__ = ("lps", "raw_keys", "sending")
 
-    def __init__(self, sending: Sending | None) -> None:
-        super().__init__()
+    def __init__(self, sending: Sending | None, now_ns: Callable[[], int] | None = None) -> None:
+        super().__init__(now_ns)
         self.sending = sending
         self.raw_keys: list[Key] = []
         self.lps: list[int] = []
@@ -97,6 +97,11 @@ class Gathering(OpenBatch):
         if columns.headers is not None or self.headers is not None:
             self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
 
+    def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
+        """Make these its messages, with the ids and create times that they have; it must be empty. See `OpenBatch.fill`."""
+        self.fill(columns, size, create_time_ms)
+        self.raw_keys, self.lps = list(columns.keys or ()), list(columns.logical_partitions or ())
+
     def take(self, until: float) -> OrderedBatch:
         """Its messages as a batch; it is empty then."""
         columns, first_ms = self.collect()
@@ -106,4 +111,5 @@ class Gathering(OpenBatch):
         batch = OrderedBatch(columns, first_ms, self.bytes, until, claim, range(claim.count))
         self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
         self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(), []
+        self.keys, self.message_ids, self._created = None, None, None
         return batch

@@ -87,8 +87,18 @@ class LaneOwner(Settler, Protocol):
         ...
 
     @property
+    def room_bytes(self) -> int:
+        """How many bytes of them."""
+        ...
+
+    @property
     def is_bulk(self) -> bool:
         """Whether messages are wanted in runs."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no messages are wanted now."""
         ...
 
     def arrived(self, messages: list[OrderedMessage]) -> None:
@@ -133,6 +143,7 @@ class LaneReader:
         self.session: Session | None = None
         self.failure: QmqError | None = None
         self._links, self._owner, self._terms = links, owner, terms
+        self._tally = links.tallies.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
         self._sure_until_s = 0.0
@@ -157,11 +168,15 @@ class LaneReader:
     def pull_more(self) -> None:
         """Ask for messages if there is room for a good many."""
         session, core, room = self.session, self.core, self._owner.room
-        if session is None or self._is_pulling or self._is_leaving or core.is_end or self.failure is not None or core.open * 2 > room:
+        room_bytes = self._owner.room_bytes
+        if session is None or self._is_pulling or self._is_leaving or core.is_end or self.failure is not None:
+            return
+        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._owner.is_paused:
             return
         self._is_pulling = True
         messages = max(min(room - core.open, limits.PULL_MESSAGES_MAX), 1)
-        pull = wire.LanePull(session.number, self._token, core.position, messages, self._terms.pull_bytes, WAIT_MS)
+        size = max(min(room_bytes - core.open_bytes, self._terms.pull_bytes), 1)
+        pull = wire.LanePull(session.number, self._token, core.position, messages, size, WAIT_MS)
         session.connection.request(
             FrameKind.LANE_PULL, lambda answer: self._pulled(session, answer), wire.pack_lane_pull(pull),
             timeout_s=WAIT_MS / 1000 + ANSWER_S,
@@ -194,6 +209,7 @@ class LaneReader:
             if cell.state is State.WAITING
         ]
         if came:
+            self._tally.received += len(came)
             self._owner.arrived(came)
 
     def _accept_runs(self, brought: arrivals.BroughtRuns) -> None:
@@ -204,6 +220,7 @@ class LaneReader:
             if cell.state is State.WAITING
         ]
         if came:
+            self._tally.received += sum([len(each.indices) for each in came])
             self._owner.arrived_in_bulk(self, came)
 
     def _fail(self, failure: QmqError) -> None:

@@ -90,7 +90,8 @@ class FailurePolicy:
 class Arrival(NamedTuple):
     """A message of the lane as a pull brought it. `attempt` is 1 and the failures that the broker knows of.
 
-    Or a run: `count` messages, of which `sequence` is the last, and the first lies `span` before it; then the key is empty.
+    Or a run: `count` messages, of which `sequence` is the last, and the first lies `span` before it; then the key is empty. `size`: what
+    it takes, its part of its batch in bytes.
     """
 
     sequence: int
@@ -98,6 +99,7 @@ class Arrival(NamedTuple):
     attempt: int
     span: int = 0
     count: int = 1  # type: ignore[assignment]
+    size: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +117,7 @@ class Cell:
     """When it was failed: not before then again."""
     is_seen: bool = False
     """Whether a handler was given it."""
+    size: int = 0
 
     @property
     def head(self) -> int:
@@ -148,6 +151,8 @@ class LaneCore:
         """Nothing will ever follow what was pulled."""
         self.open = 0
         """Messages that are neither finished nor void."""
+        self.open_bytes = 0
+        """What they take."""
         self.working = 0
         """Of these, the ones that handlers have."""
         self.parked: set[bytes] = set()
@@ -187,7 +192,7 @@ class LaneCore:
         self._fresh.clear()
         self._flying = None
         self.parked = set()
-        self.open = self.working = 0
+        self.open = self.working = self.open_bytes = 0
         self.position = self._covered = -1
         self.is_end = False
         return cells
@@ -202,10 +207,10 @@ class LaneCore:
             return []
         made: list[Cell] = []
         at, first = self.position, self._covered
-        for sequence, key, attempt, span, count in arrivals:
+        for sequence, key, attempt, span, count, size in arrivals:
             if not at <= sequence - span <= sequence < next_sequence:
                 raise ProtocolViolation(f"sequence {sequence - span} came, where {at} to {next_sequence - 1} were to come")
-            made.append(Cell(first, sequence, key, attempt, span, count))
+            made.append(Cell(first, sequence, key, attempt, span, count, size=size))
             at = first = sequence + 1
         if next_sequence < self.position:
             raise ProtocolViolation(f"a pull from {self.position} led back to {next_sequence}")
@@ -215,6 +220,7 @@ class LaneCore:
         for cell in made:
             self._cells[cell.sequence] = cell
             self.open += cell.count
+            self.open_bytes += cell.size
             if cell.key in self.parked:
                 self._set_aside(cell)
         return made
@@ -227,7 +233,8 @@ class LaneCore:
         assert 0 < count < cell.count
         assert cell.head <= last < head <= cell.sequence
         rest = Cell(last + 1, cell.sequence, cell.key, cell.attempt, cell.sequence - head, cell.count - count, is_seen=cell.is_seen)
-        cell.sequence, cell.span, cell.count = last, last - cell.head, count
+        rest.size = cell.size * rest.count // cell.count
+        cell.sequence, cell.span, cell.count, cell.size = last, last - cell.head, count, cell.size - rest.size
         self._cells[rest.sequence], self._cells[last] = rest, cell
         if cell in self._failing:
             self._failing.add(rest)
@@ -287,6 +294,7 @@ class LaneCore:
 
     def _close(self, cell: Cell, state: State) -> None:
         self.open -= cell.count
+        self.open_bytes -= cell.size
         self.working -= cell.count if cell.state is State.WORKING else 0
         self._failing.discard(cell)
         cell.state = state
@@ -376,6 +384,7 @@ class LaneCore:
         assert all(a.sequence < b.first for a, b in pairwise(cells))
         assert all(cell.state not in (State.SETTLED, State.VOID) for cell in cells)
         assert self.open == sum(cell.count for cell in cells if cell.state in _OPEN)
+        assert self.open_bytes == sum(cell.size for cell in cells if cell.state in _OPEN)
         assert self.working == sum(cell.count for cell in cells if cell.state is State.WORKING)
         assert all(cell.state in _OPEN for cell in self._failing)
         assert self._covered <= self.position

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
 from qmq_ordering.route import LpRange
 
-from qmq.client.message import Decoded, StoredMessage, delay_ms
+from qmq.client.message import Decoded, StoredMessage, delay_ms, error_text
 from qmq.client.ordered.lane_core import Cell, LaneCore
+
+log = logging.getLogger("qmq.client")
 
 
 class Source(Protocol):
@@ -110,6 +114,10 @@ class OrderedMessage(LaneMessage):
         """The same message for another try: what is said of the earlier one counts no more."""
         return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
 
+    def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
+        """Have its verdicts go another way."""
+        self._settler = wrap(self._settler)
+
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
@@ -127,11 +135,14 @@ class OrderedMessage(LaneMessage):
             self.is_settled = True
             self._settler.finish(self)
 
-    def fail(self, delay: timedelta | None = None) -> None:
+    def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """It could not be worked on: have it tried again after `delay`, by default the consumer's retry delays, or set aside, as the
-        consumer was told. Raises InvalidArgument.
+        consumer was told. `error`, a text or an exception, is logged. Raises InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
+        text = error_text(error)
         if not self.is_settled:
+            if text:
+                log.warning("%r failed: %s", self, text)
             self.is_settled = True
             self._settler.fail(self, pause_ms)

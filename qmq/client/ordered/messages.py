@@ -6,15 +6,18 @@ of one lane. No object is made for a message, unless the application iterates.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
 from typing import Protocol
 
-from qmq.client.message import Decoded, delay_ms
+from qmq.client.message import Decoded, delay_ms, error_text
 from qmq.client.ordered.lane_core import Cell
 from qmq.client.ordered.message import LaneMessage, Source
+
+log = logging.getLogger("qmq.client")
 
 
 class BulkSettler(Protocol):
@@ -143,12 +146,15 @@ class OrderedMessages:
             self.is_settled = True
             self._settler.finish_all(self)
 
-    def fail(self, delay: timedelta | None = None) -> None:
+    def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """They could not be worked on: have all of them tried again after `delay`, by default the consumer's retry delays. Their lane
-        waits. Raises InvalidArgument.
+        waits. `error`, a text or an exception, is logged. Raises InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
+        text = error_text(error)
         if not self.is_settled:
+            if text:
+                log.warning("%r failed: %s", self, text)
             self.is_settled = True
             self._settler.fail_all(self, pause_ms)
 

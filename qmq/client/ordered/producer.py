@@ -58,8 +58,9 @@ class OrderedProducer(Backlog):
         self._compression = compression
         self._body_bytes_max = body_bytes_max
         self._streams = Streams(links, self, new_id, unknown)
+        self._tally = links.tallies.sending(subject)
         self._keys = Keys()
-        self._opens = [Gathering(None)]
+        self._opens = [Gathering(None, links.now_ns)]
         self._by_lp = self._opens
         """Of each logical partition its open batch."""
         self._slots = [0]
@@ -137,6 +138,31 @@ class OrderedProducer(Backlog):
             if indices:
                 self._extend(gathering, chunks, pick(columns, indices), choose(keys, indices), indices)
         return SpreadTickets(chunks)
+
+    def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[Chunk]:
+        """Send columns as they are, in batches of their own, one for each partition: for messages of the system's, whose headers nobody
+        checks and which may have ids. They are made now, or at `create_time_ms` plus the columns' `create_deltas`.
+
+        A batch is not cut: give no more than fits one. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
+        """
+        if columns.keys is None:
+            raise InvalidArgument("messages to an ordered subject need keys: give one for each")
+        columns.logical_partitions = lps = self._keys.of_many(columns.keys)
+        if not self._is_awake:
+            self._wake()
+        chosen: dict[Gathering, list[int]] = {}
+        for index, lp in enumerate(lps):
+            chosen.setdefault(self._by_lp[lp], []).append(index)
+        chunks: list[Chunk] = []
+        for gathering, indices in chosen.items():
+            if gathering in self._gathered:
+                self._close(gathering)
+            self._begin(gathering)
+            part = pick(columns, indices)
+            chunks.append(Chunk(gathering.ticket, 0, indices))
+            gathering.hold(part, size_of(part), create_time_ms)
+            self._close(gathering)
+        return chunks
 
     def _extend(self, gathering: Gathering, chunks: list[Chunk], columns: Columns, keys: Sequence[Key], indices: Sequence[int]) -> None:
         """Fill open batches of one stream, one after another."""
@@ -228,6 +254,7 @@ class OrderedProducer(Backlog):
     def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
+        self._tally.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
         batch.claim.stored(
             batch.places,
@@ -240,6 +267,7 @@ class OrderedProducer(Backlog):
 
     def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
         """The batch is given up; the failure says whether it may be stored."""
+        self._tally.failed += batch.count
         batch.claim.failed(failure)
         self._settle(batch)
         self._wake_drained()
@@ -265,7 +293,7 @@ class OrderedProducer(Backlog):
         known = {each.sending: each for each in self._opens}
         slots: dict[Sending, int] = {}
         self._slots = [slots.setdefault(sending, len(slots)) for sending in by_lp]
-        self._opens = [known.get(sending) or Gathering(sending) for sending in slots]
+        self._opens = [known.get(sending) or Gathering(sending, self._links.now_ns) for sending in slots]
         self._by_lp = [self._opens[slot] for slot in self._slots]
 
     def answered(self) -> None:

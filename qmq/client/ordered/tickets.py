@@ -25,8 +25,9 @@ class SpreadTickets(Tickets):
         super().__init__([chunk.ticket for chunk in chunks])
         self._chunks = chunks
 
-    async def _wait(self) -> Receipts:
-        return SpreadReceipts([await ticket for ticket in self.tickets], self._chunks)
+    def collect(self, batches: list[BatchReceipt]) -> Receipts:
+        """See `Tickets`: in the order of the messages."""
+        return SpreadReceipts(batches, self._chunks)
 
 
 class SpreadReceipts(Receipts):

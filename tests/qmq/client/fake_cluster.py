@@ -74,7 +74,9 @@ class FakeBroker:
         self.address = ""
         self.peers: list[Peer] = []
         self.is_connected_to = asyncio.Event()
-        self.handle: dict[int, Handler] = {FrameKind.PRODUCE: self._produce, FrameKind.PRODUCE_FAST: self._produce}
+        self.handle: dict[int, Handler] = {
+            FrameKind.PRODUCE: self._produce, FrameKind.PRODUCE_FAST: self._produce, FrameKind.BEGUN: lambda _peer, _request: None,
+        }  # fmt: skip
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

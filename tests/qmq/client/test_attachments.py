@@ -511,7 +511,7 @@ class ModelGroup:
                         self.acked.append(held.first + pull - held.pull)
         asked = sum(each.last - each.first + 1 for each in settlements)
         before = self.share.unacked()
-        self._act(SettleAction("s", 0, "g", self.consumer, 0, tuple(tuple(each) for each in settlements)))  # type: ignore[misc]
+        self._act(SettleAction("s", 0, "g", self.consumer, 0, tuple(each[:4] for each in settlements)))  # type: ignore[misc]
         settled = before - self.share.unacked()
         if self.draw.random() < 0.8:
             self._commit()

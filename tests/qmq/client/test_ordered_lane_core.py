@@ -219,13 +219,13 @@ def test_a_run_is_settled_with_everything_between_its_messages_and_a_failure_is_
 
 def test_a_run_is_split_where_nobody_has_it_and_its_parts_are_settled_alone() -> None:
     lane = core()
-    (run,) = lane.delivered([Arrival(9, b"", 1, 8, 5)], 10, is_end=False)
+    (run,) = lane.delivered([Arrival(9, b"", 1, 8, 5, 100)], 10, is_end=False)
     rest = lane.split(run, last=3, head=6, count=2)
     assert [(each.first, each.head, each.sequence, each.count) for each in (run, rest)] == [(0, 1, 3, 2), (4, 6, 9, 3)]
     lane.check()
     finish(lane, rest)
     assert said(lane.take()) == [(4, 9, DONE, 0)]
-    assert lane.open == 2
+    assert (lane.open, lane.open_bytes) == (2, 40)
 
 
 def test_a_released_lane_finishes_what_handlers_have_and_nothing_else() -> None:
@@ -349,7 +349,7 @@ class Play:
         found: list[Arrival] = []
         while at < self.length and len(found) < room:
             if self.is_open(at):
-                found.append(Arrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0)))
+                found.append(Arrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0), size=at % 5))
             at += 1
         if not is_lost:
             self.deliver(found, at, is_end=self.is_sealed and at == self.length)
@@ -476,7 +476,7 @@ class BulkPlay(Play):
                 runs.append([])
             runs[-1].append(each)
         arrivals = [
-            Arrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run))
+            Arrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run), 7)
             for run in runs
             for a, b in [(run[0], run[-1])]
         ]

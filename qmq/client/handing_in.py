@@ -1,0 +1,150 @@
+"""Handing in the verdicts that an earlier client left in the store (`verdict_store.py`), in the background of a consumer.
+
+    a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
+        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
+        not known        the lease was lost, the broker has put everything back itself; the file is deleted
+        not reached      again after a pause; other files, and the consumer's own work, go on meanwhile
+
+A consumer that comes back under its name, with another life, takes from its earlier life what that holds. So what this one left is
+handed in first, before the consumer attaches to the same broker group (`inherit`); what other names left can wait (`HandingIn`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from functools import partial
+from typing import Final
+
+from qmq.client.connection import Connection
+from qmq.client.link import Links
+from qmq.client.session import ANSWER_S, Terms
+from qmq.client.settlements import count, in_frames
+from qmq.client.verdict_files import Left, VerdictStore
+from qmq.client.verdict_store import Origin, still_to_say
+from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+
+log = logging.getLogger("qmq.client")
+
+LOOK_S: Final = 60.0
+PAUSE_S: Final = (0.1, 0.3, 1.0)
+INHERIT_S: Final = 3.0
+"""How long a consumer waits while another one hands in what its earlier life left."""
+
+
+async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
+    """Give the verdicts of one file to the master of its broker group; how many messages they are about, 0 if the lease was lost.
+
+    Doing it again does no harm. Raises what the broker answers.
+    """
+    attach = left.origin.attach
+    answer = await connection.call(FrameKind.ATTACH, attach.pack(), timeout_s=ANSWER_S)
+    attached = wire.Attached.unpack(answer.payload)
+    if not attached.resumed:
+        return 0
+    settlements = still_to_say(left.kept, attached.next_pull_sequence, now_ms)
+    for part in in_frames(settlements):
+        await connection.call(FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S)
+    await connection.call(FrameKind.DETACH, wire.pack_session(attached.session), timeout_s=ANSWER_S)
+    return count(settlements)
+
+
+async def inherit(connection: Connection, store: VerdictStore, terms: Terms, broker_group: str, now_ms: int) -> None:
+    """Hand in what earlier lives of a consumer left for a broker group. Raises Unavailable: then attaching would fail too."""
+
+    def is_mine(origin: Origin) -> bool:
+        return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
+
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + INHERIT_S
+    while True:
+        for left in store.left(terms.subject, terms.group, now_ms):
+            try:
+                if is_mine(left.origin):
+                    await _try(connection, left, now_ms)
+            finally:
+                left.put_back()
+        others = [each for each in store.busy(terms.subject, terms.group) if each.attach.incarnation != terms.incarnation]
+        if loop.time() > until_s or not any(map(is_mine, others)):
+            return
+        await asyncio.sleep(PAUSE_S[0])
+
+
+async def _try(connection: Connection, left: Left, now_ms: int) -> None:
+    """Hand it in and delete it; a file that this broker will never take is deleted too. Raises Unavailable."""
+    try:
+        handed = await hand_in(connection, left, now_ms)
+    except (CallerError, UnknownConsumer) as failure:
+        if isinstance(failure, ClientClosed):
+            raise
+        log.warning("verdicts of consumer %s are lost, its messages come again: %s", left.origin.attach.consumer, failure)
+    else:
+        attach = left.origin.attach
+        log.info("verdicts of consumer %s on %s: %d handed in to %s", attach.consumer, attach.subject, handed, left.origin.broker_group)
+    left.delete()
+
+
+def _put_back(left: Left, _: object) -> None:
+    left.put_back()
+
+
+class HandingIn:
+    """For one consumer: looks for files of its subject and group now and then."""
+
+    def __init__(self, links: Links, store: VerdictStore, terms: Terms) -> None:
+        self._links, self._store, self._terms = links, store, terms
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Harmless to repeat."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            for left in self._store.left(self._terms.subject, self._terms.group, self._now_ms()):
+                if left.origin.attach.consumer == self._terms.name:
+                    left.put_back()
+                    continue
+                task = asyncio.get_running_loop().create_task(self._carry(left))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(partial(_put_back, left))
+            await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+
+    async def _carry(self, left: Left) -> None:
+        """Until it is handed in."""
+        tries = 0
+        while True:
+            try:
+                await self._carry_once(left)
+                return
+            except ClientClosed:
+                return
+            except QmqError as failure:
+                log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
+            await asyncio.sleep(PAUSE_S[min(tries, len(PAUSE_S) - 1)] * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            tries += 1
+
+    async def _carry_once(self, left: Left) -> None:
+        group = left.origin.broker_group
+        master, connection = await self._links.reach(self._terms.subject, group)
+        try:
+            await _try(connection, left, self._now_ms())
+        except NotMaster:
+            self._links.locator.doubt(group, master)
+            raise
+
+    def _now_ms(self) -> int:
+        return self._links.now_ns() // 1_000_000
+
+    async def close(self) -> None:
+        """What is not handed in is left for the next one."""
+        tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

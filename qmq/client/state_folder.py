@@ -1,0 +1,49 @@
+"""The client's own folder on this machine: where it is, and whether there is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from qmq.client.verdict_files import VerdictStore
+
+StateDir = str | os.PathLike[str] | Literal[False] | None
+"""A folder; None for the usual one; False for none."""
+
+
+def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | None) -> Path | None:
+    """QMQ_STATE_DIR, else `qmq` below XDG_STATE_HOME or ~/.local/state, unless one is named. Raises InvalidArgument. Pure."""
+    if state_dir is False:
+        return None
+    if state_dir is not None:
+        if not isinstance(state_dir, str | os.PathLike) or not os.fspath(state_dir):
+            raise InvalidArgument(f"state_dir is a folder, or False for none, not {state_dir!r}")
+        return Path(state_dir)
+    if environment.get("QMQ_STATE_DIR"):
+        return Path(environment["QMQ_STATE_DIR"])
+    if environment.get("XDG_STATE_HOME"):
+        return Path(environment["XDG_STATE_HOME"]) / "qmq"
+    return home / ".local" / "state" / "qmq" if home is not None else None
+
+
+def store_of(state_dir: StateDir, addresses: Sequence[str]) -> VerdictStore | None:
+    """The store of verdicts of the clients of a cluster on this machine; None without a folder, and on systems that cannot lock files so.
+
+    Raises InvalidArgument.
+    """
+    try:
+        home: Path | None = Path.home()
+    except RuntimeError:
+        home = None
+    folder = folder_of(state_dir, os.environ, home)
+    if folder is None or sys.platform == "win32":
+        return None
+    from qmq.client.verdict_files import VerdictStore
+
+    return VerdictStore(folder, addresses)

@@ -1,0 +1,46 @@
+"""A client in a process of its own: takes what there is, says what the test tells it to say of it, and goes on with the rest.
+
+    failing_worker.py ADDRESS COUNT     takes COUNT messages of "s" for group "ops", says "taken", and reads commands, one a line:
+    fail GROUP     of the messages of that broker group: every fourth is done, failed, rejected, still in work; then says "failed"
+    take           one message more, acknowledged; says its body
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+
+import qmq
+
+
+async def work(address: str, count: int) -> None:
+    async with qmq.connect(address) as mq:
+        consumer = mq.consumer("s", "ops", ack="explicit")
+        taken: list[qmq.Message] = []
+        while len(taken) < count:
+            taken += await consumer.pull()
+        print("taken", flush=True)
+        while command := (await asyncio.to_thread(sys.stdin.readline)).split():
+            if command[0] == "take":
+                (message,) = await consumer.pull(1)
+                await message.ack()
+                print(message.body.decode(), flush=True)
+            else:
+                say([message for message in taken if message.broker_group == command[1]])
+                await asyncio.sleep(0)  # what is said in one round of the loop is written in the next
+                print("failed", flush=True)
+
+
+def say(messages: list[qmq.Message]) -> None:
+    for number, message in enumerate(messages):
+        if number % 4 == 0:
+            message.ack_later()
+        elif number % 4 == 1:
+            message.nack(timedelta(seconds=0.5), f"engine {message.body.decode()}")
+        elif number % 4 == 2:
+            message.reject(ValueError(f"no flight {message.body.decode()}"))
+
+
+if __name__ == "__main__":
+    asyncio.run(work(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,236 @@
+"""Limits in messages and bytes: a consumer that is slow, or takes nothing, holds up nobody but itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+
+import pytest
+from fake_cluster import Cluster, cluster
+from fake_delays import DelayCluster, delay_cluster
+from fake_queue import FakeQueue
+from support import eventually
+
+import qmq
+from qmq.batch import ENVELOPE_BYTES
+from qmq.broker.outstanding import Outstanding
+from qmq.errors import InvalidArgument
+from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
+from qmq.node.dev import Node
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+
+KIB = 1024
+
+
+@pytest.fixture
+async def it() -> AsyncIterator[Cluster]:
+    async with cluster(1) as found:
+        yield found
+
+
+async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> None:
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit", prefetch_bytes=100 * KIB)
+    pulling = asyncio.create_task(consumer.pull(10))
+    assert (await queue.pull()).bytes_max == 100 * KIB
+    await queue.deliver([bytes(30 * KIB)] * 2)
+    found = list(await pulling)
+    left = (await queue.pull()).bytes_max
+    assert 39 * KIB < left < 40 * KIB, "two messages are held, and what their batch adds"
+    await queue.deliver([bytes(90 * KIB)])
+    found += await consumer.pull(10)
+    (attachment,) = consumer._attachments
+    assert 150 * KIB < attachment.held_bytes < 151 * KIB, "a batch is never cut: it may exceed what was asked for"
+    assert not attachment.asked
+    await found[0].ack()
+    assert not attachment.asked
+    await found[2].ack()
+    assert 69 * KIB < (await queue.pull()).bytes_max < 70 * KIB
+
+
+async def test_one_message_larger_than_all_it_may_hold_comes_all_the_same(it: Cluster) -> None:
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", prefetch_bytes=1)
+    following = asyncio.create_task(anext(consumer))
+    for number in range(3):
+        assert (await queue.pull()).bytes_max == 1
+        await queue.deliver([b"%d" % number * 5000])
+        assert (await following).body[:1] == b"%d" % number
+        following = asyncio.create_task(anext(consumer))
+    following.cancel()
+
+
+async def test_messages_of_a_batch_count_for_their_part_of_it_and_what_others_tags_have_counts_no_more(it: Cluster) -> None:
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(10))
+    await queue.deliver([bytes(KIB)] * 100)
+    found = await pulling
+    (attachment,) = consumer._attachments
+    before = attachment.held_bytes
+    assert 100 * KIB + ENVELOPE_BYTES < before < 110 * KIB
+    found[3].ack_later()
+    found[5].nack()
+    assert attachment.held_bytes * 100 == before * 98
+    tagged = it.mq.consumer("s", "g", tags_any=["t"])
+    following = asyncio.create_task(anext(tagged))
+    await eventually(lambda: len(queue.attaches) == 2)
+    await queue.deliver([bytes(KIB)])
+    await eventually(lambda: len(queue.settled) == 3)
+    assert tagged._attachments[0].held_bytes == 0
+    following.cancel()
+
+
+async def test_what_waits_for_a_delay_group_counts_until_it_has_its_verdict() -> None:
+    async with delay_cluster() as it:
+        await _postponed(it)
+
+
+async def _postponed(it: DelayCluster) -> None:
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(10))
+    await queue.deliver([b"x"] * 3)
+    found = await pulling
+    (attachment,) = consumer._attachments
+    before = attachment.held_bytes
+    found[1].nack(timedelta(days=1))
+    found[2].nack(timedelta(days=1))
+    assert attachment.held_bytes == before
+    await eventually(lambda: len(queue.settled) == 1)
+    assert attachment.held_bytes == before // 3
+    found[0].ack_later()
+    assert (attachment.held, attachment.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, CONSUMER_UNACKED_BYTES_MAX + 1])
+async def test_limits_that_no_broker_allows_are_refused(it: Cluster, wrong: int) -> None:
+    with pytest.raises(InvalidArgument, match="prefetch_bytes"):
+        it.mq.consumer("s", "g", prefetch_bytes=wrong)
+    with pytest.raises(InvalidArgument, match="prefetch_bytes"):
+        it.mq.ordered_consumer("s", "g", prefetch_bytes=wrong)
+
+
+async def test_who_cannot_pull_in_one_queue_pulls_in_the_others() -> None:
+    async with cluster(2) as it:
+        queues = [FakeQueue(group) for group in it.groups]
+        consumer = it.mq.consumer("s", "g", ack="explicit", prefetch_bytes=4 * KIB)
+        pulling = asyncio.create_task(consumer.pull(10))
+        await queues[0].deliver([bytes(5 * KIB)])
+        held = await pulling
+        await queues[1].deliver([b"other"])
+        assert (await consumer.pull(10)).bodies == [b"other"]
+        await held.ack()
+        await queues[0].deliver([b"again"])
+        assert (await consumer.pull(10)).bodies == [b"again"]
+
+
+async def test_who_sends_waits_while_what_it_sent_before_is_not_stored(it: Cluster) -> None:
+    (group,) = it.groups
+    waiting: list[Callable[[], None]] = []
+    group.on_produce = lambda *each: waiting.append(lambda: group.serve(*each))
+    sending = [asyncio.create_task(it.mq.send("s", bytes(MIB))) for _ in range(20)]
+    await eventually(lambda: bool(waiting))
+    producer = it.mq._producers["s"]
+    assert 0 < producer.waiting_bytes < 8 * MIB, "the other messages are with those who send them"
+    group.on_produce = group.serve
+    for answer in waiting:
+        answer()
+    assert len({receipt.sequence for receipt in await asyncio.gather(*sending)}) == 20
+
+
+# --- over real brokers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_consumer_that_takes_nothing_holds_up_neither_its_clients_others_nor_its_group(node: Node) -> None:
+    """They share one connection: what the idle one may hold is little, and then it pulls no more."""
+    async with qmq.connect(node.address) as mq:
+        await mq.send_many("flow", [b"%03d" % number + bytes(20 * KIB) for number in range(300)])
+        idle = mq.consumer("flow", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=100 * KIB)
+        held = await idle.pull(1)
+        same_group, other_group = mq.consumer("flow", "g"), mq.consumer("flow", "other")
+        (attachment,) = idle._attachments
+        await eventually(lambda: not attachment.asked)
+        assert 150 * KIB < attachment.held_bytes < 700 * KIB
+        mine = [(await anext(same_group)).body[:3] for _ in range(300 - attachment.held)]
+        everything = [(await anext(other_group)).body[:3] for _ in range(300)]
+        assert everything == [b"%03d" % number for number in range(300)]
+        assert not attachment.asked
+        rest = held.bodies + [body for part in attachment.slices for body in part.bodies]
+        assert sorted([*mine, *[body[:3] for body in rest]]) == everything
+        assert len({id(each._attachments[0].session.connection) for each in (idle, same_group, other_group)}) == 1  # type: ignore[union-attr]
+
+
+async def test_the_broker_hands_out_no_more_bytes_than_it_allows_and_the_rest_goes_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outstanding.__init__, "__defaults__", (300 * KIB,))
+    async with qmq.connect(node.address) as mq:
+        producer = mq.producer("flow", batch_messages=1)
+        await producer.send_many([b"%02d" % number + bytes(20 * KIB) for number in range(60)])
+        greedy, other = (mq.consumer("flow", "g", ack="explicit", pull_bytes=100 * KIB) for _ in range(2))
+        held = await greedy.pull(1)
+        (attachment,) = greedy._attachments
+        await eventually(lambda: attachment.held_bytes > 300 * KIB)
+        assert attachment.asked, "it waits at the broker"
+        assert attachment.held_bytes < 300 * KIB + 100 * KIB
+        taken = attachment.held
+        for _ in range(60 - taken):
+            await (await other.pull(1)).ack()
+        assert attachment.held == taken
+        await other.close()
+        await producer.send_many([bytes(20 * KIB)] * 10)
+        for _ in range(taken - 1 + 10):
+            await held.ack()
+            held = await greedy.pull(1)
+            assert len(held) == 1, "it goes on as it settles"
+
+
+async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(qmq.SubjectConfig("lined", order=qmq.Order.STRICT, logical_partitions=8))
+        producer = mq.ordered_producer("lined", batch_messages=1)
+        await producer.send_many([bytes(20 * KIB)] * 60, [b"k%d" % number for number in range(60)])
+        consumer = mq.ordered_consumer("lined", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=50 * KIB)
+        held = [await anext(consumer) for _ in range(5)]
+        cores = [each.core for each in consumer._readers]
+        await eventually(lambda: all(each.core.open_bytes * 2 > consumer.room_bytes or not each._is_pulling for each in consumer._readers))
+        assert 5 * 20 * KIB < sum(core.open_bytes for core in cores) < 300 * KIB
+        for number in range(60):
+            held.pop(0).ack_later()
+            if len(held) + number + 1 < 60:
+                held.append(await anext(consumer))
+        assert sum(core.open_bytes for core in cores) == 0
+
+
+async def test_a_consumer_that_never_reads_its_socket_holds_up_neither_its_group_nor_others(node: Node) -> None:
+    """The broker keeps what nobody reads small, and goes on with everybody else."""
+    count = 500
+    async with qmq.connect(node.address) as mq, qmq.connect(node.address) as deaf:
+        await mq.send_many("flow", [bytes(50 * KIB)] * count)
+        (group,) = await deaf._links.locator.groups("flow")
+        _, connection = await deaf._links.reach("flow", group)
+        request = wire.Attach("flow", 0, "g", "deaf", "1", -1, "earliest", 30_000, [], [])
+        session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
+        connection.stream.pause_reading()
+        for _ in range(50):
+            pull = wire.pack_pull(wire.Pull(session, 1000, 8 * MIB, 60_000))
+            connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
+        mine, others = mq.consumer("flow", "g", ack="explicit"), mq.consumer("flow", "other", ack="explicit")
+        taken = 0
+        while taken < count:
+            taken += len(found := await others.pull())
+            found.ack_later()
+        taken = 0
+        while taken + await _unacked(mq, "deaf") < count:
+            taken += len(found := await mine.pull(wait=timedelta(seconds=0.2)))
+            await found.ack()
+        assert taken > 0
+        connection.abort("enough")
+
+
+async def _unacked(mq: qmq.Client, consumer: str) -> int:
+    (group,) = await mq.metadata.describe_groups("flow", "g")
+    return sum(each.unacked for each in group.consumers if each.name == consumer)

@@ -1,0 +1,272 @@
+"""The client's store of verdicts: what is written is read, damage costs no more than it must, and one process at a time has a file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from qmq.client import verdict_files
+from qmq.client.state_folder import folder_of, store_of
+from qmq.client.verdict_files import BAD_SUFFIX, OLD_MS, VerdictFile, VerdictStore
+from qmq.client.verdict_store import Kept, Origin, pack_origin, pack_verdicts, still_to_say, unpack
+from qmq.errors import InvalidArgument
+from qmq.wire.messages import RESUME, Attach
+from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
+
+ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
+NOW_MS = 1_700_000_000_000
+SAID = [
+    Settlement(0, 4, ACK, 0), Settlement(5, 5, NACK, BY_GROUP_MS, "no \N{SNOWMAN}\nat all"), Settlement(6, 9, NACK, 60_000, "x"),
+    Settlement(10, 10, DEAD, 0, "bad"), Settlement(11, 12, RELEASE, 0),
+]  # fmt: skip
+
+
+def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1") -> Origin:
+    return Origin(broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], []))
+
+
+def file_of(store: VerdictStore, origin: Origin | None = None, now_ms: int = NOW_MS) -> VerdictFile:
+    found = origin or origin_of()
+    return store.file(lambda: found, lambda: now_ms)
+
+
+def left(store: VerdictStore, now_ms: int = NOW_MS) -> list[tuple[Origin, list[Kept]]]:
+    """What nobody has locked; it stays so."""
+    found: list[tuple[Origin, list[Kept]]] = []
+    for each in store.left("s", "ops", now_ms):
+        found.append((each.origin, each.kept))
+        each.put_back()
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VerdictStore:
+    return VerdictStore(tmp_path, ["meta:1"])
+
+
+# --- the format --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read() -> None:
+    data = pack_origin(origin_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
+    assert unpack(data) == (origin_of(), [Kept(each, 5) for each in SAID[:2]] + [Kept(each, 6) for each in SAID[2:]])
+
+
+def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
+    data = pack_origin(origin_of()) + pack_verdicts(SAID, 5)
+    for end in range(len(data)):
+        lines = data[:end].count(b"\n")
+        if lines:
+            assert unpack(data[:end]) == (origin_of(), [Kept(each, 5) for each in SAID[: lines - 1]])
+        else:
+            with pytest.raises(ValueError, match=r"."):
+                unpack(data[:end])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: [b"{}", *lines[1:]], lambda lines: [lines[0].replace(b'"version": 1', b'"version": 2'), *lines[1:]],
+        lambda lines: [lines[0].replace(b'"received": 12', b'"received": "x"'), *lines[1:]],
+        lambda lines: [lines[0], b"[]", *lines[1:]], lambda lines: [lines[0], b"\xff\xfe", *lines[1:]],
+        lambda lines: [lines[0], lines[1].replace(b'"first": 0', b'"first": 9'), *lines[2:]],
+        lambda lines: [lines[0], lines[1].replace(b"ACK", b"MAYBE"), *lines[2:]], lambda lines: [b"[" * 100_000],
+    ],
+    ids=["no-head", "newer", "no-number", "no-verdict", "no-text", "backwards", "no-such-verdict", "deep"],
+)  # fmt: skip
+def test_damage_is_told(damage: object) -> None:
+    lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
+    with pytest.raises(ValueError, match=r"."):
+        unpack(b"\n".join(damage(lines)) + b"\n")  # type: ignore[operator]
+
+
+def test_delays_began_when_the_verdict_was_given_and_what_is_void_is_not_said() -> None:
+    kept = [Kept(each, 1000) for each in SAID]
+    assert still_to_say(kept, 100, 1000) == SAID
+    later = still_to_say(kept, 8, 21_000)
+    assert later == [*SAID[:2], Settlement(6, 7, NACK, 40_000, "x")]
+    assert still_to_say(kept, 100, 10**9)[2].delay_ms == 0
+    assert still_to_say(kept, 100, 0)[2].delay_ms == 60_000, "a clock that was set back makes nothing longer"
+    assert still_to_say(kept, 0, 0) == []
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(store: VerdictStore, tmp_path: Path) -> None:
+    file = file_of(store)
+    assert not list(tmp_path.iterdir())
+    assert left(store) == []
+    file.append(SAID)
+    file.clear()
+    file.leave()
+    assert not list(tmp_path.iterdir())
+    file.rewrite(SAID)
+    assert file.exists
+    file.clear()
+    assert (file.exists, list((tmp_path / "verdicts").iterdir())) == (False, [])
+
+
+def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: VerdictStore) -> None:
+    file = file_of(store)
+    file.rewrite(SAID[:3])
+    file.append(SAID[3:])
+    assert left(store) == []
+    assert [each.broker_group for each in store.busy("s", "ops")] == ["g0"]
+    file.leave()
+    assert left(store) == [(origin_of(), [Kept(each, NOW_MS) for each in SAID])]
+    assert list(store.busy("s", "ops")) == []
+
+
+def test_one_at_a_time_hands_a_file_in(store: VerdictStore) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+    file.leave()
+    (found,) = store.left("s", "ops", NOW_MS)
+    assert left(store) == []
+    found.put_back()
+    (again,) = store.left("s", "ops", NOW_MS)
+    again.delete()
+    again.put_back()
+    assert left(store) == []
+
+
+def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: VerdictStore) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+    file.rewrite(SAID[:1])
+    assert left(store) == []
+    file.leave()
+    assert [kept for _, kept in left(store)] == [[Kept(SAID[0], NOW_MS)]]
+
+
+def test_who_waited_for_a_file_that_is_gone_meanwhile_has_nothing(store: VerdictStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+    file.leave()
+    original = verdict_files.fcntl.flock
+
+    def delete_first(fd: int, how: int) -> None:
+        monkeypatch.setattr(verdict_files.fcntl, "flock", original)
+        (other,) = store.left("s", "ops", NOW_MS)
+        other.delete()
+        other.put_back()
+        original(fd, how)
+
+    monkeypatch.setattr(verdict_files.fcntl, "flock", delete_first)
+    assert left(store) == []
+
+
+def test_files_of_other_subjects_groups_and_clusters_are_not_ours(store: VerdictStore, tmp_path: Path) -> None:
+    for file in (file_of(store, origin_of(group="other")), file_of(VerdictStore(tmp_path, ["meta:2"]))):
+        file.rewrite(SAID)
+        file.leave()
+    assert left(store) == []
+    mine = [origin_of(), origin_of("g1"), origin_of(incarnation="def")]
+    for origin in mine:
+        file = file_of(store, origin)
+        file.rewrite(SAID)
+        file.leave()
+    assert sorted(map(str, mine)) == sorted(str(origin) for origin, _ in left(store))
+    assert len(left(VerdictStore(tmp_path, ["meta:1"]))) == 3
+
+
+def test_the_addresses_may_be_in_any_order(tmp_path: Path) -> None:
+    file = file_of(VerdictStore(tmp_path, ["a:1", "b:1"]))
+    file.rewrite(SAID)
+    file.leave()
+    assert len(left(VerdictStore(tmp_path, ["b:1", "a:1"]))) == 1
+
+
+def test_what_cannot_be_read_is_set_aside_with_a_warning(store: VerdictStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for incarnation in ("a", "b"):
+        file = file_of(store, origin_of(incarnation=incarnation))
+        file.rewrite(SAID)
+        file.leave()
+    path = min((tmp_path / "verdicts").iterdir())
+    path.write_bytes(b"garbage\n" + path.read_bytes())
+    with caplog.at_level(logging.WARNING, "qmq.client"):
+        assert len(left(store)) == 1
+    assert "set aside" in caplog.text
+    assert path.with_suffix(BAD_SUFFIX).exists()
+    caplog.clear()
+    assert len(left(store)) == 1
+    assert not caplog.text
+
+
+def test_after_a_week_nobody_waits_for_a_broker_group_any_more(store: VerdictStore, caplog: pytest.LogCaptureFixture) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+    file.leave()
+    assert len(left(store, NOW_MS + OLD_MS)) == 1
+    with caplog.at_level(logging.WARNING, "qmq.client"):
+        assert left(store, NOW_MS + OLD_MS + 1) == []
+    assert "c1" in caplog.text
+    assert left(store) == []
+
+
+def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
+    store: VerdictStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "qmq.client"):
+        patch.setattr(verdict_files.os, "write", full)
+        file.append(SAID)
+        assert file.exists
+        file.rewrite(SAID[:1])
+        file.rewrite(SAID[:2])
+    assert not file.exists
+    assert len(caplog.records) == 1, "once"
+    file.leave()
+    assert left(store) == []
+    file.rewrite(SAID[:1])
+    assert file.exists
+    file.clear()
+
+
+def test_a_write_that_takes_a_part_only_goes_on(store: VerdictStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.write
+    monkeypatch.setattr(verdict_files.os, "write", lambda fd, data: original(fd, data[:7]))
+    file = file_of(store)
+    file.rewrite(SAID)
+    file.leave()
+    assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in SAID]]
+
+
+def test_others_cannot_read_what_is_kept(store: VerdictStore, tmp_path: Path) -> None:
+    file = file_of(store)
+    file.rewrite(SAID)
+    (path,) = (tmp_path / "verdicts").iterdir()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    file.clear()
+
+
+# --- where -------------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_folder_is() -> None:
+    home = Path("/home/u")
+    assert folder_of(None, {}, home) == Path("/home/u/.local/state/qmq")
+    assert folder_of(None, {"XDG_STATE_HOME": "/x"}, home) == Path("/x/qmq")
+    assert folder_of(None, {"XDG_STATE_HOME": "/x", "QMQ_STATE_DIR": "/q"}, home) == Path("/q")
+    assert folder_of(None, {"XDG_STATE_HOME": "", "QMQ_STATE_DIR": ""}, None) is None
+    assert folder_of("/mine", {"QMQ_STATE_DIR": "/q"}, home) == Path("/mine")
+    assert folder_of(False, {"QMQ_STATE_DIR": "/q"}, home) is None
+    assert store_of(False, ["m:1"]) is None
+
+
+@pytest.mark.parametrize("wrong", ["", 5, True])
+def test_what_is_no_folder_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidArgument, match="state_dir"):
+        folder_of(wrong, {}, None)  # type: ignore[arg-type]

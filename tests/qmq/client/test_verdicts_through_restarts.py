@@ -1,0 +1,75 @@
+"""A broker is killed while handlers fail, and then the client too: what was done stays done, what failed keeps attempt, delay and error."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from server_cluster import cluster
+
+import qmq
+
+WORKER = Path(__file__).with_name("failing_worker.py")
+TWO = {"g1": ("g1-a",), "g2": ("g2-a",)}
+
+
+@asynccontextmanager
+async def worker(address: str, count: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The client's process; killed at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(WORKER), address, str(count), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+async def told(process: asyncio.subprocess.Process, command: str = "") -> str:
+    """What it says next."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(command.encode() + b"\n" if command else b"")
+    async with asyncio.timeout(30):
+        return (await process.stdout.readline()).decode().strip()
+
+
+async def test_what_was_said_while_the_broker_was_away_survives_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
+    async with cluster(tmp_path / "data", TWO) as servers, qmq.connect(servers.servers) as mq:
+        await mq.metadata.create_subject(qmq.SubjectConfig("s"))
+        homes: dict[str, list[bytes]] = {"g1": [], "g2": []}
+        while min(map(len, homes.values())) < 8:
+            body = b"%d" % sum(map(len, homes.values()))
+            homes[(await mq.send("s", body)).broker_group].append(body)
+        async with worker(servers.servers, sum(map(len, homes.values()))) as process:
+            assert await told(process) == "taken"
+            await servers.crash("g1-a")
+            assert await told(process, "fail g1") == "failed"
+            for body in (b"meanwhile", b"still"):
+                assert (await mq.send("s", body)).broker_group == "g2"
+                assert await told(process, "take") == body.decode(), "the other broker group is consumed meanwhile"
+        await servers.start("g1-a")
+
+        mine = sorted(homes["g1"], key=int)
+        _, failed, rejected, begun = (mine[first::4] for first in range(4))
+        seen: dict[bytes, int] = {}
+        async with mq.consumer("s", "ops") as consumer, asyncio.timeout(60):
+            async for message in consumer:
+                if message.broker_group == "g1":
+                    seen[message.body] = message.attempt
+                if set(seen) >= {*failed, *begun}:
+                    break
+        assert seen == dict.fromkeys([*failed, *begun], 2), "one attempt older; and what was done is not handed out again"
+        letters = await mq.dead_letters("ops").show()
+        assert {each.body: (each.error, each.attempts, each.broker_group) for each in letters} == {
+            body: (f"ValueError: no flight {body.decode()}", 1, "g1") for body in rejected
+        }
+        assert not list((tmp_path / "state" / "verdicts").iterdir())
