@@ -325,7 +325,10 @@ async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> Non
             await mq.metadata.create_subject(qmq.SubjectConfig("s"))
         for body in ("text", 5, None):
             with pytest.raises(InvalidArgument, match="encode it first"):
-                await mq.send("s", body)  # type: ignore[arg-type]
+                mq.producer("s").send(body)  # type: ignore[arg-type]
+        for nothing in (object(), None):
+            with pytest.raises(InvalidArgument, match="a body is bytes"):
+                await mq.send("s", nothing)
         with pytest.raises(MessageTooLarge, match="100 is the most") as refused:
             await mq.send("s", bytes(101))
         assert refused.value.outcome is qmq.Outcome.NOT_STORED

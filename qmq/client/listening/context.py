@@ -1,0 +1,86 @@
+"""What a handler may ask and say about the message that it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from qmq.client.listening.outcomes import DONE, Act, Decision
+from qmq.client.message import Message, error_text, retry_ms
+from qmq.client.ordered.message import OrderedMessage
+from qmq.errors import InvalidArgument
+
+AnyMessage = Message | OrderedMessage
+Say = Callable[[Sequence[AnyMessage], Decision], None]
+"""Gives those messages that have no verdict this one."""
+
+
+class Context:
+    """Beside the payload. A handler gets it in the parameter that is annotated with `qmq.Context`.
+
+    `mq` is the client, to send what follows; for a plain `def` handler, which has no event loop, it is the client of `qmq.blocking`.
+    `connection` is of the transaction that `idempotent` began, and None without it. `messages` are all of a batch; `message`, and what is
+    said of it here, is its first.
+    """
+
+    __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
+
+    def __init__(
+        self, mq: Any, group: str, messages: Sequence[AnyMessage], say: Say | None, deadline_ms: int | None
+    ) -> None:
+        self.mq = mq
+        self.group = group
+        self.messages = messages
+        self.connection: Any = None
+        self._say = say
+        self._deadline_ms = deadline_ms
+
+    @property
+    def message(self) -> AnyMessage:
+        """The message itself: its id, key, tags, sequence, times."""
+        return self.messages[0]
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self.message.subject
+
+    @property
+    def attempt(self) -> int:
+        """How often it was handed out and worked on, this time counted."""
+        return self.message.attempt
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """Its headers."""
+        return self.message.headers
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the listener's `timeout` ends this handler; None if it has none."""
+        return None if self._deadline_ms is None else datetime.fromtimestamp(self._deadline_ms / 1000, UTC)
+
+    def ack(self) -> None:
+        """It is done already; what the handler still does is for itself alone, and an exception only logged. Of a batch: all of it that has
+        no verdict yet. Raises InvalidArgument with `idempotent`.
+        """
+        self._decide(DONE)
+
+    def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+        """It failed: to be handed out again, also if the handler returns. Raises InvalidArgument (with `idempotent`), DelayTooLong."""
+        if delay is not None:
+            retry_ms(delay)
+        self._decide(Decision(Act.NACK, delay, error_text(error)))
+
+    def reject(self, error: str | BaseException = "") -> None:
+        """It failed, and no other attempt will help: to the dead-letter queue. Raises InvalidArgument with `idempotent`."""
+        self._decide(Decision(Act.REJECT, None, error_text(error)))
+
+    def _decide(self, decision: Decision) -> None:
+        if self._say is None:
+            raise InvalidArgument(
+                "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or "
+                "qmq.Reject to roll back"
+            )
+        self._say(self.messages, decision)
