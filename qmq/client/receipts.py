@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -140,12 +140,13 @@ class CutReceipt(BatchReceipt):
 class Ticket:
     """Stands for a batch on its way. `await` it, as often as you like, for its BatchReceipt; a batch that failed raises its error."""
 
-    __slots__ = ("_error", "_future", "_receipt", "seen")
+    __slots__ = ("_error", "_future", "_receipt", "_watchers", "seen")
 
     def __init__(self) -> None:
         self._receipt: BatchReceipt | None = None
         self._error: QmqError | None = None
         self._future: asyncio.Future[None] | None = None
+        self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
 
     @property
@@ -164,6 +165,20 @@ class Ticket:
         assert self._receipt is not None
         return self._receipt
 
+    @property
+    def decided(self) -> BatchReceipt | QmqError | None:
+        """What was decided; None if nothing is yet. To look is not to see: an error that nobody awaits is raised by `flush`."""
+        return self._receipt if self._receipt is not None else self._error
+
+    def when_decided(self, watcher: Callable[[], None]) -> None:
+        """Call this when it is decided, at once if it is."""
+        if self.is_done:
+            watcher()
+        elif self._watchers is None:
+            self._watchers = [watcher]
+        else:
+            self._watchers.append(watcher)
+
     def resolve(self, receipt: BatchReceipt) -> None:
         """The batch is stored."""
         self._receipt = receipt
@@ -177,6 +192,9 @@ class Ticket:
     def _wake(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
+        watchers, self._watchers = self._watchers, None
+        for watcher in watchers or ():
+            watcher()
 
 
 class Tickets:
@@ -192,7 +210,11 @@ class Tickets:
         return self._wait().__await__()
 
     async def _wait(self) -> Receipts:
-        return Receipts([await ticket for ticket in self.tickets])
+        return self.collect([await ticket for ticket in self.tickets])
+
+    def collect(self, batches: list[BatchReceipt]) -> Receipts:
+        """What they stand for together, given the receipt of each."""
+        return Receipts(batches)
 
 
 class Receipts:

@@ -1,0 +1,111 @@
+"""Consumers of a client that has interceptors: the same consumers, and interceptors around the handling of each message.
+
+With `async for`, a message is being handled until the loop comes back for the next one, or the consumer is closed; what is then known of an
+exception is the one with which `async with consumer` is left. What an interceptor raises on the way in or out fails the message: it is
+handed out again, and the loop ends with that exception.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from qmq.client.consumer import Consumer
+from qmq.client.interceptors import Chain
+from qmq.client.message import Message
+from qmq.client.ordered.consumer import CONCURRENCY, Handler, OrderedConsumer
+from qmq.client.ordered.message import OrderedMessage
+
+
+class Turn:
+    """The turn of a loop: the message that it has in hand."""
+
+    __slots__ = ("_chain", "_group", "_handling", "_message")
+
+    def __init__(self, chain: Chain, group: str) -> None:
+        self._chain = chain
+        self._group = group
+        self._message: Message | OrderedMessage | None = None
+        self._handling: AbstractContextManager[object] | None = None
+
+    def begin(self, message: Message | OrderedMessage) -> None:
+        """The loop gets a message. Raises what interceptors raise; then the message failed."""
+        handling = self._chain.handling(message, self._group)
+        try:
+            handling.__enter__()
+        except BaseException as failure:
+            _fail(message, failure)
+            raise
+        self._message, self._handling = message, handling
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The loop is done with it. Raises what interceptors raise; then the message failed."""
+        message, handling, self._message, self._handling = self._message, self._handling, None, None
+        if message is None or handling is None:
+            return
+        try:
+            handling.__exit__(type(error) if error is not None else None, error, error.__traceback__ if error is not None else None)
+        except BaseException as failure:
+            _fail(message, failure)
+            raise
+
+
+def _fail(message: Message | OrderedMessage, failure: BaseException) -> None:
+    if message.is_settled:
+        return
+    if isinstance(message, Message):
+        message.nack(error=failure)
+    else:
+        message.fail(error=failure)
+
+
+class InterceptedConsumer(Consumer):
+    """See `Consumer`."""
+
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._turn_of_loop = Turn(chain, self.group)
+
+    async def __anext__(self) -> Message:
+        self._turn_of_loop.end()
+        message = await super().__anext__()
+        self._turn_of_loop.begin(message)
+        return message
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """See `Consumer.close`."""
+        try:
+            self._turn_of_loop.end(error)
+        finally:
+            await super().close(error)
+
+
+class InterceptedOrderedConsumer(OrderedConsumer):
+    """See `OrderedConsumer`."""
+
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._chain = chain
+        self._turn_of_loop = Turn(chain, self.group)
+
+    async def __anext__(self) -> OrderedMessage:
+        self._turn_of_loop.end()
+        message = await super().__anext__()
+        self._turn_of_loop.begin(message)
+        return message
+
+    async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
+        """See `OrderedConsumer.run`."""
+
+        async def handle(message: OrderedMessage) -> None:
+            with self._chain.handling(message, self.group):
+                await handler(message)
+
+        await super().run(handle, concurrency=concurrency)
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """See `OrderedConsumer.close`."""
+        try:
+            self._turn_of_loop.end(error)
+        finally:
+            await super().close(error)

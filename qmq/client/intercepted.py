@@ -1,0 +1,178 @@
+"""Producers of a client that has interceptors: the same producers, and each call told to the interceptors first.
+
+They are classes of their own so that the others need not ask: without interceptors, sending a message costs what it did before there were
+any. What interceptors add is a column of headers; a ticket tells them when it is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from qmq.client import content
+from qmq.client.delayed_producer import DelayedProducer
+from qmq.client.dues import Dues, When
+from qmq.client.interceptors import Chain, Outgoing, outgoing
+from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.producer import Producer
+from qmq.client.receipts import BatchReceipt, Ticket, Tickets
+from qmq.errors import QmqError
+
+Headers = Mapping[str, str | bytes]
+
+
+class InterceptedProducer(Producer):
+    """See `Producer`."""
+
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._chain = chain
+
+    def send(
+        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None
+    ) -> Ticket:
+        """See `Producer.send`."""
+        told = _one(self.subject, key, tags, headers)
+        with _sending(self._chain, told):
+            ticket = super().send(body, key, told.tags[0], told.headers[0])
+        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+
+    def send_many(
+        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None, tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> Tickets:  # fmt: skip
+        """See `Producer.send_many`."""
+        told = _many(self.subject, bodies, keys, tags, headers)
+        with _sending(self._chain, told):
+            tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
+        return _follow_many(self._chain, told, tickets)
+
+
+class InterceptedOrderedProducer(OrderedProducer):
+    """See `OrderedProducer`."""
+
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._chain = chain
+
+    def send(self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Headers | None = None) -> Ticket:
+        """See `OrderedProducer.send`."""
+        told = _one(self.subject, key, tags, headers)
+        with _sending(self._chain, told):
+            ticket = super().send(body, key, told.tags[0], told.headers[0])
+        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+
+    def send_many(
+        self, bodies: Sequence[bytes], keys: Sequence[str | bytes], tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> Tickets:  # fmt: skip
+        """See `OrderedProducer.send_many`."""
+        told = _many(self.subject, bodies, keys, tags, headers)
+        with _sending(self._chain, told):
+            tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
+        return _follow_many(self._chain, told, tickets)
+
+
+class InterceptedDelayedProducer(DelayedProducer):
+    """See `DelayedProducer`."""
+
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._chain = chain
+
+    def send(
+        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None, *,
+        due: When | None = None, due_ms: int | None = None,
+    ) -> Ticket:  # fmt: skip
+        """See `DelayedProducer.send`."""
+        told = _one(self.subject, key, tags, headers, is_delayed=True)
+        with _sending(self._chain, told):
+            ticket = super().send(body, key, told.tags[0], told.headers[0], due=due, due_ms=due_ms)
+        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+
+    def send_many(
+        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None, tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Headers] | None = None, *, due: Dues | None = None, due_ms: Sequence[int] | int | None = None,
+    ) -> Tickets:  # fmt: skip
+        """See `DelayedProducer.send_many`."""
+        told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)
+        with _sending(self._chain, told):
+            tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told), due=due, due_ms=due_ms)
+        return _follow_many(self._chain, told, tickets)
+
+    def send_recurring(
+        self, body: bytes, cron: str, zone: str, *, start_ms: int | None = None, key: str | bytes | None = None,
+        tags: Iterable[str] | None = None, headers: Headers | None = None,
+    ) -> Ticket:  # fmt: skip
+        """See `DelayedProducer.send_recurring`."""
+        told = _one(self.subject, key, tags, headers, is_delayed=True)
+        with _sending(self._chain, told):
+            ticket = super().send_recurring(body, cron, zone, start_ms=start_ms, key=key, tags=told.tags[0], headers=told.headers[0])
+        return _follow(self._chain, told, ticket, 0)
+
+
+def _one(subject: str, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
+    return outgoing(subject, (key,), (content.tag_tuple(tags),), (headers,), is_delayed=is_delayed)
+
+
+def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
+    count = len(bodies)
+    for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
+        content.check_length(name, column, count)
+    told_tags: Sequence[Iterable[str]] = [content.tag_tuple(each) for each in tags] if tags else [()] * count
+    return outgoing(subject, keys or [None] * count, told_tags, headers or [None] * count, is_batch=True, is_delayed=is_delayed)
+
+
+def _headers(told: Outgoing) -> Sequence[Headers] | None:
+    return told.headers if any(told.headers) else None
+
+
+@contextmanager
+def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
+    """Around taking messages: interceptors are asked before, and told if they are refused."""
+    chain.sending(told)
+    try:
+        yield
+    except Exception as error:
+        chain.failed(told, error)
+        raise
+
+
+def _follow(chain: Chain, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
+    def decided() -> None:
+        outcome = ticket.decided
+        if isinstance(outcome, BatchReceipt):
+            chain.sent(told, (outcome.receipt(place),))
+        elif outcome is not None:
+            chain.failed(told, outcome)
+
+    ticket.when_decided(decided)
+    return ticket
+
+
+def _follow_many(chain: Chain, told: Outgoing, tickets: Tickets) -> Tickets:
+    """Told once, when the last one is decided."""
+    waiting = len(tickets.tickets)
+
+    def decided() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting <= 0:
+            _tell(chain, told, tickets)
+
+    watched: Callable[[], None] = decided
+    for ticket in tickets.tickets:
+        ticket.when_decided(watched)
+    if not tickets.tickets:
+        chain.sent(told, ())
+    return tickets
+
+
+def _tell(chain: Chain, told: Outgoing, tickets: Tickets) -> None:
+    outcomes = [ticket.decided for ticket in tickets.tickets]
+    failure = next((each for each in outcomes if isinstance(each, QmqError)), None)
+    if failure is not None:
+        chain.failed(told, failure)
+    else:
+        chain.sent(told, tickets.collect([each for each in outcomes if isinstance(each, BatchReceipt)]))

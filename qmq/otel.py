@@ -1,0 +1,151 @@
+"""OpenTelemetry: spans for messages that are sent and handled. Needs `pip install qmq[otel]`; nothing of it is loaded before it is used.
+
+    mq = qmq.connect("localhost:20880", interceptors=[OpenTelemetryInterceptor()])
+
+By the semantic conventions for messaging:
+
+    send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed
+    process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it
+
+The headers `traceparent` and `tracestate` carry the context (or whatever the propagator writes that OpenTelemetry is set to use). A message
+that comes a month later, or to ten groups, is better not part of the sender's trace: with `new_traces=True` each handling begins a trace of
+its own, and only the link leads back. A message that has a `traceparent` of the application's keeps it, and the span is linked to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
+from qmq.client.tracing import TRACEPARENT
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, TracerProvider
+
+    from qmq.client.interceptors import AnyMessage
+    from qmq.client.receipts import Receipt
+
+SYSTEM: Final = "qmq"
+LINKS_MAX: Final = 128
+"""What a span keeps by default."""
+
+
+class OpenTelemetryInterceptor(BaseInterceptor):
+    """See the module. Without a provider or a propagator it takes those that OpenTelemetry is set to use.
+
+    Raises InvalidArgument if OpenTelemetry is not installed.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, *, propagator: TextMapPropagator | None = None, new_traces: bool = False
+    ) -> None:
+        try:
+            from opentelemetry import context, propagate, trace
+        except ImportError as cause:
+            raise InvalidArgument("tracing with OpenTelemetry needs its library: pip install 'qmq[otel]'") from cause
+        self._trace = trace
+        self._context = context
+        self._tracer = trace.get_tracer("qmq", tracer_provider=tracer_provider)
+        self._propagator = propagator or propagate.get_global_textmap()
+        self._new_traces = new_traces
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
+        """Begins the span, and adds its context to the messages."""
+        kind = self._trace.SpanKind.PRODUCER
+        attributes = _attributes("send", outgoing.subject)
+        if outgoing.is_batch:
+            attributes["messaging.batch.message_count"] = outgoing.count
+        own = [each for each in outgoing.headers if TRACEPARENT in each][:LINKS_MAX]
+        links = [link for each in own for link in self._links(each)]
+        span = self._tracer.start_span(f"send {outgoing.subject}", kind=kind, attributes=attributes, links=links)
+        outgoing.kept[self] = span
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self._trace.set_span_in_context(span))
+        return [{} if TRACEPARENT in each else carrier for each in outgoing.headers] if own else carrier
+
+    def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
+        """Ends the span."""
+        span: Span = outgoing.kept.pop(self)
+        if not outgoing.is_batch:
+            for receipt in receipts:
+                span.set_attribute("messaging.message.id", str(receipt.id))
+                span.set_attribute("messaging.qmq.broker_group", receipt.broker_group)
+        span.end()
+
+    def failed(self, outgoing: Outgoing, error: Exception) -> None:
+        """Ends the span with the error."""
+        span: Span = outgoing.kept.pop(self)
+        self._fail(span, error)
+        span.end()
+
+    # --- handling ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
+        """A span around the handler; what it sends and does is inside."""
+        before = self._context.get_current()
+        headers = _texts(message.headers)
+        parent = self._propagator.extract(headers, before)
+        if self._new_traces:
+            parent = self._trace.set_span_in_context(self._trace.INVALID_SPAN, parent)
+        span = self._tracer.start_span(
+            f"process {message.subject}", parent, kind=self._trace.SpanKind.CONSUMER, links=self._links(message.headers),
+            attributes=self._message_attributes(message, group),
+        )  # fmt: skip
+        inside = self._trace.set_span_in_context(span, parent)
+        # Its token is not used: a loop may be left in another task than the one that entered, where it is worth nothing.
+        self._context.attach(inside)
+        try:
+            yield
+        except GeneratorExit:  # a loop without asyncio was left
+            raise
+        except BaseException as error:
+            self._fail(span, error)
+            raise
+        finally:
+            span.end()
+            if self._context.get_current() is inside:
+                self._context.attach(before)
+
+    def _message_attributes(self, message: AnyMessage, group: str) -> dict[str, Any]:
+        found = _attributes("process", message.subject)
+        found["messaging.message.id"] = str(message.id)
+        found["messaging.message.body.size"] = len(message.body)
+        found["messaging.qmq.message.attempt"] = message.attempt
+        found["messaging.qmq.broker_group"] = message.broker_group
+        if group:
+            found["messaging.consumer.group.name"] = group
+        return found
+
+    # --- both ----------------------------------------------------------------------------------------------------------
+
+    def _links(self, headers: Mapping[str, bytes]) -> list[Link]:
+        """To the span that a message's headers name."""
+        remote = self._propagator.extract(_texts(headers), self._context.Context())
+        named = self._trace.get_current_span(remote).get_span_context()
+        return [self._trace.Link(named)] if named.is_valid else []
+
+    def _fail(self, span: Span, error: BaseException) -> None:
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.record_exception(error)
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+
+
+def _attributes(operation: str, subject: str) -> dict[str, Any]:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": subject,
+    }
+
+
+def _texts(headers: Mapping[str, bytes]) -> dict[str, str]:
+    """Headers as propagators read them; those that are no text are none of theirs."""
+    return {name: value.decode("ascii") for name, value in headers.items() if value.isascii()}

@@ -1,0 +1,192 @@
+"""OpenTelemetry: which spans there are, how they lie in each other, and what they say, by the conventions for messaging."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+import qmq
+from qmq.client.interceptors import Chain, Outgoing
+from qmq.errors import InvalidArgument
+from qmq.model import MessageId
+from qmq.node.dev import Node
+from qmq.otel import OpenTelemetryInterceptor
+
+PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+ID = MessageId(7, 1, 2)
+
+
+class Spans:
+    """What was recorded."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.chain = Chain([OpenTelemetryInterceptor(self.provider)])
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [each for each in self.exporter.get_finished_spans() if each.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def spans() -> Spans:
+    return Spans()
+
+
+def handled(**headers: bytes) -> Any:
+    return SimpleNamespace(subject="s", headers=headers, id=ID, body=b"body", attempt=2, broker_group="g1")
+
+
+def outgoing(*headers: dict[str, bytes], is_batch: bool = False) -> Outgoing:
+    count = len(headers)
+    return Outgoing("s", count, [None] * count, [()] * count, list(headers), is_batch)
+
+
+def receipt() -> qmq.Receipt:
+    return qmq.Receipt("s", 0, 5, ID, 1, "g1")
+
+
+def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: Spans) -> None:
+    told = outgoing({})
+    spans.chain.sending(told)
+    assert not spans.exporter.get_finished_spans()
+    spans.chain.sent(told, [receipt()])
+    span = spans.one("send s")
+    assert span.kind is SpanKind.PRODUCER
+    assert span.attributes == {
+        "messaging.system": "qmq", "messaging.operation.name": "send", "messaging.operation.type": "send",
+        "messaging.destination.name": "s", "messaging.message.id": str(ID), "messaging.qmq.broker_group": "g1",
+    }  # fmt: skip
+    context = span.get_span_context()
+    assert told.headers == [{"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()}]
+
+
+def test_messages_sent_together_are_one_span_that_says_how_many(spans: Spans) -> None:
+    told = outgoing({}, {}, is_batch=True)
+    spans.chain.sending(told)
+    spans.chain.sent(told, [receipt(), receipt()])
+    attributes = spans.one("send s").attributes or {}
+    assert attributes["messaging.batch.message_count"] == 2
+    assert "messaging.message.id" not in attributes
+    assert told.headers[0] == told.headers[1] != {}
+
+
+def test_a_failure_is_an_error_of_its_span(spans: Spans) -> None:
+    told = outgoing({})
+    spans.chain.sending(told)
+    spans.chain.failed(told, InvalidArgument("no"))
+    with pytest.raises(KeyError), spans.chain.handling(handled(), "g"):
+        raise KeyError("handler")
+    for name, kind in (("send s", "InvalidArgument"), ("process s", "KeyError")):
+        span = spans.one(name)
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == kind
+        assert [event.name for event in span.events] == ["exception"]
+
+
+def test_handling_is_a_consumer_span_in_the_senders_trace_and_linked_to_it(spans: Spans) -> None:
+    with spans.chain.handling(handled(traceparent=PARENT), "billing"):
+        pass
+    span = spans.one("process s")
+    assert span.kind is SpanKind.CONSUMER
+    assert span.parent is not None
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (PARENT[3:35].decode(), PARENT[36:52].decode())
+    assert [link.context.span_id for link in span.links] == [span.parent.span_id]
+    assert span.attributes == {
+        "messaging.system": "qmq", "messaging.operation.name": "process", "messaging.operation.type": "process",
+        "messaging.destination.name": "s", "messaging.message.id": str(ID), "messaging.message.body.size": 4,
+        "messaging.qmq.message.attempt": 2, "messaging.qmq.broker_group": "g1", "messaging.consumer.group.name": "billing",
+    }  # fmt: skip
+
+
+def test_handling_can_begin_a_trace_of_its_own_that_leads_back_by_a_link(spans: Spans) -> None:
+    tracer = spans.provider.get_tracer("test")
+    chain = Chain([OpenTelemetryInterceptor(spans.provider, new_traces=True)])
+    with tracer.start_as_current_span("around"), chain.handling(handled(traceparent=PARENT), "g"):
+        pass
+    span = spans.one("process s")
+    assert span.parent is None
+    assert [f"{link.context.trace_id:032x}" for link in span.links] == [PARENT[3:35].decode()]
+
+
+def test_what_is_sent_while_handling_is_inside(spans: Spans) -> None:
+    before = trace.get_current_span()
+    told = outgoing({})
+    with spans.chain.handling(handled(), "g"):
+        spans.chain.sending(told)
+        spans.chain.sent(told, [receipt()])
+    sent, process = spans.one("send s"), spans.one("process s")
+    assert sent.parent is not None
+    assert sent.parent.span_id == process.get_span_context().span_id
+    assert process.parent is None
+    assert trace.get_current_span() is before
+
+
+def test_a_message_that_the_application_gave_a_context_keeps_it_and_is_linked(spans: Spans) -> None:
+    told = outgoing({"traceparent": PARENT}, {}, is_batch=True)
+    spans.chain.sending(told)
+    spans.chain.sent(told, [])
+    (link,) = spans.one("send s").links
+    assert f"{link.context.span_id:016x}".encode() == PARENT[36:52]
+    assert told.headers[0] == {"traceparent": PARENT}
+    assert told.headers[1]["traceparent"][3:35] != PARENT[3:35]
+
+
+def test_headers_that_are_no_text_do_no_harm(spans: Spans) -> None:
+    with spans.chain.handling(handled(traceparent=b"\xff", blob=b"\xff\x00"), ""):
+        pass
+    assert spans.one("process s").parent is None
+
+
+def test_leaving_a_loop_without_asyncio_is_no_error(spans: Spans) -> None:
+    with pytest.raises(GeneratorExit), spans.chain.handling(handled(), "g"):
+        raise GeneratorExit
+    assert spans.one("process s").status.status_code is StatusCode.UNSET
+
+
+async def test_a_span_that_another_task_ends_leaves_that_tasks_context_alone(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
+    handling = spans.chain.handling(handled(), "g")
+    await asyncio.create_task(asyncio.to_thread(handling.__enter__))
+    tracer = spans.provider.get_tracer("test")
+    with tracer.start_as_current_span("mine") as mine:
+        handling.__exit__(None, None, None)
+        assert trace.get_current_span() is mine
+    assert spans.one("process s").end_time
+    assert not caplog.records
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(InvalidArgument, match=r"pip install 'qmq\[otel\]'"):
+        OpenTelemetryInterceptor()
+
+
+async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_sends(node: Node, spans: Spans) -> None:
+    async with qmq.connect(node.address, interceptors=spans.chain) as mq:
+        await mq.send("one", b"x")
+        async with asyncio.timeout(30), mq.consumer("one", "g") as first, mq.consumer("two", "g") as second:
+            async for _ in first:
+                await mq.send("two", b"y")
+                break
+            await first.close()
+            async for _ in second:
+                break
+    one, two = spans.one("process one"), spans.one("process two")
+    sent, later = spans.one("send one"), spans.one("send two")
+    parents = [each.parent and each.parent.span_id for each in (one, later, two)]
+    assert parents == [each.get_span_context().span_id for each in (sent, one, later)]
+    assert len({each.get_span_context().trace_id for each in (one, two, sent, later)}) == 1
