@@ -8,7 +8,9 @@ from typing import Final
 
 from qmq.batch import ENVELOPE_BYTES, BatchView
 from qmq.broker.broker import Broker
+from qmq.broker.finding import Finding, Found
 from qmq.broker.sessions import GroupState
+from qmq.broker.trails import Trails
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, UnknownGroup
 from qmq.limits import MIB
 from qmq.log.consume_log import IndexEntry
@@ -16,7 +18,7 @@ from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.log.tail import ACTIONS, MESSAGES
-from qmq.model import MessageId, Sequence, TimeMs, check_name
+from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name
 
 READ_BYTES_MAX: Final = 4 * MIB
 """What one look into a log gives."""
@@ -68,6 +70,8 @@ class ConsumerInfo:
     unacked: int
     seen_ms_ago: int
     lease_ms: int
+    client: str
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +88,7 @@ class GroupInfo:
     lag_ms: int
     expired: int
     consumers: tuple[ConsumerInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A stored message: batch, place in it."""
-
-    queue: Queue
-    view: BatchView
-    index: int
+    is_paused: bool
 
 
 class BrokerAdmin:
@@ -100,6 +96,13 @@ class BrokerAdmin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self.finding = Finding(broker)
+        self.trails = Trails(broker)
+
+    @property
+    def retries(self) -> GroupSettings:
+        """How messages of groups are tried again for which nothing is set."""
+        return self._broker.config.retries
 
     @property
     def _store(self) -> Store:
@@ -117,7 +120,8 @@ class BrokerAdmin:
 
     def groups(self, subject: str, group: str) -> list[GroupInfo]:
         """What groups consumed of a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
-        found = [self._group_info(state) for state in self._states(subject, group)]
+        clients = self._broker.dispatch.groups.clients()
+        found = [self._group_info(state, clients) for state in self._states(subject, group)]
         if not found and subject and group:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
         return sorted(found, key=lambda info: (info.queue.id, info.group))
@@ -129,23 +133,30 @@ class BrokerAdmin:
             if subject in ("", state.queue.id.subject) and group in ("", state.name)
         ]
 
-    def _group_info(self, state: GroupState) -> GroupInfo:
+    def _group_info(self, state: GroupState, clients: dict[tuple[int, str], str]) -> GroupInfo:
         queue, share, now_ms = state.queue, state.share, self._broker.clock.monotonic_ms()
         done = share.settled_before()
-        consumers = tuple(
-            ConsumerInfo(name, holder.unacked, now_ms - state.seen_ms.get(name, now_ms), holder.lease_ms)
+
+        def is_paused(consumer: str = "", client: str = "") -> bool:
+            return self._broker.rules.is_paused(queue.id.subject, state.name, consumer, client)
+
+        consumers = tuple([
+            ConsumerInfo(
+                name, holder.unacked, now_ms - state.seen_ms.get(name, now_ms), holder.lease_ms,
+                client := clients.get((id(state), name), ""), is_paused(name, client),
+            )
             for name, holder in share.holders.items()
-        )
+        ])  # fmt: skip
         waiting = max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
         return GroupInfo(
             queue, state.name, share.next_sequence, done, waiting, share.unacked(), share.waiting_again(),
-            lag_ms(queue, done, self._broker.clock.time_ms()), share.expired, consumers,
+            lag_ms(queue, done, self._broker.clock.time_ms()), share.expired, consumers, is_paused(),
         )  # fmt: skip
 
     def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:
         """Move a group on all the subject's queues; (queue, from, to) of each. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
         self._broker.subject(check_name("subject", subject))
-        states = self._states(subject, check_name("group", group))
+        states = self._states(subject, check_group(group))
         if not states:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to move")
         moved = []

@@ -6,15 +6,20 @@ from collections.abc import Callable
 
 import grpc
 
-from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, Found, GroupInfo, Latest, QueueInfo, Target
+from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, GroupInfo, Latest, QueueInfo, Target
 from qmq.broker.broker import Broker
+from qmq.broker.finding import Found
 from qmq.broker.lane_admin import LaneAdmin, PartitionInfo, Place
 from qmq.broker.standing import ReplicaInfo, Standing
+from qmq.broker.trail_states import State
 from qmq.clock import Clock, SystemClock
+from qmq.directed import is_directed
 from qmq.errors import InvalidArgument
 from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
+from qmq.log.trail import Event
 from qmq.model import MessageId, Sequence, TimeMs
+from qmq.network import bind
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS, answering
@@ -52,14 +57,17 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     def _describe(self, info: GroupInfo) -> pb.Group:
         consumers = [
-            pb.Consumer(name=each.name, unacked=each.unacked, seen_ms_ago=each.seen_ms_ago, lease_ms=each.lease_ms)
+            pb.Consumer(
+                name=each.name, unacked=each.unacked, seen_ms_ago=each.seen_ms_ago, lease_ms=each.lease_ms, client=each.client,
+                is_paused=each.is_paused,
+            )
             for each in info.consumers
-        ]
+        ]  # fmt: skip
         return pb.Group(
             subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
             group=info.group, next_sequence=info.next_sequence, settled_before=info.settled_before,
             waiting=info.waiting, unacked=info.unacked, requeued=info.requeued, lag_ms=info.lag_ms,
-            expired=info.expired, consumers=consumers,
+            expired=info.expired, consumers=consumers, is_paused=info.is_paused,
         )  # fmt: skip
 
     @answering
@@ -76,18 +84,44 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
         """See control.proto."""
-        found = self._admin.find_message(request.subject, MessageId.parse(request.message_id))
-        return pb.FindMessageResponse(message=self._message(found, request.message_id))
+        message_id = MessageId.parse(request.message_id)
+        if not request.every:
+            found = self._admin.find_message(request.subject, message_id)
+            return pb.FindMessageResponse(message=self._message(found, request.message_id))
+        places, is_incomplete = await self._admin.finding.find(request.subject, message_id, request.since_ms)
+        found_at = [self._message(each, request.message_id) for each in places]
+        return pb.FindMessageResponse(message=found_at[0] if found_at else None, others=found_at[1:], is_incomplete=is_incomplete)
 
     def _message(self, found: Found, message_id: str) -> pb.StoredMessage:
         view, index = found.view, found.index
-        keys, tags, headers = view.keys(), view.tags(), view.headers()
+        keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
         return pb.StoredMessage(
             subject=found.queue.id.subject, partition=found.queue.id.partition, broker_group=self._group,
             sequence=view.base_sequence + index, message_id=message_id, body=view.bodies()[index],
             key=keys[index] if keys else b"", tags=tags[index] if tags else (),
             headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
             create_time_ms=view.create_times_ms()[index], append_time_ms=view.envelope.append_time_ms,
+            due_ms=dues[index] if dues else 0, is_directed=is_directed(view.header),
+        )  # fmt: skip
+
+    @answering
+    async def TraceMessage(self, request: pb.TraceMessageRequest) -> pb.TraceMessageResponse:
+        """See control.proto."""
+        page = await self._admin.trails.follow(request.subject, request.partition, request.sequence, request.group, request.cursor)
+        return pb.TraceMessageResponse(
+            events=[_event(each) for each in page.events], cursor=page.cursor, states=[self._state(each) for each in page.states],
+            known_since_ms=page.known_since_ms, time_ms=self._wall.time_ms(),
+        )  # fmt: skip
+
+    def _state(self, each: State) -> pb.MessageState:
+        letter = self._message(each.dead_letter, "") if each.dead_letter is not None else None
+        if letter is not None:
+            letter.ClearField("body")
+        return pb.MessageState(
+            group=each.group, state=each.state, last=_event(each.last) if each.last is not None else None, consumer=each.consumer,
+            attempt=each.attempt, attempts_max=each.attempts_max, due_ms=each.due_ms, lease_left_ms=each.lease_left_ms,
+            behind=each.behind, consumers=each.consumers, is_paused=each.is_paused, is_consumer_paused=each.is_consumer_paused,
+            dead_letter=letter, parked_first=each.parked_first,
         )  # fmt: skip
 
     @answering
@@ -115,6 +149,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             message_position=info.message_position, action_position=info.action_position, is_whole=info.is_whole,
             membership_version=info.membership_version, voters=info.voters, learners=info.learners, peers=peers,
             is_serving=info.is_serving, time_ms=self._wall.time_ms(),
+            attempts_max=self._admin.retries.attempts_max, retry_delays_ms=self._admin.retries.retry_delays_ms,
         )  # fmt: skip
 
     @answering
@@ -179,9 +214,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
             status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
         for holder in share.holders:
+            client, is_paused = self._lanes.client_of(queue, group, holder)
             status.holders.add(
                 lps=pb.LpRange(first=holder.lps.first, end=holder.lps.end), consumer=holder.consumer, token=holder.token,
-                seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token), lease_ms=holder.lease_ms,
+                seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token), lease_ms=holder.lease_ms, client=client,
+                is_paused=is_paused,
             )  # fmt: skip
         status.parked_keys = len(share.parked)
         status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
@@ -217,6 +254,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.UnparkResponse(messages=count)
 
 
+def _event(event: Event) -> pb.MessageEvent:
+    return pb.MessageEvent(
+        time_ms=event.time_ms, group=event.group, kind=event.kind, consumer=event.consumer, attempt=event.attempt,
+        delay_ms=event.delay_ms, error=event.error,
+    )  # fmt: skip
+
+
 def _place(request: pb.LanePlace) -> Place:
     kind = request.WhichOneof("target")
     if kind == "time_ms":
@@ -240,11 +284,12 @@ def _target(request: pb.ResetGroupRequest) -> Target:
 
 
 async def serve_control(
-    broker: Broker, standing: Standing, broker_group: str, host: str, port: int, *, also: Callable[[grpc.aio.Server], None] | None = None
-) -> tuple[grpc.aio.Server, int]:
+    broker: Broker, standing: Standing, broker_group: str, host: str, port: int, *, also: Callable[[grpc.aio.Server], None] | None = None,
+    wall: Clock | None = None,
+) -> tuple[grpc.aio.Server, int]:  # fmt: skip
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group)
+    service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group, wall=wall)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)
@@ -252,10 +297,3 @@ async def serve_control(
     await server.start()
     return server, bound
 
-
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind a gRPC server. Raises OSError if the port is taken."""
-    try:
-        return server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as cause:
-        raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause

@@ -1,15 +1,26 @@
-"""`qmq message`: finding one message."""
+"""`qmq message`: one message, by its id: find, show, trace. (`qmq why` says the same in words.)"""
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show, time_text
+from qmq.cli.delay_view import message_facts as delayed_facts
+from qmq.cli.inquiry import Inquiry, inquire, places_of
+from qmq.cli.message_view import TIMELINE, message_facts, timeline
+from qmq.cli.output import SERVER, Json, Server, console, run, show, time_text
+from qmq.cli.words import Words, subject_and_id
 
-app = typer.Typer(no_args_is_help=True, help="Messages: find one by its id.")
+app = typer.Typer(no_args_is_help=True, help="Messages: find, show or trace one by its id.")
+
+Body = Annotated[str, typer.Option("--body", help="How to print the body: auto (JSON or text if it is, else hex), text, json, hex.")]
+Group = Annotated[str, typer.Option("--group", help="Only what this consumer group did.")]
 
 
 @app.command("find")
@@ -19,7 +30,7 @@ def find(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show a stored message."""
+    """Show a stored message in one line."""
 
     async def _find() -> Any:
         async with qmq.connect(server) as mq:
@@ -32,3 +43,70 @@ def find(
         time_text(found.create_time_ms), time_text(found.append_time_ms), found.body.decode(errors="replace"),
     )  # fmt: skip
     show(f"message {message_id}", columns, [row], as_json=as_json)
+
+
+@app.command("show")
+def show_message(words: Words, body: Body = "auto", as_json: Json = False, server: Server = SERVER) -> None:
+    """Show a message with headers and body, in every place where it is kept. Without a subject all of them are searched."""
+    subject, message_id = subject_and_id(words)
+    if body not in ("auto", "text", "json", "hex"):
+        raise typer.BadParameter("--body is auto, text, json or hex")
+
+    async def _places() -> list[dict[str, Any]]:
+        async with qmq.connect(server) as mq:
+            _, places, delayed, _ = await places_of(mq, message_id, subject)
+        facts = [message_facts(each) for each in places if not each.due_ms]
+        return facts or [delayed_facts(each) for each in delayed]
+
+    found = run(_places())
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    for facts in found:
+        _print(facts, body)
+
+
+def _print(facts: dict[str, Any], body: str) -> None:
+    lines = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if name not in ("body", "body_base64") and value not in (None, "", [], {}):
+            lines.add_row(Text(name.replace("_", " "), "bold"), Text(_cell(value)))
+    console.print(lines)
+    console.print(_body_text(facts, body), markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {each}" for name, each in value.items())
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _body_text(facts: dict[str, Any], form: str) -> str:
+    import base64
+
+    data, text = base64.b64decode(facts["body_base64"]), facts["body"]
+    if form == "hex" or (form == "auto" and text is None):
+        return f"hex:{data.hex()}"
+    if form in ("auto", "json"):
+        try:
+            return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        except ValueError:
+            if form == "json":
+                raise typer.BadParameter("the body is no JSON: use --body text or hex") from None
+    return text if text is not None else data.decode(errors="replace")
+
+
+@app.command("trace")
+def trace(words: Words, group: Group = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Show what happened to a message and when: created, stored, handed out, failed, acknowledged, moved."""
+    subject, message_id = subject_and_id(words)
+
+    async def _inquire() -> Inquiry:
+        async with qmq.connect(server) as mq:
+            return await inquire(mq, message_id, subject, group)
+
+    inquiry = run(_inquire())
+    show(f"message {inquiry.message_id}", TIMELINE, timeline(inquiry), as_json=as_json)
+    since_ms = max([each.known_since_ms for each in inquiry.followed], default=0)
+    if since_ms and not as_json:
+        console.print(f"What consumers did before {time_text(since_ms)} is not kept any more.")

@@ -168,10 +168,15 @@ class LaneHolder(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
     consumer: _builtins.str
     token: _builtins.int
     seen_ms_ago: _builtins.int
     lease_ms: _builtins.int
+    client: _builtins.str
+    """As in Consumer."""
+    is_paused: _builtins.bool
     @_builtins.property
     def lps(self) -> Global___LpRange: ...
     def __init__(
@@ -182,10 +187,12 @@ class LaneHolder(_message.Message):
         token: _builtins.int = ...,
         seen_ms_ago: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
+        client: _builtins.str = ...,
+        is_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "lease_ms", b"lease_ms", "lps", b"lps", "seen_ms_ago", b"seen_ms_ago", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "consumer", b"consumer", "is_paused", b"is_paused", "lease_ms", b"lease_ms", "lps", b"lps", "seen_ms_ago", b"seen_ms_ago", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -570,6 +577,8 @@ class ReplicaStatus(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     IS_SERVING_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     broker_group: _builtins.str
     role: _builtins.str
@@ -591,6 +600,8 @@ class ReplicaStatus(_message.Message):
     """Whether it serves clients: a master whose epoch's first entry is committed."""
     time_ms: _builtins.int
     """What its machine's wall clock says, milliseconds since 1970; not the time that a delay server keeps."""
+    attempts_max: _builtins.int
+    """How messages of groups are tried again for which nothing is set in the coordination store (docs/DELIVERY.md)."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -599,6 +610,8 @@ class ReplicaStatus(_message.Message):
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """Of a master only."""
 
+    @_builtins.property
+    def retry_delays_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -619,10 +632,12 @@ class ReplicaStatus(_message.Message):
         peers: _abc.Iterable[Global___Peer] | None = ...,
         is_serving: _builtins.bool = ...,
         time_ms: _builtins.int = ...,
+        attempts_max: _builtins.int = ...,
+        retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "role", b"role", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "attempts_max", b"attempts_max", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "retry_delays_ms", b"retry_delays_ms", "role", b"role", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -894,6 +909,8 @@ class Consumer(_message.Message):
     UNACKED_FIELD_NUMBER: _builtins.int
     SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     unacked: _builtins.int
     """Messages it was handed and has not settled."""
@@ -901,6 +918,10 @@ class Consumer(_message.Message):
     """Milliseconds since its last sign of life."""
     lease_ms: _builtins.int
     """Its lease: silent for longer, it loses what it holds to the others."""
+    client: _builtins.str
+    """The name of its client; empty while it is not connected."""
+    is_paused: _builtins.bool
+    """Whether it is handed nothing: it, its client or its group is paused."""
     def __init__(
         self,
         *,
@@ -908,10 +929,12 @@ class Consumer(_message.Message):
         unacked: _builtins.int = ...,
         seen_ms_ago: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
+        client: _builtins.str = ...,
+        is_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "name", b"name", "seen_ms_ago", b"seen_ms_ago", "unacked", b"unacked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "is_paused", b"is_paused", "lease_ms", b"lease_ms", "name", b"name", "seen_ms_ago", b"seen_ms_ago", "unacked", b"unacked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -935,6 +958,7 @@ class Group(_message.Message):
     LAG_MS_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
     CONSUMERS_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -953,6 +977,8 @@ class Group(_message.Message):
     """Age of the oldest message that is not done, milliseconds; 0 if all is done."""
     expired: _builtins.int
     """Messages that came back, but that retention took before they went out again."""
+    is_paused: _builtins.bool
+    """Whether an operator paused it, on this subject or on all."""
     @_builtins.property
     def consumers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumer]: ...
     def __init__(
@@ -970,10 +996,11 @@ class Group(_message.Message):
         lag_ms: _builtins.int = ...,
         expired: _builtins.int = ...,
         consumers: _abc.Iterable[Global___Consumer] | None = ...,
+        is_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumers", b"consumers", "expired", b"expired", "group", b"group", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumers", b"consumers", "expired", b"expired", "group", b"group", "is_paused", b"is_paused", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1093,18 +1120,27 @@ class FindMessageRequest(_message.Message):
 
     SUBJECT_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     message_id: _builtins.str
     """32 hexadecimal digits."""
+    every: _builtins.bool
+    """Give every place where it is, not one: copies for a retry, dead letters, what delay groups keep. The subject may be empty then: all.
+    Batches whose messages have ids of their own (sent by delay groups, dead letters) are looked through from `since_ms` on.
+    """
+    since_ms: _builtins.int
     def __init__(
         self,
         *,
         subject: _builtins.str = ...,
         message_id: _builtins.str = ...,
+        every: _builtins.bool = ...,
+        since_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "message_id", b"message_id", "since_ms", b"since_ms", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1147,6 +1183,8 @@ class StoredMessage(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     CREATE_TIME_MS_FIELD_NUMBER: _builtins.int
     APPEND_TIME_MS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    IS_DIRECTED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -1156,6 +1194,10 @@ class StoredMessage(_message.Message):
     body: _builtins.bytes
     create_time_ms: _builtins.int
     append_time_ms: _builtins.int
+    due_ms: _builtins.int
+    """At a delay group: when it is due; 0 elsewhere."""
+    is_directed: _builtins.bool
+    """For one consumer group only; its headers say for which."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1174,10 +1216,12 @@ class StoredMessage(_message.Message):
         body: _builtins.bytes = ...,
         create_time_ms: _builtins.int = ...,
         append_time_ms: _builtins.int = ...,
+        due_ms: _builtins.int = ...,
+        is_directed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_time_ms", b"append_time_ms", "body", b"body", "broker_group", b"broker_group", "create_time_ms", b"create_time_ms", "headers", b"headers", "key", b"key", "message_id", b"message_id", "partition", b"partition", "sequence", b"sequence", "subject", b"subject", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_time_ms", b"append_time_ms", "body", b"body", "broker_group", b"broker_group", "create_time_ms", b"create_time_ms", "due_ms", b"due_ms", "headers", b"headers", "is_directed", b"is_directed", "key", b"key", "message_id", b"message_id", "partition", b"partition", "sequence", b"sequence", "subject", b"subject", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1188,16 +1232,26 @@ class FindMessageResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    IS_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    is_incomplete: _builtins.bool
+    """With `every`: it may be where nobody looked. A broker says so without a message, if there was more than one call looks through."""
     @_builtins.property
     def message(self) -> Global___StoredMessage: ...
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:
+        """With `every`: the other places."""
+
     def __init__(
         self,
         *,
         message: Global___StoredMessage | None = ...,
+        others: _abc.Iterable[Global___StoredMessage] | None = ...,
+        is_incomplete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_incomplete", b"is_incomplete", "message", b"message", "others", b"others"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1244,3 +1298,192 @@ class FindTimeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindTimeResponse: _TypeAlias = FindTimeResponse  # noqa: Y015
+
+@_typing.final
+class TraceMessageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    partition: _builtins.int
+    broker_group: _builtins.str
+    """Where it is stored: the metaserver asks this group's master."""
+    sequence: _builtins.int
+    group: _builtins.str
+    """Empty: all groups."""
+    cursor: _builtins.bytes
+    """From the answer before; empty: from the beginning."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        broker_group: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        group: _builtins.str = ...,
+        cursor: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cursor", b"cursor", "group", b"group", "partition", b"partition", "sequence", b"sequence", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceMessageRequest: _TypeAlias = TraceMessageRequest  # noqa: Y015
+
+@_typing.final
+class MessageEvent(_message.Message):
+    """See qmq/log/trail.py for the kinds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    group: _builtins.str
+    kind: _builtins.str
+    consumer: _builtins.str
+    attempt: _builtins.int
+    """0 where none is meant."""
+    delay_ms: _builtins.int
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+        group: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        consumer: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "consumer", b"consumer", "delay_ms", b"delay_ms", "error", b"error", "group", b"group", "kind", b"kind", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageEvent: _TypeAlias = MessageEvent  # noqa: Y015
+
+@_typing.final
+class MessageState(_message.Message):
+    """Where a message is for a group now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    LEASE_LEFT_MS_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    IS_CONSUMER_PAUSED_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
+    PARKED_FIRST_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    state: _builtins.str
+    """new, held, waiting, dying, dead, done; of ordered subjects also parked, unopened (the group has not begun on its partition)"""
+    consumer: _builtins.str
+    """Who has it, or the lane that it is in."""
+    attempt: _builtins.int
+    """Of one that is held: which attempt it is; that waits: which comes next; on a partition: how often it failed."""
+    attempts_max: _builtins.int
+    """0: no limit."""
+    due_ms: _builtins.int
+    """Of one that waits: when it may go out again, milliseconds since 1970; 0: at once."""
+    lease_left_ms: _builtins.int
+    """Of one that is held, or of its lane."""
+    behind: _builtins.int
+    """Messages before it that nobody was handed yet; on a partition, that are not known to be done."""
+    consumers: _builtins.int
+    """Consumers of the group on this queue."""
+    is_paused: _builtins.bool
+    is_consumer_paused: _builtins.bool
+    """Whether the consumer that has it is."""
+    parked_first: _builtins.int
+    """Of a parked one: the first message of its key that is set aside."""
+    @_builtins.property
+    def last(self) -> Global___MessageEvent:
+        """The last that happened to it, as far as the action log goes back."""
+
+    @_builtins.property
+    def dead_letter(self) -> Global___StoredMessage:
+        """Of a dead one: its copy in the dead-letter queue, without body."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        state: _builtins.str = ...,
+        last: Global___MessageEvent | None = ...,
+        consumer: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        attempts_max: _builtins.int = ...,
+        due_ms: _builtins.int = ...,
+        lease_left_ms: _builtins.int = ...,
+        behind: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+        is_paused: _builtins.bool = ...,
+        is_consumer_paused: _builtins.bool = ...,
+        dead_letter: Global___StoredMessage | None = ...,
+        parked_first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letter", b"dead_letter", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts_max", b"attempts_max", "behind", b"behind", "consumer", b"consumer", "consumers", b"consumers", "dead_letter", b"dead_letter", "due_ms", b"due_ms", "group", b"group", "is_consumer_paused", b"is_consumer_paused", "is_paused", b"is_paused", "last", b"last", "lease_left_ms", b"lease_left_ms", "parked_first", b"parked_first", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
+
+@_typing.final
+class TraceMessageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    KNOWN_SINCE_MS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.bytes
+    """To go on with; empty: the log ends here, and `states` says how it stands."""
+    known_since_ms: _builtins.int
+    """Events before this time are not kept any more; 0: all there ever were are here."""
+    time_ms: _builtins.int
+    """The broker's time."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageEvent]: ...
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageState]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___MessageEvent] | None = ...,
+        cursor: _builtins.bytes = ...,
+        states: _abc.Iterable[Global___MessageState] | None = ...,
+        known_since_ms: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "events", b"events", "known_since_ms", b"known_since_ms", "states", b"states", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceMessageResponse: _TypeAlias = TraceMessageResponse  # noqa: Y015

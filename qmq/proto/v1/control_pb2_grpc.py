@@ -104,6 +104,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
                 _registered_method=True)
+        self.TraceMessage = channel.unary_unary(
+                '/qmq.v1.BrokerControl/TraceMessage',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerControlServicer(object):
@@ -209,6 +214,13 @@ class BrokerControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TraceMessage(self, request, context):
+        """What groups did with one message, from the action log, in pages; behind the last event, where it is now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -281,6 +293,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.Unpark,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.SerializeToString,
+            ),
+            'TraceMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.TraceMessage,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -661,6 +678,33 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/Unpark',
             qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.UnparkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/TraceMessage',
+            qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

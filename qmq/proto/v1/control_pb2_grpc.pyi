@@ -68,6 +68,8 @@ class BrokerControlStub:
     """Keys set aside for a group."""
     Unpark: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]
     """Give a parked key's messages back, in order, or drop them."""
+    TraceMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]
+    """What groups did with one message, from the action log, in pages; behind the last event, where it is now."""
 
 @_typing.type_check_only
 class BrokerControlAsyncStub(BrokerControlStub):
@@ -103,6 +105,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Keys set aside for a group."""
     Unpark: _aio.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]  # type: ignore[assignment]
     """Give a parked key's messages back, in order, or drop them."""
+    TraceMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]  # type: ignore[assignment]
+    """What groups did with one message, from the action log, in pages; behind the last event, where it is now."""
 
 class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -219,5 +223,13 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.UnparkResponse, _abc.Awaitable[_control_pb2.UnparkResponse]]:
         """Give a parked key's messages back, in order, or drop them."""
+
+    @_abc_1.abstractmethod
+    def TraceMessage(
+        self,
+        request: _control_pb2.TraceMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TraceMessageResponse, _abc.Awaitable[_control_pb2.TraceMessageResponse]]:
+        """What groups did with one message, from the action log, in pages; behind the last event, where it is now."""
 
 def add_BrokerControlServicer_to_server(servicer: BrokerControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

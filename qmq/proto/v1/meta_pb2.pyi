@@ -21,6 +21,300 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class DescribeDeadLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Empty: all consumer groups."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDeadLettersRequest: _TypeAlias = DescribeDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DeadLetterQueue(_message.Message):
+    """What died of a group on one broker group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    NEWEST_MS_FIELD_NUMBER: _builtins.int
+    OLDEST_AGO_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    broker_group: _builtins.str
+    messages: _builtins.int
+    """Dead letters that are kept."""
+    waiting: _builtins.int
+    """Of those, what was neither replayed nor purged."""
+    newest_ms: _builtins.int
+    """When the newest died, and how long ago the oldest that waits, milliseconds."""
+    oldest_ago_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        broker_group: _builtins.str = ...,
+        messages: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        newest_ms: _builtins.int = ...,
+        oldest_ago_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "group", b"group", "messages", b"messages", "newest_ms", b"newest_ms", "oldest_ago_ms", b"oldest_ago_ms", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterQueue: _TypeAlias = DeadLetterQueue  # noqa: Y015
+
+@_typing.final
+class DescribeDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterQueue]: ...
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___DeadLetterQueue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDeadLettersResponse: _TypeAlias = DescribeDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class SetGroupSettingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
+    CLEARS_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """"*": all subjects."""
+    group: _builtins.str
+    attempts_max: _builtins.int
+    """What is absent, or empty, stays as it is."""
+    clears: _builtins.bool
+    """Take all settings of the group on this subject away; nothing is set then."""
+    @_builtins.property
+    def retry_delays_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        attempts_max: _builtins.int | None = ...,
+        retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
+        clears: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "attempts_max", b"attempts_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "attempts_max", b"attempts_max", "clears", b"clears", "group", b"group", "retry_delays_ms", b"retry_delays_ms", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
+    _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempts_max) -> _WhichOneofReturnType__attempts_max | None: ...
+
+Global___SetGroupSettingsRequest: _TypeAlias = SetGroupSettingsRequest  # noqa: Y015
+
+@_typing.final
+class DescribeGroupSettingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeGroupSettingsRequest: _TypeAlias = DescribeGroupSettingsRequest  # noqa: Y015
+
+@_typing.final
+class DescribeGroupSettingsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FROM_FIELD_NUMBER: _builtins.int
+    DELAYS_FROM_FIELD_NUMBER: _builtins.int
+    attempts_max: _builtins.int
+    """0: no limit."""
+    attempts_from: _builtins.str
+    """Where each of them is from: the subject, "*" for all subjects, or empty: the brokers' own."""
+    delays_from: _builtins.str
+    @_builtins.property
+    def retry_delays_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        attempts_max: _builtins.int = ...,
+        retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
+        attempts_from: _builtins.str = ...,
+        delays_from: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_from", b"attempts_from", "attempts_max", b"attempts_max", "delays_from", b"delays_from", "retry_delays_ms", b"retry_delays_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeGroupSettingsResponse: _TypeAlias = DescribeGroupSettingsResponse  # noqa: Y015
+
+@_typing.final
+class SetPauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSE_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    is_paused: _builtins.bool
+    """False: resume."""
+    @_builtins.property
+    def pause(self) -> Global___Pause: ...
+    def __init__(
+        self,
+        *,
+        pause: Global___Pause | None = ...,
+        is_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_paused", b"is_paused", "pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPauseRequest: _TypeAlias = SetPauseRequest  # noqa: Y015
+
+@_typing.final
+class SetPauseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_PAUSED_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    was_paused: _builtins.bool
+    """Before that."""
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """As it is now; absent if it is not paused."""
+
+    def __init__(
+        self,
+        *,
+        was_paused: _builtins.bool = ...,
+        pause: Global___Pause | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "was_paused", b"was_paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPauseResponse: _TypeAlias = SetPauseResponse  # noqa: Y015
+
+@_typing.final
+class Pause(_message.Message):
+    """Who is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """group, consumer, client"""
+    subject: _builtins.str
+    """Empty for a client; "*": all subjects."""
+    group: _builtins.str
+    name: _builtins.str
+    """Of the consumer or the client."""
+    since_ms: _builtins.int
+    """Since when, milliseconds since 1970; not in requests."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        name: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "name", b"name", "reason", b"reason", "since_ms", b"since_ms", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pause: _TypeAlias = Pause  # noqa: Y015
+
+@_typing.final
+class ListPausesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPausesRequest: _TypeAlias = ListPausesRequest  # noqa: Y015
+
+@_typing.final
+class ListPausesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pause]: ...
+    def __init__(
+        self,
+        *,
+        pauses: _abc.Iterable[Global___Pause] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPausesResponse: _TypeAlias = ListPausesResponse  # noqa: Y015
+
+@_typing.final
 class DescribeDelaysRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,6 +738,7 @@ class OrderedGroup(_message.Message):
     BACKLOG_FIELD_NUMBER: _builtins.int
     PARKED_KEYS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     version: _builtins.int
     """The oldest version that it has not finished."""
@@ -453,6 +748,8 @@ class OrderedGroup(_message.Message):
     backlog: _builtins.int
     """Messages that it has not done, over all partitions that hold any for it."""
     parked_keys: _builtins.int
+    is_paused: _builtins.bool
+    """Whether an operator paused it, on this subject or on all."""
     @_builtins.property
     def frontier(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupRange]: ...
     @_builtins.property
@@ -476,10 +773,11 @@ class OrderedGroup(_message.Message):
         backlog: _builtins.int = ...,
         parked_keys: _builtins.int = ...,
         lanes: _abc.Iterable[Global___AssignedLane] | None = ...,
+        is_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "consumers", b"consumers", "frontier", b"frontier", "gate", b"gate", "group", b"group", "is_ready", b"is_ready", "lanes", b"lanes", "parked_keys", b"parked_keys", "partitions", b"partitions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "consumers", b"consumers", "frontier", b"frontier", "gate", b"gate", "group", b"group", "is_paused", b"is_paused", "is_ready", b"is_ready", "lanes", b"lanes", "parked_keys", b"parked_keys", "partitions", b"partitions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

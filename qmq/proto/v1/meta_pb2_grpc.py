@@ -166,6 +166,36 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.FromString,
                 _registered_method=True)
+        self.SetGroupSettings = channel.unary_unary(
+                '/qmq.v1.Meta/SetGroupSettings',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupSettingsRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.FromString,
+                _registered_method=True)
+        self.DescribeGroupSettings = channel.unary_unary(
+                '/qmq.v1.Meta/DescribeGroupSettings',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.FromString,
+                _registered_method=True)
+        self.SetPause = channel.unary_unary(
+                '/qmq.v1.Meta/SetPause',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseResponse.FromString,
+                _registered_method=True)
+        self.ListPauses = channel.unary_unary(
+                '/qmq.v1.Meta/ListPauses',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesResponse.FromString,
+                _registered_method=True)
+        self.DescribeDeadLetters = channel.unary_unary(
+                '/qmq.v1.Meta/DescribeDeadLetters',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.TraceMessage = channel.unary_unary(
+                '/qmq.v1.Meta/TraceMessage',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.FromString,
+                _registered_method=True)
 
 
 class MetaServicer(object):
@@ -345,6 +375,48 @@ class MetaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGroupSettings(self, request, context):
+        """How a group's messages are tried again, and who is paused (docs/DELIVERY.md).
+
+        Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeGroupSettings(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPause(self, request, context):
+        """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPauses(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeDeadLetters(self, request, context):
+        """Dead-letter queues, of all groups or one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TraceMessage(self, request, context):
+        """What groups did with one message; see BrokerControl.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -477,6 +549,36 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.DescribeDelays,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.SerializeToString,
+            ),
+            'SetGroupSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroupSettings,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupSettingsRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.SerializeToString,
+            ),
+            'DescribeGroupSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeGroupSettings,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.SerializeToString,
+            ),
+            'SetPause': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPause,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseResponse.SerializeToString,
+            ),
+            'ListPauses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPauses,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesResponse.SerializeToString,
+            ),
+            'DescribeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeDeadLetters,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersResponse.SerializeToString,
+            ),
+            'TraceMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.TraceMessage,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1181,6 +1283,168 @@ class Meta(object):
             '/qmq.v1.Meta/DescribeDelays',
             qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDelaysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroupSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetGroupSettings',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupSettingsRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeGroupSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DescribeGroupSettings',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeGroupSettingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetPause',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetPauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPauses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ListPauses',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ListPausesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DescribeDeadLetters',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DescribeDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/TraceMessage',
+            qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.TraceMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

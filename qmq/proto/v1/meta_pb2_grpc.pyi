@@ -79,6 +79,19 @@ class MetaStub:
     ShowDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]
     ListDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]
     DescribeDelays: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeDelaysRequest, _meta_pb2.DescribeDelaysResponse]
+    SetGroupSettings: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]
+    """How a group's messages are tried again, and who is paused (docs/DELIVERY.md).
+
+    Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds then.
+    """
+    DescribeGroupSettings: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]
+    SetPause: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetPauseRequest, _meta_pb2.SetPauseResponse]
+    """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+    ListPauses: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListPausesRequest, _meta_pb2.ListPausesResponse]
+    DescribeDeadLetters: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeDeadLettersRequest, _meta_pb2.DescribeDeadLettersResponse]
+    """Dead-letter queues, of all groups or one."""
+    TraceMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]
+    """What groups did with one message; see BrokerControl."""
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -129,6 +142,19 @@ class MetaAsyncStub(MetaStub):
     ShowDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
     ListDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]  # type: ignore[assignment]
     DescribeDelays: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeDelaysRequest, _meta_pb2.DescribeDelaysResponse]  # type: ignore[assignment]
+    SetGroupSettings: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]  # type: ignore[assignment]
+    """How a group's messages are tried again, and who is paused (docs/DELIVERY.md).
+
+    Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds then.
+    """
+    DescribeGroupSettings: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]  # type: ignore[assignment]
+    SetPause: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetPauseRequest, _meta_pb2.SetPauseResponse]  # type: ignore[assignment]
+    """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+    ListPauses: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListPausesRequest, _meta_pb2.ListPausesResponse]  # type: ignore[assignment]
+    DescribeDeadLetters: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeDeadLettersRequest, _meta_pb2.DescribeDeadLettersResponse]  # type: ignore[assignment]
+    """Dead-letter queues, of all groups or one."""
+    TraceMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]  # type: ignore[assignment]
+    """What groups did with one message; see BrokerControl."""
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -332,5 +358,54 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.DescribeDelaysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.DescribeDelaysResponse, _abc.Awaitable[_meta_pb2.DescribeDelaysResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetGroupSettings(
+        self,
+        request: _meta_pb2.SetGroupSettingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DescribeGroupSettingsResponse, _abc.Awaitable[_meta_pb2.DescribeGroupSettingsResponse]]:
+        """How a group's messages are tried again, and who is paused (docs/DELIVERY.md).
+
+        Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds then.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeGroupSettings(
+        self,
+        request: _meta_pb2.DescribeGroupSettingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DescribeGroupSettingsResponse, _abc.Awaitable[_meta_pb2.DescribeGroupSettingsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetPause(
+        self,
+        request: _meta_pb2.SetPauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.SetPauseResponse, _abc.Awaitable[_meta_pb2.SetPauseResponse]]:
+        """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+
+    @_abc_1.abstractmethod
+    def ListPauses(
+        self,
+        request: _meta_pb2.ListPausesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ListPausesResponse, _abc.Awaitable[_meta_pb2.ListPausesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeDeadLetters(
+        self,
+        request: _meta_pb2.DescribeDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DescribeDeadLettersResponse, _abc.Awaitable[_meta_pb2.DescribeDeadLettersResponse]]:
+        """Dead-letter queues, of all groups or one."""
+
+    @_abc_1.abstractmethod
+    def TraceMessage(
+        self,
+        request: _control_pb2.TraceMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TraceMessageResponse, _abc.Awaitable[_control_pb2.TraceMessageResponse]]:
+        """What groups did with one message; see BrokerControl."""
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

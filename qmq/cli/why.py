@@ -1,0 +1,34 @@
+"""`qmq why`: where a message is and what it waits for, in plain words."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+import qmq
+from qmq.cli.inquiry import Inquiry, inquire
+from qmq.cli.message_view import why as told
+from qmq.cli.output import SERVER, Json, Server, console, run
+from qmq.cli.words import Words, subject_and_id
+
+Group = Annotated[str, typer.Option("--group", help="Only for this consumer group.")]
+
+
+def why(words: Words, group: Group = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Say in plain words where a message is and what it waits for. A subject before the id makes the search shorter."""
+    subject, message_id = subject_and_id(words)
+
+    async def _inquire() -> Inquiry:
+        async with qmq.connect(server) as mq:
+            return await inquire(mq, message_id, subject, group)
+
+    paragraphs = told(run(_inquire()), time.time_ns() // 1_000_000)
+    if as_json:
+        sys.stdout.write(json.dumps(paragraphs) + "\n")
+        return
+    for each in paragraphs:
+        console.print(each["text"], markup=False, highlight=False, soft_wrap=True)
