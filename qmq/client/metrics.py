@@ -1,0 +1,118 @@
+"""A client's figures for Prometheus. docs/METRICS.md has the table.
+
+    prometheus_client.REGISTRY.register(mq.metrics)      into what the application shows anyway
+    await mq.serve_metrics(9400)                         or on a port of their own
+
+Needs prometheus_client (`pip install qmq[metrics]`), which is imported only when one of these is used. A registry may be read in another
+thread: what is read here is numbers, and lists copied at one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from qmq.client.consumer import Consumer
+from qmq.errors import InvalidArgument
+from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
+from qmq.model import base_group
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.exposition import Collector
+
+_SUBJECT: Final = ("subject",)
+_GROUP: Final = ("subject", "group")
+
+SENT: Final = Figure("qmq_client_sent_messages_total", COUNTER, _SUBJECT, "Messages that were stored.")
+SENT_BYTES: Final = Figure("qmq_client_sent_bytes_total", COUNTER, _SUBJECT, "Bytes of their bodies and columns, before compression.")
+SENT_BATCHES: Final = Figure("qmq_client_sent_batches_total", COUNTER, _SUBJECT, "Their batches.")
+RESENT: Final = Figure("qmq_client_resent_batches_total", COUNTER, _SUBJECT, "Tries beyond a batch's first; of batches that were stored.")
+FAILED: Final = Figure("qmq_client_failed_messages_total", COUNTER, _SUBJECT, "Messages that were given up: their tickets failed.")
+SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "From a batch's closing to its receipt, retries included.")
+WAITING: Final = Figure("qmq_client_waiting_bytes", GAUGE, (), "Bytes of batches that are not decided yet; 64 MiB a producer at most.")
+RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that came.")
+SETTLED: Final = Figure(
+    "qmq_client_settled_messages_total", COUNTER, (*_GROUP, "verdict"),
+    "Verdicts that were sent: ack, nack, release, reject; not of ordered subjects.",
+)  # fmt: skip
+STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that went to others before they were settled.")
+HELD: Final = Figure("qmq_client_held_messages", GAUGE, _GROUP, "Messages that are here and have no verdict; not of ordered subjects.")
+UNHEARD: Final = Figure("qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered; not of ordered ones.")
+CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
+
+
+class ClientSource:
+    """See the module."""
+
+    figures: Final = (
+        SENT, SENT_BYTES, SENT_BATCHES, RESENT, FAILED, SEND_SECONDS, WAITING, RECEIVED, SETTLED, STALE, HELD, UNHEARD, CONNECTIONS,
+    )  # fmt: skip
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def read(self) -> Iterator[Reading | None]:
+        """See `Source`."""
+        yield from self._sends()
+        yield from self._takes()
+        yield one(CONNECTIONS, self._client.connections)
+
+    def _sends(self) -> Iterator[Reading | None]:
+        tallies = self._client.tallies
+        sends = sorted(tallies.sends.items())
+        yield Reading(SENT, [((subject,), each.messages) for subject, each in sends])
+        yield Reading(SENT_BYTES, [((subject,), each.bytes) for subject, each in sends])
+        yield Reading(SENT_BATCHES, [((subject,), each.batches) for subject, each in sends])
+        yield Reading(RESENT, [((subject,), each.resent) for subject, each in sends])
+        yield Reading(FAILED, [((subject,), each.failed) for subject, each in sends])
+        yield one(SEND_SECONDS, tallies.seconds.histogram())
+        yield one(WAITING, sum([each.waiting_bytes for each in self._client.producers]))
+        yield None
+
+    def _takes(self) -> Iterator[Reading | None]:
+        takes = sorted(self._client.tallies.takes.items())
+        yield Reading(RECEIVED, [(names, each.received) for names, each in takes])
+        verdicts = [
+            ((*names, verdict), count)
+            for names, each in takes
+            for verdict, count in (("ack", each.acked), ("nack", each.nacked), ("release", each.released), ("reject", each.rejected))
+        ]
+        yield Reading(SETTLED, verdicts)
+        stale: dict[tuple[str, str], int] = {names: 0 for names, _ in takes}
+        held: dict[tuple[str, str], int] = {}
+        unheard: dict[tuple[str, str], int] = {}
+        for consumer in self._client.consumers:
+            names = (consumer.subject, base_group(consumer.group))
+            stale[names] = stale.get(names, 0) + consumer.stale
+            if isinstance(consumer, Consumer):
+                held[names] = held.get(names, 0) + consumer.held
+                unheard[names] = unheard.get(names, 0) + consumer.unheard_verdicts
+        yield Reading(STALE, sorted(stale.items()))
+        yield Reading(HELD, sorted(held.items()))
+        yield Reading(UNHEARD, sorted(unheard.items()))
+
+
+def collector_of(client: Client) -> Collector:
+    """For a registry. Raises InvalidArgument if prometheus_client is not installed."""
+    try:
+        from qmq.metrics.exposition import Collector
+    except ImportError as cause:
+        raise _missing() from cause
+    return Collector([ClientSource(client)])
+
+
+async def serve(client: Client, port: int, host: str) -> Endpoint:
+    """Listen. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
+    try:
+        from qmq.metrics.endpoint import Endpoint
+    except ImportError as cause:
+        raise _missing() from cause
+    endpoint = Endpoint([ClientSource(client)])
+    await endpoint.start(host, port)
+    return endpoint
+
+
+def _missing() -> InvalidArgument:
+    return InvalidArgument("metrics need prometheus_client: pip install 'qmq[metrics]'")

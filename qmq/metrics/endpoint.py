@@ -1,0 +1,142 @@
+"""GET /metrics over HTTP/1.1, in the event loop whose state it shows. GET /healthz says that the loop runs.
+
+It understands what Prometheus, a load balancer and `curl` send, and nothing else: GET and HEAD without a body, connections that stay open.
+A request that is too long, or does not come, ends its connection. There is no password: listen where only the monitoring can reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from qmq.metrics.exposition import Page
+from qmq.metrics.figures import Source
+
+log = logging.getLogger("qmq.metrics")
+
+PATH: Final = "/metrics"
+HEAD_BYTES_MAX: Final = 16 * 1024
+IDLE_S: Final = 90.0
+"""A connection on which nothing is asked for so long is closed: Prometheus comes back every minute at the latest, as a rule."""
+CONNECTIONS_MAX: Final = 100
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Request(NamedTuple):
+    """The first line and the headers, names in small letters."""
+
+    method: str
+    target: str
+    version: str
+    headers: dict[str, str]
+
+    @classmethod
+    def parse(cls, head: bytes) -> Request | None:
+        """None if it is no HTTP/1 request."""
+        lines = head.decode("latin-1").split("\r\n")
+        words = lines[0].split(" ")
+        if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
+            return None
+        headers: dict[str, str] = {}
+        for line in filter(None, lines[1:]):
+            name, colon, value = line.partition(":")
+            if not colon:
+                return None
+            name = name.lower()
+            headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
+        return cls(words[0], words[1], words[2], headers)
+
+    @property
+    def stays(self) -> bool:
+        """Whether the connection is to stay open."""
+        wish = self.headers.get("connection", "").lower()
+        return wish == "keep-alive" if self.version == "HTTP/1.0" else wish != "close"
+
+
+class Answer(NamedTuple):
+    """What a request is answered with."""
+
+    status: str
+    content_type: str
+    body: Sequence[bytes] = ()
+
+
+class Endpoint:
+    """Serves the figures of some sources. `start`, then `stop`."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._page = Page(sources)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.host, self.port = "", 0
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; `port` 0 takes a free one, see `port`. Raises OSError if the port is taken."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_BYTES_MAX)
+        self.host, self.port = host, self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """End; whoever is being answered is cut off."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        while self._writers:  # noqa: ASYNC110 - their tasks end in this round or the next
+            await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            if len(self._writers) <= CONNECTIONS_MAX:
+                while await self._serve_one(reader, writer):
+                    pass
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
+            pass  # it is gone, or does not speak HTTP
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request; whether another may follow."""
+        async with asyncio.timeout(IDLE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        request = Request.parse(head)
+        answer = Answer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
+        stays = request is not None and request.stays and not _has_body(request)
+        lines = [
+            f"HTTP/1.1 {answer.status}", f"Content-Type: {answer.content_type}", f"Content-Length: {sum(map(len, answer.body))}",
+            f"Connection: {'keep-alive' if stays else 'close'}", *(["Allow: GET, HEAD"] if answer.status.startswith("405") else []),
+        ]  # fmt: skip
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        async with asyncio.timeout(IDLE_S):
+            for part in answer.body if request is None or request.method != "HEAD" else ():
+                writer.write(part)
+                await writer.drain()
+        return stays
+
+    async def _answer(self, request: Request) -> Answer:
+        path = request.target.partition("?")[0]
+        if path not in (PATH, "/healthz"):
+            return Answer("404 Not Found", _TEXT, [f"there is {PATH} and /healthz\n".encode()])
+        if request.method not in ("GET", "HEAD"):
+            return Answer("405 Method Not Allowed", _TEXT)
+        if path != PATH:
+            return Answer("200 OK", _TEXT, [b"ok\n"])
+        try:
+            body, content_type = await self._page.render(request.headers.get("accept", ""))
+        except Exception:
+            log.exception("the metrics could not be read")
+            return Answer("500 Internal Server Error", _TEXT, [b"the metrics could not be read; the log says why\n"])
+        return Answer("200 OK", content_type, body)
+
+
+def _has_body(request: Request) -> bool:
+    """We do not read bodies, so what follows one cannot be found."""
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

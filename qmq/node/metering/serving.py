@@ -1,0 +1,57 @@
+"""Which sources a role has, and listening for it. prometheus_client is imported only where somebody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from qmq.broker.broker import Broker
+from qmq.broker.server import DataServer
+from qmq.broker.standing import ReplicaInfo
+from qmq.delay.broker import DelayBroker
+from qmq.metrics.figures import Figure, Source
+from qmq.network import UNIX
+from qmq.node.metering.broker import BrokerSource
+from qmq.node.metering.delay import DelaySource
+from qmq.node.metering.groups import GroupsSource
+from qmq.node.metering.log import LogSource
+from qmq.node.metering.replica import ReplicaSource
+
+if TYPE_CHECKING:
+    from qmq.metrics.endpoint import Endpoint
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def sources_of(
+    broker: Broker, group: str, server: DataServer, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int]
+) -> list[Source]:
+    """Of a broker or a delay server."""
+    own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
+    return [ReplicaSource(group, describe, roles), LogSource(broker, group), BrokerSource(broker, group, server), own]
+
+
+async def serve(host: str, port: int | None, sources: Sequence[Source]) -> Endpoint | None:
+    """Listen on the role's own host, or on loopback where that is a socket; None: nobody wants it. Raises OSError if the port is taken."""
+    if port is None:
+        return None
+    from qmq.metrics.endpoint import Endpoint
+
+    endpoint = Endpoint(sources)
+    await endpoint.start(LOOPBACK if host.startswith(UNIX) else host, port)
+    return endpoint
+
+
+def figures_by_role() -> dict[str, Sequence[Figure]]:
+    """Every figure that a role may show: what docs/METRICS.md is held to."""
+    from qmq.client.metrics import ClientSource
+    from qmq.node.metering.coordination import CoordinationSource
+    from qmq.node.metering.meta import MetaSource
+
+    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures)
+    return {
+        "client": ClientSource.figures,
+        "broker": (*both, *GroupsSource.figures),
+        "meta": (*MetaSource.figures, *CoordinationSource.figures),
+        "delay": (*both, *DelaySource.figures),
+    }

@@ -1,0 +1,61 @@
+"""docs/METRICS.md says what there is, and no more: table, alerts, words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from qmq.metrics.figures import HISTOGRAM
+from qmq.node.metering.serving import figures_by_role
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "METRICS.md").read_text()
+ROW = re.compile(r"^\| `(qmq_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \| ([\w, ]+) \|$", re.MULTILINE)
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...], str, frozenset[str]]]:
+    rows = ROW.findall(TEXT)
+    assert len({name for name, *_ in rows}) == len(rows), "a figure has one row"
+    return {
+        name: (kind, tuple(filter(None, labels.replace(" ", "").split(","))), meaning, frozenset(who.replace(" ", "").split(",")))
+        for name, kind, labels, meaning, who in rows
+    }
+
+
+def test_the_table_has_every_figure_as_it_is_shown_and_nothing_else() -> None:
+    shown = {
+        figure.name: (figure.kind, figure.labels, figure.meaning, frozenset(role for role, all_of in roles if figure in all_of))
+        for roles in [figures_by_role().items()]
+        for _, figures in roles
+        for figure in figures
+    }
+    assert documented() == shown
+
+
+def test_alerts_and_queries_ask_for_figures_and_labels_that_there_are() -> None:
+    known = documented()
+    names = {
+        f"{name}{suffix}"
+        for name, (kind, *_) in known.items()
+        for suffix in (("_bucket", "_sum", "_count") if kind == HISTOGRAM else ("",))
+    }
+    asked = set(re.findall(r"\bqmq_\w+", "\n".join(re.findall(r"expr: .*|^(?:sum|histogram_quantile).*", TEXT, re.MULTILINE))))
+    assert asked
+    assert asked <= names
+    labels = {label for _, its, *_ in known.values() for label in its} | {"le", "instance"}
+    for grouping in re.findall(r" by \(([^)]*)\)", TEXT):
+        assert set(grouping.replace(" ", "").split(",")) <= labels
+
+
+def test_prometheus_is_told_of_every_role_in_the_compose_file_at_its_port() -> None:
+    compose = (ROOT / "docker-compose.yml").read_text()
+    targets = re.findall(r"[\w-]+:\d+(?=[,\]])", "".join(re.findall(r"targets: (.*)", TEXT)))
+    roles = re.findall(r"^  ([\w-]+):\n    <<: \*(?:meta|broker|delay)$", compose, re.MULTILINE)
+    (port,) = re.findall(r"QMQ_METRICS_PORT: &metrics-port (\d+)", compose)
+    assert targets == [f"{name}:{port}" for name in roles]
+
+
+def test_every_alert_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
+    rules = re.findall(r"- alert: (\w+)\n +expr: (.+)\n(?: +for: \w+\n)? +annotations: \{summary: \"(.+)\"\}", TEXT)
+    assert len(rules) == TEXT.count("- alert:") == len({name for name, *_ in rules})
+    assert all(expression.count("(") == expression.count(")") for _, expression, _ in rules)
