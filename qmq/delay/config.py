@@ -17,6 +17,8 @@ class DelayConfig:
 
     tick_ms: int = 500
     """Due messages leave at multiples of it (the Java original's tick)."""
+    pause_ms: int = 0
+    """At least so long between two looks at the clock: for one that may stand just before a tick (qmq/testing)."""
     load_ahead_ms: int = 600_000
     """The wheel holds what is due within this time, if there is room."""
     wheel_messages_max: int = 16_000_000
@@ -37,5 +39,6 @@ class DelayConfig:
         for name in ("tick_ms", "load_ahead_ms", *limits):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")
-        if self.keep_ms < 0:
-            raise InvalidArgument(f"keep_ms must not be negative, and is {self.keep_ms}")
+        for name in ("keep_ms", "pause_ms"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative, and is {getattr(self, name)}")

@@ -38,6 +38,8 @@ class EngineDesk:
         self._engine = engine
         self._group = group
         self._delay_ms_max = delay_ms_max
+        self.cancelled = self.moved = 0
+        """Messages that were, since the process began."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
         """See `Desk`. Asked again, it answers as the first time."""
@@ -46,13 +48,16 @@ class EngineDesk:
         if engine.schedule.state_of(place) == _CANCELLED:
             await engine.writer.committed()
             return self._message(place)
-        return await self._take(delayed, lambda found: Cancel(*found))
+        message = await self._take(delayed, lambda found: Cancel(*found))
+        self.cancelled += 1
+        return message
 
     async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
         """See `Desk`."""
         engine = self._engine()
         check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
         await self._take(delayed, lambda found: Postpone(*found, due_ms))
+        self.moved += 1
         return self._message(self._engine().schedule.find(delayed))
 
     async def _take(self, delayed: DelayedId, act: Callable[[Place], ScheduleAction]) -> DueMessage:

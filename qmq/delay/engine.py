@@ -203,14 +203,14 @@ class Engine:
             self._reviving = deque(self._parked)
             self.wake()
             left_ms = tick_ms - self.clock.time_ms() % tick_ms
-            await asyncio.sleep(left_ms / 1000)
+            await asyncio.sleep(max(left_ms, self.config.pause_ms) / 1000)
 
     async def _ahead(self) -> None:
         """The horizon is moved on beside the ticks: a slice takes a while to read."""
         while True:
             while await self.loader.ahead(self.clock.time_ms()):
                 self.wake()
-            await asyncio.sleep(self.config.tick_ms / 1000)
+            await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
     async def _survey(self) -> None:
         """What is due soon is looked through beside the ticks, little by little, so that then each message can be read alone."""
@@ -218,7 +218,7 @@ class Engine:
             now_ms = self.clock.time_ms()
             piece = self.schedule.survey(now_ms, now_ms + self.config.load_ahead_ms)
             if piece is None:
-                await asyncio.sleep(self.config.tick_ms / 1000)
+                await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
             else:
                 self.schedule.surveyed(await self._run(piece))
                 await asyncio.sleep(PAUSE_S)
@@ -349,14 +349,18 @@ class Engine:
 
     # --- for people ----------------------------------------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> int:
+        """Messages that are due and not planned yet."""
+        parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
+        return self.outlets.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
+
     def standing(self) -> Standing:
         """How the delivery stands."""
         outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
-        parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
-        waiting = outlets.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
         return Standing(
-            [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms, waiting,
-            outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged, now_ms,
-            self._keeper.step_ms if self._keeper is not None else 0,
+            [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms,
+            self.waiting, outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged,
+            now_ms, self._keeper.step_ms if self._keeper is not None else 0,
         )  # fmt: skip

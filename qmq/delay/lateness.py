@@ -11,8 +11,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.metrics.figures import Histogram
+
 SLOT_MS: Final = 10_000
 SLOTS: Final = 6
+BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+"""Upper ends of the bins of `Lateness.histogram`: a tick is half a second."""
+_BOUNDS_MS: Final = np.array([round(1000 * each) for each in BOUNDS_S], np.int64)
 _EXACT: Final = 1024
 _BINS: Final = 512
 _DOUBLINGS: Final = 30
@@ -25,6 +30,8 @@ class Lateness:
 
     def __init__(self) -> None:
         self.delivered = 0
+        self._bins = np.zeros(len(BOUNDS_S) + 1, np.int64)
+        self._sum_ms = 0
         self._counts = np.zeros((SLOTS, _EXACT + _BINS * _DOUBLINGS), np.uint32)
         self._slots = [-1] * SLOTS
         """Which ten seconds each slot is about."""
@@ -38,6 +45,12 @@ class Lateness:
             self._counts[place] = 0
         np.add.at(self._counts[place], _bins(lateness_ms), 1)
         self.delivered += len(lateness_ms)
+        self._bins += np.bincount(np.searchsorted(_BOUNDS_MS, lateness_ms), minlength=len(self._bins))
+        self._sum_ms += int(np.maximum(lateness_ms, 0).sum())
+
+    def histogram(self) -> Histogram:
+        """All there ever were, in seconds."""
+        return Histogram(BOUNDS_S, self._bins.tolist(), self._sum_ms / 1000)
 
     def p50(self, now_ms: int) -> int:
         """Half of the last minute's messages were at most so late; 0 if there were none."""

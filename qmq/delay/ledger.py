@@ -17,7 +17,7 @@ import numpy as np
 from qmq.delay.lateness import Lateness
 from qmq.delay.ports import Draft, DueMessage, Place
 from qmq.delay.recurrence import next_run
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur, ScheduleAction
 from qmq.region import BatchFlag
@@ -66,9 +66,15 @@ class LogLedger:
         self.custody.update(message.place for message in messages)
 
     def _forget_seeds(self) -> None:
-        done = {place for place in self._seeds if self._schedule.state_of(place) != "pending"}
+        done = {place for place in self._seeds if not self._waits(place)}
         self.custody -= done
         self._seeds -= done
+
+    def _waits(self, seed: Place) -> bool:
+        try:
+            return self._schedule.state_of(seed) == "pending"
+        except MessageNotFound:  # done, and its bucket was deleted before anything else was due
+            return False
 
     async def plan(self, draft: Draft) -> PlanAction:
         """See `Ledger`."""

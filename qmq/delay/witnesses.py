@@ -19,8 +19,8 @@ from typing import Final
 import grpc
 
 from qmq.delay.timekeeper import SteadyClock
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2, control_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS
 
 log = logging.getLogger("qmq.delay")
 
@@ -37,14 +37,15 @@ AskTime = Callable[[str], Awaitable[int]]
 class ControlPorts:
     """Control connections to those who are asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network = NETWORK) -> None:
+        self._network = network
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
         """See `AskTime`. Raises grpc.aio.AioRpcError."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._channels[address] = self._network.channel(address)
         answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=ASK_S)
         return int(answer.time_ms)
 
@@ -57,10 +58,12 @@ class ControlPorts:
 class Witnesses:
     """The task that asks. `addresses` lists control addresses of other machines' brokers and replicas, the best witnesses first."""
 
-    def __init__(self, clock: SteadyClock, addresses: Callable[[], Iterable[str]], *, ask: AskTime | None = None) -> None:
+    def __init__(
+        self, clock: SteadyClock, addresses: Callable[[], Iterable[str]], *, ask: AskTime | None = None, network: Network = NETWORK
+    ) -> None:
         self._clock = clock
         self._addresses = addresses
-        self._ports = ControlPorts()
+        self._ports = ControlPorts(network)
         self._ask = ask or self._ports.ask
         self._asked_boot_ms: int | None = None
         self._told = (0, 0)

@@ -19,7 +19,7 @@ from qmq_coordination.groups import DelaySettings
 from qmq_replication.ready import Role
 
 from qmq.broker.config import BrokerConfig
-from qmq.broker.upkeep import stop_process
+from qmq.clock import Clock
 from qmq.delay.broker import DelayBroker, schedule_of
 from qmq.delay.config import DelayConfig
 from qmq.delay.schedule import Schedule
@@ -30,6 +30,7 @@ from qmq.log.config import LogConfig
 from qmq.log.recovery import whole_from
 from qmq.log.tail import Place
 from qmq.node import founding
+from qmq.node.doors import MACHINE, Doors
 from qmq.node.replica import ReplicaConfig, ReplicaNode
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.schedule_transfer import ScheduleTransfer
@@ -64,14 +65,18 @@ class DelayNode(ReplicaNode):
 
     broker: DelayBroker
 
-    def __init__(self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None) -> None:
-        self.clock = SteadyClock()
-        super().__init__(config, coordination, clock=self.clock, kind=founding.check_settings(config.settings))
+    def __init__(
+        self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, doors: Doors = MACHINE
+    ) -> None:
+        self.clock: Clock = doors.clock or SteadyClock()
+        super().__init__(config, coordination, clock=self.clock, kind=founding.check_settings(config.settings), doors=doors)
         self.settings = config.settings
         self._delay = config.delay
-        self._locator = ViewLocator(self.coordination, self.view)
-        self._witnesses = Witnesses(self.clock, self._witness_addresses)
-        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, stop_process)
+        self._locator = ViewLocator(self.coordination, self.view, doors.network)
+        self._witnesses: Witnesses | None = None
+        if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
+            self._witnesses = Witnesses(self.clock, self._witness_addresses, network=doors.network)
+        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, doors.network)
 
     # --- by kind -------------------------------------------------------------------------------------------------------
 
@@ -96,7 +101,8 @@ class DelayNode(ReplicaNode):
     async def _take_part(self) -> None:
         await super()._take_part()
         self.driver.may_serve = lambda: self.has_schedule
-        self._witnesses.start()
+        if self._witnesses is not None:
+            self._witnesses.start()
         self._transfer.start()
 
     def _begin_anew(self, place: Place) -> None:
@@ -156,12 +162,13 @@ class DelayNode(ReplicaNode):
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    async def stop(self) -> None:
+    async def stop(self, *, abruptly: bool = False) -> None:
         """See `ReplicaNode.stop`. What is being delivered ends first: a plan that is not answered is sent again by the next master."""
         await self._transfer.stop()
-        await self._witnesses.stop()
+        if self._witnesses is not None:
+            await self._witnesses.stop()
         ending = self.broker.end_engine()
         if ending is not None:
             await ending
         self._locator.close()
-        await super().stop()
+        await super().stop(abruptly=abruptly)

@@ -18,16 +18,21 @@ from qmq_coordination.view import ClusterView
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.clock import SystemClock
+from qmq.clock import Clock, SystemClock
 from qmq.delay.config import DelayConfig
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import founding
+from qmq.node.metering import serving
+from qmq.node.metering.coordination import CoordinationSource, CountedStore
+from qmq.node.metering.meta import MetaSource
 from qmq.node.part import Part
 from qmq.node.routing import ViewRouting
 
 if TYPE_CHECKING:
+    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.figures import Source
     from qmq.node.dev_delay import DelayPart
 
 RELIST_S: Final = 300.0
@@ -55,6 +60,8 @@ class NodeConfig:
     delay_control_port: int = 0
     delay_settings: DelaySettings = founding.DEFAULT
     delay_config: DelayConfig = field(default_factory=DelayConfig)
+    metrics_port: int | None = None
+    """Where /metrics is; None: nowhere."""
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -64,10 +71,12 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 class Node:
     """A running node. `start`, then `stop`; after a crash just `start` again."""
 
-    def __init__(self, config: NodeConfig, progress: Progress = _no_progress) -> None:
+    def __init__(self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None) -> None:
+        """`clock`: another one than the machine's, which is believed."""
         self.config = config
         self._progress = progress
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
+        self._told_clock = clock
 
     async def start(self) -> None:
         """Recover, then serve.
@@ -80,9 +89,10 @@ class Node:
         """
         config = self.config
         config.data.mkdir(parents=True, exist_ok=True)
-        self.coordination = EmbeddedStore(config.data / "coordination.db")
+        self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self.delay: DelayPart | None = None
+        self.metrics: Endpoint | None = None
         await self.view.start()
         try:
             await self._open()
@@ -90,7 +100,8 @@ class Node:
             await self.view.stop()
             await self.coordination.close()
             raise
-        self._meta = MetaServer(self.coordination, self.view, MetaConfig(config.host, config.meta_port, config.auto_create))
+        meta = MetaConfig(config.host, config.meta_port, config.auto_create)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock)
         try:
             await self._listen()
         except BaseException:
@@ -122,7 +133,7 @@ class Node:
         await founding.found(self.coordination, broker.name, (broker.name,), settings)
         return DelayPart(
             config.data / "delay", config.log, broker, settings, config.delay_config, self.coordination, self.view,
-            progress=self._progress,
+            progress=self._progress, clock=self._told_clock,
         )  # fmt: skip
 
     async def _listen(self) -> None:
@@ -132,6 +143,13 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
+
+    def sources(self) -> list[Source]:
+        """What reads its figures."""
+        of_delay = self.delay.sources() if self.delay is not None else []
+        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view))
+        return [*self._part.sources(), *of_delay, *own]
 
     @property
     def meta_port(self) -> int:
@@ -150,6 +168,8 @@ class Node:
 
     async def stop(self) -> None:
         """Answer what is under way, then close so that the next start replays nothing."""
+        if self.metrics is not None:
+            await self.metrics.stop()
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()

@@ -15,6 +15,7 @@ from qmq_coordination.store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
 from qmq.broker.config import BrokerConfig
+from qmq.clock import Clock
 from qmq.delay.broker import DelayBroker
 from qmq.delay.config import DelayConfig
 from qmq.delay.schedule import Schedule
@@ -31,6 +32,7 @@ from qmq.node.view_locator import ViewLocator
 
 if TYPE_CHECKING:
     from qmq.client.link import Links
+    from qmq.metrics.figures import Source
 
 
 class DelayPart:
@@ -38,9 +40,9 @@ class DelayPart:
 
     def __init__(
         self, folder: Path, log: LogConfig, broker: BrokerConfig, settings: DelaySettings, delay: DelayConfig,
-        coordination: CoordinationStore, view: ClusterView, *, progress: Progress,
+        coordination: CoordinationStore, view: ClusterView, *, progress: Progress, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        self.clock = SteadyClock()
+        self.clock: Clock = clock or SteadyClock()
         disk = Disk()
         schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
         store = open_store(folder, log, self.clock, disk=disk, progress=progress, projection=schedule)
@@ -53,7 +55,9 @@ class DelayPart:
             links=self._links, is_serving=False,
         )  # fmt: skip
         self._part = Part(self.broker, coordination, view)
-        self._witnesses = Witnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
+        self._witnesses: Witnesses | None = None
+        if isinstance(self.clock, SteadyClock):
+            self._witnesses = Witnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = Identity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files)
@@ -63,7 +67,8 @@ class DelayPart:
 
     async def start(self, host: str, data_port: int, control_port: int) -> None:
         """Serve. Raises OSError if a port is taken."""
-        self._witnesses.start()
+        if self._witnesses is not None:
+            self._witnesses.start()
         self.broker.serve(self.broker.store)
         await self._part.start(host, data_port, control_port, also=self._service.add_to)
 
@@ -72,13 +77,18 @@ class DelayPart:
         """Where it listens."""
         return self._part.data_port
 
+    def sources(self) -> list[Source]:
+        """What reads its figures."""
+        return self._part.sources()
+
     async def retire(self) -> None:
         """Deliver nothing more, let nothing new in."""
         await self._part.retire()
         ending = self.broker.end_engine()
         if ending is not None:
             await ending
-        await self._witnesses.stop()
+        if self._witnesses is not None:
+            await self._witnesses.stop()
         self._locator.close()
 
     async def stop(self) -> None:

@@ -35,9 +35,10 @@ from qmq.log.following import entries_of
 from qmq.log.segments import Segments
 from qmq.log.store import PendingEntry, Store
 from qmq.log.tail import Run
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.rpc import typed_error
 
 log = logging.getLogger("qmq.node")
 
@@ -103,10 +104,12 @@ class Donor:
         return True
 
 
-async def ask(addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool) -> bytes | None:
+async def ask(
+    addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
+) -> bytes | None:
     """Entries from the damage on that `fits` takes, from the first replica that has such, by control address."""
     for name, address in addresses.items():
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with network.channel(address) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
             try:
                 while len(donor.data) < HOLE_BYTES_MAX and await donor.more():
@@ -206,7 +209,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
     return True
 
 
-async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged) -> bool:
+async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
     """Mend damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
     segments = store.logs[damage.log]
     cuts = segments.cuts
@@ -214,16 +217,18 @@ async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged)
     def knows(index: int) -> int:
         return store.epoch_at(index) if index <= store.index else -1
 
-    data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None)
+    data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
     return data is not None and segments.cuts == cuts and mend(segments, damage, data, knows)
 
 
-async def repair_folder(addresses: Mapping[str, str], folder: Path, segment_bytes: int, damage: LogDamaged) -> bool:
+async def repair_folder(
+    addresses: Mapping[str, str], folder: Path, segment_bytes: int, damage: LogDamaged, network: Network = NETWORK
+) -> bool:
     """The same for a store that cannot be opened; its folder must not be in use."""
     segments = Segments(Disk(), folder / _NAMES[damage.log], segment_bytes)
     knows = _history(folder)
     try:
-        data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None)
+        data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
         return data is not None and mend(segments, damage, data, knows)
     finally:
         segments.close()

@@ -22,9 +22,13 @@ from qmq.broker.upkeep import Upkeep
 from qmq.errors import DiskFull
 from qmq.log.checkpointing import close_store
 from qmq.log.store import Store
+from qmq.node.metering import serving
+from qmq.node.rules import ViewRules
 
 if TYPE_CHECKING:
     import grpc
+
+    from qmq.metrics.figures import Source
 
 log = logging.getLogger("qmq.node")
 
@@ -41,8 +45,10 @@ class Part:
         self._view = view
         self._upkeep = Upkeep(broker)
         self._data = DataServer(broker)
+        self._standing = AloneStanding(broker)
         self._control: grpc.aio.Server | None = None
         self._registration: Registration | None = None
+        broker.rules = ViewRules(view, broker.config.retries, broker.look_again)
         view.on_change(self._changed)
         self._changed(Change())
 
@@ -58,7 +64,7 @@ class Part:
         await self._data.start(host, data_port)
         self._upkeep.start()
         self._control, bound = await serve_control(
-            self.broker, AloneStanding(self.broker), self._name, host, control_port, also=also
+            self.broker, self._standing, self._name, host, control_port, also=also
         )
         await self._register(f"{host}:{self._data.port}", f"{host}:{bound}")
 
@@ -70,6 +76,10 @@ class Part:
         record = ReplicaRecord(name, name, data_address, control_address)
         self._registration = Registration(self._coordination, record, also={group_key(name, "master"): master.encode()})
         await self._registration.start()
+
+    def sources(self) -> list[Source]:
+        """What reads its figures."""
+        return serving.sources_of(self.broker, self._name, self._data, self._standing.describe, {})
 
     @property
     def data_port(self) -> int:

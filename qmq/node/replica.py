@@ -33,20 +33,23 @@ from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import serve_control
 from qmq.broker.server import DataServer
-from qmq.broker.upkeep import Upkeep, stop_process
+from qmq.broker.upkeep import Upkeep
 from qmq.clock import Clock, SystemClock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
 from qmq.log import following
 from qmq.log.checkpointing import close_store
 from qmq.log.config import Flush, LogConfig
-from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.log.tail import Place
 from qmq.node import founding, mending
+from qmq.node.doors import MACHINE, Doors
 from qmq.node.etcd_options import EtcdOptions
+from qmq.node.metering import serving
+from qmq.node.metering.coordination import CoordinationSource, CountedStore
 from qmq.node.right import Right
 from qmq.node.routing import ViewRouting
+from qmq.node.rules import ViewRules
 from qmq.node.standing import ReplicaStanding
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from qmq_coordination.store import CoordinationStore
 
     from qmq.log.projection import Projection
+    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.figures import Source
 
 log = logging.getLogger("qmq.node")
 
@@ -78,6 +83,8 @@ class ReplicaConfig:
     advertise: str = ""
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
+    metrics_port: int | None = None
+    """Where /metrics is; None: nowhere."""
 
 
 class ReplicaNode:
@@ -85,16 +92,20 @@ class ReplicaNode:
 
     def __init__(
         self, config: ReplicaConfig, coordination: CoordinationStore | None = None, *, clock: Clock | None = None,
-        kind: DelaySettings | None = None,
+        kind: DelaySettings | None = None, doors: Doors = MACHINE,
     ) -> None:  # fmt: skip
         self.config = config
+        self.doors = doors
         self.kind = kind
         self.folder = config.data / "broker"
-        self.coordination = coordination or config.etcd.open()
+        self.coordination = CountedStore(coordination or config.etcd.open())
         self.view = ClusterView(self.coordination)
-        self._clock = clock or SystemClock()
-        self._disk = Disk()
+        self._clock = clock or doors.clock or SystemClock()
+        self._disk = doors.disk
         self._mending: asyncio.Task[None] | None = None
+        self._roles: dict[str, int] = {}
+        """How often it took up each."""
+        self.metrics: Endpoint | None = None
 
     # --- starting ------------------------------------------------------------------------------------------------------
 
@@ -124,9 +135,10 @@ class ReplicaNode:
             raise
         self._judge_past(is_new=found is None)
         self.broker = self._make_broker(replace(config.broker, name=config.replica))
-        self._data = DataServer(self.broker)
+        self._data = DataServer(self.broker, self.doors.network)
         await self._data.start(config.host, config.data_port)
         await self._take_part()
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
 
     async def _join(self) -> Membership:
         """Who belongs to the group, which is of our kind."""
@@ -159,7 +171,7 @@ class ReplicaNode:
         )
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
-        return await mending.repair_folder(self._peers_control(), folder, self.config.log.segment_bytes, damage)
+        return await mending.repair_folder(self._peers_control(), folder, self.config.log.segment_bytes, damage, self.doors.network)
 
     def _judge_past(self, *, is_new: bool) -> None:
         """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
@@ -182,7 +194,7 @@ class ReplicaNode:
         config = self.config
         loop_address = f"{config.advertise or config.host}"
         data_address = f"{loop_address}:{self._data.port}"
-        self._upkeep = Upkeep(self.broker, stop_process)
+        self._upkeep = Upkeep(self.broker, self.doors.fatal)
         control = await self._listen_control()
         record = ReplicaRecord(config.replica, config.group, data_address, f"{loop_address}:{control}", self._identity.folder)
         self._coordinator = Coordinator(
@@ -190,8 +202,8 @@ class ReplicaNode:
             Master(config.replica, 0, "", record.data_address, record.control_address), lambda: secrets.token_hex(8),
         )  # fmt: skip
         self.driver = Driver(
-            self.broker, self._identity, self._membership, self._coordinator, clock=self._clock, reopen=self._reopen,
-            save=self._save, fatal=stop_process,
+            self.broker, self._identity, self._membership, self._coordinator, clock=self.doors.steady, reopen=self._reopen,
+            save=self._save, fatal=self.doors.fatal, timing=self.doors.timing, network=self.doors.network, lease_clock=self._clock,
         )  # fmt: skip
         self.standing.attach(self.driver)
         self.broker.committer = self.driver
@@ -211,12 +223,20 @@ class ReplicaNode:
         self._upkeep.start()
         self.driver.start()
 
+    def sources(self) -> list[Source]:
+        """What reads its figures."""
+        own = serving.sources_of(
+            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles
+        )
+        return [*own, CoordinationSource(self.coordination, self.view)]
+
     async def _listen_control(self) -> int:
         config = self.config
-        self.standing = ReplicaStanding(self.broker, self._clock)
+        self.standing = ReplicaStanding(self.broker, self.doors.steady)
         self._control, port = await serve_control(
-            self.broker, self.standing, config.group, config.host, config.control_port, also=self._also_served()
-        )
+            self.broker, self.standing, config.group, config.host, config.control_port, also=self._also_served(),
+            wall=self.doors.clock,
+        )  # fmt: skip
         return port
 
     async def _register(self) -> None:
@@ -237,6 +257,7 @@ class ReplicaNode:
     def _make_broker(self, config: BrokerConfig) -> Broker:
         broker = Broker(self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), is_serving=False)
         broker.routing = ViewRouting(self.view, self.config.group)
+        broker.rules = ViewRules(self.view, config.retries, broker.look_again)
         return broker
 
     def _also_served(self) -> Callable[[grpc.aio.Server], None] | None:
@@ -254,6 +275,7 @@ class ReplicaNode:
     # --- while it runs -------------------------------------------------------------------------------------------------
 
     def _on_role(self, role: Role) -> None:
+        self._roles[role.value] = self._roles.get(role.value, 0) + 1
         if role is not Role.MASTER:
             self._right.end()
         self._upkeep.after_turn()
@@ -304,9 +326,10 @@ class ReplicaNode:
     async def _mend(self, damage: LogDamaged) -> None:
         store = self.broker.store
         try:
-            is_mended = await mending.repair(self._peers_control(), store, damage)
+            is_mended = await mending.repair(self._peers_control(), store, damage, self.doors.network)
         except QmqError as failure:
-            stop_process(failure)
+            self.doors.fatal(failure)
+            return
         if not is_mended and store is self.broker.store:
             log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
             await asyncio.sleep(1)
@@ -319,9 +342,14 @@ class ReplicaNode:
         """Host and port of the data port."""
         return f"{self.config.host}:{self._data.port}"
 
-    async def stop(self) -> None:
-        """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little."""
-        if self.driver.core.role is Role.MASTER:
+    async def stop(self, *, abruptly: bool = False) -> None:
+        """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little.
+
+        `abruptly`: nothing of that. Whoever shut the doors before is left with what a killed process leaves (qmq/testing).
+        """
+        if self.metrics is not None:
+            await self.metrics.stop()
+        if self.driver.core.role is Role.MASTER and not abruptly:
             try:
                 await self.standing.transfer("")
             except QmqError as failure:
@@ -332,13 +360,16 @@ class ReplicaNode:
             await asyncio.gather(task, return_exceptions=True)
         await self.driver.stop()
         await self._registration.stop()
-        await self._control.stop(STOP_GRACE_S)
+        await self._control.stop(None if abruptly else STOP_GRACE_S)
         self.broker.retire()
         await self._data.stop()
         await self._upkeep.stop()
         await self.view.stop()
         await self.coordination.close()
-        self._close_store()
+        if abruptly:
+            self.broker.store.close()
+        else:
+            self._close_store()
 
     def _close_store(self) -> None:
         store = self.broker.store
@@ -366,7 +397,8 @@ async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> 
     async def start() -> str:
         await node.start()
         calm_collector()
-        return f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data})"
+        metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
+        return f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data}{metrics})"
 
     if await until_signal(start):
         await node.stop()

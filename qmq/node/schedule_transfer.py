@@ -28,10 +28,11 @@ import msgspec
 from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
 from qmq.limits import MIB
 from qmq.log.disk import Disk
+from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.rpc import typed_error
 
 log = logging.getLogger("qmq.node")
 
@@ -96,8 +97,12 @@ class Taker(Protocol):
 class ScheduleTransfer:
     """One replica's. `store` is the folder of its store."""
 
-    def __init__(self, taker: Taker, store: Path, disk: Disk, form: type[Format], fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, taker: Taker, store: Path, disk: Disk, form: type[Format], fatal: Callable[[BaseException], None],
+        network: Network = NETWORK,
+    ) -> None:  # fmt: skip
         self._taker = taker
+        self._network = network
         self._store = store
         self._disk = disk
         self._form = form
@@ -158,7 +163,7 @@ class ScheduleTransfer:
 
     async def _fetch_from_any(self) -> bool:
         for name, address in self._taker.donors().items():
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            async with self._network.channel(address) as channel:
                 try:
                     await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
                 except grpc.aio.AioRpcError as cause:
@@ -220,7 +225,7 @@ class ScheduleTransfer:
         taker = self._taker
         while taker.leads and not taker.has_schedule:
             for name, address in taker.donors().items():
-                if await _has_schedule(address):
+                if await _has_schedule(address, self._network):
                     try:
                         await taker.hand_over(name)
                         return
@@ -244,8 +249,8 @@ class _Progress:
             log.info("%d of %d bytes of the schedule fetched from replica %s", self._done, self._bytes, self._donor)
 
 
-async def _has_schedule(address: str) -> bool:
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+async def _has_schedule(address: str, network: Network) -> bool:
+    async with network.channel(address) as channel:
         try:
             await delay_pb2_grpc.DelayControlStub(channel).DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
         except grpc.aio.AioRpcError:

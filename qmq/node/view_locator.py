@@ -19,6 +19,7 @@ from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavaila
 from qmq.meta.cluster import Cluster
 from qmq.meta.watchers import Watchers
 from qmq.model import Order, SubjectConfig
+from qmq.network import NETWORK, Network
 
 if TYPE_CHECKING:
     from qmq_coordination.store import CoordinationStore
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class ViewLocator:
     """Answers `qmq.client.locator.Locate` and `Watch`. Ask it only while the view runs."""
 
-    def __init__(self, store: CoordinationStore, view: ClusterView) -> None:
+    def __init__(self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
         self._view = view
+        self._network = network
         self._cluster = Cluster(store, view, auto_create=False)
         self._watchers = Watchers(view)
 
@@ -62,7 +64,7 @@ class ViewLocator:
 
     def links(self, client: str) -> Links:
         """Ways to the brokers, by what is located here; whoever gets them closes them."""
-        return Links(Locator(self.locate, self.watch), client)
+        return Links(Locator(self.locate, self.watch), client, network=self._network)
 
     def close(self) -> None:
         """Every watch ends."""

@@ -26,6 +26,7 @@ from qmq.log.config import Flush
 from qmq.log.merged import read_merged
 from qmq.log.store import Store
 from qmq.log.tail import Place
+from qmq.network import NETWORK, Network
 from qmq.wire.frame import Frame, FrameKind
 from qmq_replication import wire
 from qmq_replication.coordinator import Coordinator, Holding
@@ -102,7 +103,7 @@ class Driver:
     def __init__(
         self, host: Host, identity: Identity, membership: Membership, coordinator: Coordinator, *, clock: Clock,
         reopen: Callable[[int | None, Place | None], Store], save: Callable[[Identity], None],
-        fatal: Callable[[BaseException], None], timing: Timing | None = None,
+        fatal: Callable[[BaseException], None], timing: Timing | None = None, network: Network = NETWORK, lease_clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.host = host
         self.identity = identity
@@ -115,6 +116,8 @@ class Driver:
         self.may_serve: Callable[[], bool] = lambda: True
         """False while this replica, even as master, lacks what it needs to serve clients: it leads without serving then."""
         self._clock = clock
+        self._lease_clock = lease_clock or clock
+        """By which leases in the coordination store run, should that be another one than our own."""
         self._reopen = reopen
         self._save = save
         self._fatal = fatal
@@ -125,7 +128,7 @@ class Driver:
         self._connections: dict[str, int] = {}
         """The newest connection of each peer."""
         self._timing = timing or Timing()
-        self.mesh = Mesh(wire.PeerHello(identity.group, identity.replica), self._disconnected)
+        self.mesh = Mesh(wire.PeerHello(identity.group, identity.replica), self._disconnected, network)
         self.core = self._new_core(membership)
 
     def _new_core(self, membership: Membership) -> Replica:
@@ -356,7 +359,7 @@ class Driver:
             leader = self.core.leader
             if leader is None or leader.epoch != epoch:
                 return
-            asked_ms = self._clock.monotonic_ms()
+            asked_ms = self._lease_clock.monotonic_ms()
             try:
                 held = await self.coordinator.hold()
             except CoordinationError as failure:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from qmq.errors import ProtocolViolation
+from qmq.errors import InvalidArgument, ProtocolViolation
+from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.stream import FrameStream
@@ -27,9 +28,10 @@ CONNECT_S: Final = 2.0
 class Link:
     """The way to one peer."""
 
-    def __init__(self, name: str, address: str, hello: PeerHello, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, name: str, address: str, hello: PeerHello, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
         self.name = name
         self.address = address
+        self._network = network
         self._hello = hello
         self._on_lost = on_lost
         self._stream: FrameStream | None = None
@@ -44,20 +46,19 @@ class Link:
 
     async def _stay_connected(self) -> None:
         while not self._is_closed:
-            with suppress(OSError, TimeoutError):
+            with suppress(OSError, TimeoutError, InvalidArgument):
                 await self._connect()
                 await self._ended.wait()
                 self._on_lost(self.name)
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> None:
-        host, _, port = self.address.rpartition(":")
         self._ended.clear()
         stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=lambda: None, on_violation=self._violated
         )
         async with asyncio.timeout(CONNECT_S):
-            await asyncio.get_running_loop().create_connection(lambda: stream, host.strip("[]"), int(port))
+            await self._network.connect(self.address, lambda: stream)
         stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, self._hello.pack()))
         stream.flush()
         self._stream = stream
@@ -97,9 +98,10 @@ class Link:
 class Mesh:
     """All links of this replica."""
 
-    def __init__(self, hello: PeerHello, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, hello: PeerHello, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
         self._hello = hello
         self._on_lost = on_lost
+        self._network = network
         self._links: dict[str, Link] = {}
         self._full: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -113,7 +115,7 @@ class Mesh:
             task.add_done_callback(self._closing.discard)
         for name, address in addresses.items():
             if name not in self._links:
-                self._links[name] = Link(name, address, self._hello, self._on_lost)
+                self._links[name] = Link(name, address, self._hello, self._on_lost, self._network)
 
     def send(self, to: str, pieces: list[bytes]) -> None:
         """Send, or drop if there is no way."""

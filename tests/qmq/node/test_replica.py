@@ -143,3 +143,18 @@ async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) 
         stranger = config(tmp_path, "d")
         with pytest.raises(LogDamaged, match="of replica b"):
             await ReplicaNode(stranger, cluster.store).start()
+
+
+async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_next_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq, mq.consumer("s", "g", prefetch=2) as consumer:
+        await cluster.master()
+        await mq.send_many("s", [b"%d" % number for number in range(4)])
+        held = await consumer.pull(2, timedelta(seconds=10))
+        await mq.metadata.pause_group("s", "g", reason="while the master changes")
+        await mq.metadata.transfer("g")
+        await held.ack()
+        assert not await consumer.pull(2, timedelta(seconds=0.2))
+        (group,) = await mq.metadata.describe_groups("s", "g")
+        assert (len(held), group.is_paused, group.waiting, group.unacked) == (2, True, 2, 0)
+        assert await mq.metadata.resume_group("s", "g")
+        assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [b"2", b"3"]

@@ -1,0 +1,155 @@
+"""Where servers listen and how they are reached: addresses, and the network as a door.
+
+    host:port               TCP; an IPv6 host in brackets
+    unix:/path/socket       a socket in the file system: for processes of one machine, and guarded by the rights of its folder
+
+A server that is told to listen on host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
+`unix:/run/qmq/a:20881`: what joins hosts and ports need not know of sockets. Port 0 takes the lowest number that is free. The system
+limits a socket's path to 107 bytes.
+
+Data ports and control ports (gRPC) are reached alike. Who opens connections does so through a `Network` that it was handed: the
+machine's own, or in a test one that can be cut (qmq/testing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import grpc
+
+UNIX: Final = "unix:"
+PATH_BYTES_MAX: Final = 107
+"""Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
+_BACKLOG: Final = 1024
+_LOOK_S: Final = 0.2
+
+Factory = Callable[[], asyncio.BaseProtocol]
+"""Makes the protocol of one connection."""
+
+
+class Place(NamedTuple):
+    """A parsed address: `path` of a socket, or else a host and a port."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return UNIX + self.path if self.path else f"{self.host}:{self.port}"
+
+
+def parse(address: str, default_port: int | None = None) -> Place:
+    """An address as it was written. Without `default_port` the port must be there. Raises InvalidArgument."""
+    text = address.strip()
+    if text.startswith(UNIX):
+        return Place("", 0, _checked(text[len(UNIX) :]))
+    host, separator, port = text.rpartition(":")
+    if not separator and default_port is not None:
+        host, port = port, str(default_port)
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        example = f"localhost:{default_port or 20880}"
+        raise InvalidArgument(f"{address!r} is no address: write host:port, such as {example}, or unix:/path/socket")
+    return Place(host, int(port))
+
+
+def _checked(path: str) -> str:
+    if not path.startswith("/"):
+        raise InvalidArgument(f"a socket's address has its whole path, unix:/path/socket, not {UNIX + path!r}")
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise InvalidArgument(f"the path of a socket has at most {PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}")
+    return path
+
+
+# --- listening ---------------------------------------------------------------------------------------------------------
+
+
+def choose_port(host: str, port: int) -> int:
+    """The port to listen on: for a socket the lowest number that is free, if 0 is asked for. Raises InvalidArgument; OSError if taken."""
+    if not host.startswith(UNIX):
+        return port
+    if port:
+        _require_free(_checked(f"{host[len(UNIX) :]}:{port}"))
+        return port
+    found = 1
+    while os.path.lexists(_checked(f"{host[len(UNIX) :]}:{found}")):
+        found += 1
+    return found
+
+
+def _require_free(path: str) -> None:
+    """Whoever listens on a path takes it away from who did before: so nobody may. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(_LOOK_S)
+        try:
+            caller.connect(path)
+        except OSError:
+            return
+    raise OSError(f"socket {path} cannot be had: somebody listens on it")
+
+
+class Listener:
+    """A server that takes connections at `port`."""
+
+    def __init__(self, server: asyncio.Server, port: int, path: str = "") -> None:
+        self.port = port
+        self._server = server
+        self._path = path
+
+    def close(self) -> None:
+        """Take no more; those that stand are left alone."""
+        self._server.close()
+        if self._path:
+            with suppress(OSError):
+                os.unlink(self._path)
+
+
+class Network:
+    """The machine's network. One that can be cut overrides this."""
+
+    async def listen(self, host: str, port: int, factory: Factory) -> Listener:
+        """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""
+        loop = asyncio.get_running_loop()
+        if host.startswith(UNIX):
+            number = choose_port(host, port)
+            path = f"{host[len(UNIX) :]}:{number}"
+            return Listener(await loop.create_unix_server(factory, path, backlog=_BACKLOG), number, path)
+        server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+        return Listener(server, server.sockets[0].getsockname()[1])
+
+    async def connect(self, address: str, factory: Factory) -> None:
+        """Open a connection; it is the protocol's from here on. Raises OSError, InvalidArgument."""
+        loop, place = asyncio.get_running_loop(), parse(address)
+        if place.path:
+            await loop.create_unix_connection(factory, place.path)
+        else:
+            await loop.create_connection(factory, place.host.strip("[]"), place.port)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A control connection, opened when it is used first; whoever asks closes it."""
+        import grpc
+
+        from qmq.rpc import CHANNEL_OPTIONS
+
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+NETWORK: Final = Network()
+"""The one that is meant where nobody says otherwise."""
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Bind a gRPC server. Raises OSError if the port is taken."""
+    number = choose_port(host, port)
+    try:
+        bound: int = server.add_insecure_port(f"{host}:{number}")
+    except RuntimeError as cause:
+        raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause
+    return number if host.startswith(UNIX) else bound

@@ -1,0 +1,329 @@
+"""A whole cluster in the test's own process and event loop. See docs/TESTING.md.
+
+    broker-1, broker-2 ...    replicas of the broker groups: `brokers` of group-1, then as many of group-2, and so on
+    delay-1 ...               replicas of the delay group `delay`
+    meta                      the metaserver
+    coordination, clients     the coordination store; the application. They can be cut off, and not killed
+
+What runs is what runs in production: the brokers' code on real files, the replication, the metaserver, the delay server, gRPC. In the
+place of ports are sockets in a temporary folder, in the place of etcd the store of `qmq dev`, and elections take tenths of seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from qmq_coordination.embedded import EmbeddedStore
+
+from qmq.client.client import Client
+from qmq.clock import Clock, SystemClock
+from qmq.errors import InvalidArgument, NotConnected, StorageError
+from qmq.log.config import LogConfig
+from qmq.node import founding
+from qmq.testing.clock import VirtualClock
+from qmq.testing.machine import Machine, Metaserver, Replica, Site
+from qmq.testing.network import CLIENTS, COORDINATION, Parties
+from qmq.testing.quiet import quiet
+
+log = logging.getLogger("qmq.testing")
+
+META: Final = "meta"
+DELAY: Final = "delay"
+WAIT_S: Final = 20.0
+"""Real time in which a group must have a master."""
+CLOSE_S: Final = 1.0
+"""How long a client may take to end; what it has not sent by then is given up."""
+KEEP_MS: Final = 100 * 366 * 24 * 3_600_000
+"""A hundred years: an advance by years shall not take the messages that it is about."""
+REPLICAS_MAX: Final = 7
+_POLL_S: Final = 0.005
+_FOLDER_CHARS_MAX: Final = 60
+"""Of a temporary folder in which the paths of sockets are surely short enough."""
+
+_given_up: Final[list[TestCluster]] = []
+"""Those whose loop was ended around them: what gRPC has of them must not be collected, either."""
+
+
+class TestCluster:
+    """See the module. Use it with `async with`; everything ends with it, and its files go.
+
+    Of each of `groups` broker groups there are `brokers` replicas; `delay` says whether there is a delay group, or how many replicas it
+    has. `clock=virtual()` has the test move the time, else it is the machine's. `log` configures the brokers' logs; unless it says
+    otherwise messages are kept for a hundred years.
+
+    Raises InvalidArgument.
+    """
+
+    __test__ = False  # pytest shall not take it for a class of tests
+
+    def __init__(
+        self, *, brokers: int = 1, groups: int = 1, delay: bool | int = True, clock: VirtualClock | None = None,
+        log: LogConfig | None = None,
+    ) -> None:  # fmt: skip
+        for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
+            if not least <= count <= REPLICAS_MAX:
+                raise InvalidArgument(f"{what} is {least} to {REPLICAS_MAX}, not {count}")
+        self._shape = _shape(brokers, groups, int(delay))
+        self._virtual = clock
+        self._log = log or LogConfig(retention_ms=KEEP_MS)
+        self._parties = Parties()
+        self._machines: dict[str, Machine] = {}
+        self._meta: Metaserver
+        self._clock: Clock
+        self._clients: list[Client] = []
+        self._strangers: list[str] = []
+        """Machines that have clients only."""
+        self._failures: list[str] = []
+        self._ending: contextlib.AsyncExitStack | None = None
+        self._canary: asyncio.Task[Any]
+        """Sleeps. If somebody else ends it, the whole loop is being ended."""
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> TestCluster:
+        """Start, and wait until each group has a master. A cluster is entered once."""
+        if self._ending is not None:
+            raise InvalidArgument("a TestCluster is entered once: make another one")
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            self._ending = stack.pop_all()
+        return self
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        if self._virtual is not None:
+            self._virtual.attach(asyncio.get_running_loop())
+        clock: Clock = self._virtual or SystemClock()
+        stack.enter_context(quiet())
+        folder = _temporary_folder()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        store = EmbeddedStore(monotonic_s=lambda: clock.monotonic_ms() / 1000)
+        stack.push_async_callback(store.close)
+        self._canary = asyncio.create_task(asyncio.Event().wait())
+        stack.push_async_callback(self._kill_all)
+        site = Site(folder, store, self._parties, clock, self._log)
+        self._clock = clock
+        self._meta = self._machines[META] = Metaserver(site, META)
+        for group, names in self._shape.items():
+            settings = founding.DEFAULT if group == DELAY else None
+            for name in names:
+                self._machines[name] = Replica(site, group, name, names, settings=settings, failed=self._failed)
+        started = await asyncio.gather(*[machine.start() for machine in self._machines.values()], return_exceptions=True)
+        for failure in started:
+            if failure is not None:
+                raise failure
+        for group in self._shape:
+            await self.until_master(group)
+        stack.push_async_callback(self._close_clients)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End everything. Raises StorageError if a server stopped by itself, and the test did not fail already."""
+        ending, self._ending = self._ending, contextlib.AsyncExitStack()
+        assert ending is not None
+        await ending.aclose()
+        if self._failures and error is None:
+            raise StorageError("; ".join(self._failures))
+
+    async def _is_alone(self) -> bool:
+        """Whether everything else in the loop was cancelled, as a runner does that gives a test up. Then only what must not stay is done:
+
+        gRPC's servers, cancelled themselves, would not survive to be stopped.
+        """
+        await asyncio.sleep(0)
+        return self._canary.done()
+
+    async def _close_clients(self) -> None:
+        if await self._is_alone():
+            return
+        await asyncio.gather(*[self._close_client(each) for each in self._clients])
+
+    async def _close_client(self, client: Client) -> None:
+        try:
+            await asyncio.wait_for(client.close(), CLOSE_S)
+        except TimeoutError:
+            log.info("a client had something left that it could not send, or give back, in %s s", CLOSE_S)
+
+    async def _kill_all(self) -> None:
+        if await self._is_alone():
+            for machine in self._machines.values():
+                machine.shut()
+            _given_up.append(self)
+            return
+        self._canary.cancel()
+        await asyncio.gather(self._canary, return_exceptions=True)
+        await asyncio.gather(*[machine.kill() for machine in self._machines.values()])
+
+    def _failed(self, name: str, cause: BaseException) -> None:
+        log.error("%s stopped by itself", name, exc_info=cause)
+        self._failures.append(f"{name} stopped by itself: {type(cause).__name__}: {cause}")
+
+    # --- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The clock that it was made with. Raises InvalidArgument if there was none."""
+        if self._virtual is None:
+            raise InvalidArgument("this cluster goes by the machine's clock, which nobody moves: TestCluster(clock=virtual())")
+        return self._virtual
+
+    @property
+    def address(self) -> str:
+        """The metaserver's, for clients in this process that shall be independent of `client`: `unix:/path/socket`."""
+        self._require_running()
+        return self._meta.address
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All machines that can be killed."""
+        return (*[name for names in self._shape.values() for name in names], META)
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Broker groups and the delay group, with their replicas."""
+        return dict(self._shape)
+
+    def client(self, *, at: str = "", **options: Any) -> Client:
+        """A new client, closed with the cluster. `options` are those of `qmq.connect`.
+
+        `at`: the machine on which it runs, so that it shares that machine's partitions: one of the cluster's, or one of its own, by any
+        name. Without it, it is one of `clients`. Raises InvalidArgument.
+        """
+        self._require_running()
+        if at in (META, COORDINATION) or "/" in at:
+            raise InvalidArgument(f"no client runs at {at!r}: name a broker's machine, or one that is not there yet")
+        if at and at not in (*self._machines, *self._strangers, CLIENTS):
+            self._strangers.append(at)
+        client = Client(self._meta.address, clock=self._clock, network=self._parties.door(at or CLIENTS), **options)
+        self._clients.append(client)
+        return client
+
+    def master(self, group: str = "") -> str:
+        """The master of a group, which may be left out if there is one broker group. Raises NotConnected if there is none just now."""
+        serving = [each for each in self._replicas(self._group(group)) if each.is_serving]
+        if not serving:
+            raise NotConnected(f"{self._group(group)} has no master just now: `await cluster.until_master()`")
+        return max(serving, key=lambda each: each.epoch).name
+
+    async def until_master(self, group: str = "", *, other_than: str = "") -> str:
+        """Wait until the group has a master that clients can find, another one than `other_than`; its name.
+
+        Raises NotConnected after twenty seconds without.
+        """
+        group, until_s = self._group(group), time.monotonic() + WAIT_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(NotConnected):
+                found = self.master(group)
+                if found != other_than and self._is_known(group, found):
+                    return found
+            await asyncio.sleep(_POLL_S)
+        which = "other master" if other_than else "master"
+        raise NotConnected(f"{group} has had no {which} for {WAIT_S} s: is a majority of it running and connected?")
+
+    def _is_known(self, group: str, name: str) -> bool:
+        view = self._meta.view
+        if view is None:
+            return True
+        master = view.group(group).master
+        return master is not None and master.replica == name
+
+    def _group(self, group: str) -> str:
+        self._require_running()
+        brokers = [each for each in self._shape if each != DELAY]
+        if not group and len(brokers) > 1:
+            raise InvalidArgument(f"say of which group: {', '.join(self._shape)}")
+        if group and group not in self._shape:
+            raise InvalidArgument(f"there is no group {group!r}: there are {', '.join(self._shape)}")
+        return group or brokers[0]
+
+    def _replicas(self, group: str) -> list[Replica]:
+        found = [self._machines[name] for name in self._shape[group]]
+        return [each for each in found if isinstance(each, Replica)]
+
+    def machine(self, name: str) -> Machine:
+        """What is behind a name, for tests of QMQ itself. Raises InvalidArgument."""
+        self._require_running()
+        found = self._machines.get(name)
+        if found is None:
+            raise InvalidArgument(f"there is no machine {name!r}: there are {', '.join(self.names)}")
+        return found
+
+    def _require_running(self) -> None:
+        if not self._machines:
+            raise InvalidArgument("this cluster has not begun: `async with TestCluster() as cluster`")
+
+    # --- faults --------------------------------------------------------------------------------------------------------
+
+    async def kill(self, name: str) -> None:
+        """End a machine as if its process had been killed: connections break, what it wrote stays, and nothing is added to it.
+
+        Raises InvalidArgument if there is no such machine, or it does not run.
+        """
+        machine = self.machine(name)
+        if not machine.is_running:
+            raise InvalidArgument(f"{name} does not run: `await cluster.restart({name!r})` first")
+        await machine.kill()
+
+    async def restart(self, name: str) -> None:
+        """Start a machine on the files that it had; one that runs is killed first. Raises InvalidArgument."""
+        machine = self.machine(name)
+        await machine.kill()
+        await machine.start()
+
+    @asynccontextmanager
+    async def partition(self, name: str, other: str = "") -> AsyncIterator[None]:
+        """While the block lasts nothing passes between `name` and `other`, both ways; without `other`: between `name` and everybody else.
+
+        Everybody else are all machines, the coordination store and the clients, but for those `at` that machine. `name` and `other` may
+        also be "coordination", "clients", and where a client is `at`. Raises InvalidArgument.
+        """
+        heal = self.cut(name, other)
+        try:
+            yield
+        finally:
+            heal()
+
+    def cut(self, name: str, other: str = "") -> Callable[[], None]:
+        """The same until what is returned is called. Raises InvalidArgument."""
+        parties = (*self.names, COORDINATION, CLIENTS, *self._strangers)
+        for each in (name, other or name):
+            if each not in parties:
+                raise InvalidArgument(f"there is no {each!r} to be cut off: there are {', '.join(parties)}")
+        if name == other:
+            raise InvalidArgument(f"{name} cannot be cut off from itself")
+        pairs = [(name, each) for each in ((other,) if other else parties) if each != name]
+        for pair in pairs:
+            self._parties.cut(*pair)
+        left = iter((pairs,))
+
+        def heal() -> None:
+            for pair in next(left, ()):
+                self._parties.heal(*pair)
+
+        return heal
+
+
+def _shape(brokers: int, groups: int, delay: int) -> dict[str, tuple[str, ...]]:
+    """Groups and their replicas."""
+    shape = {
+        f"group-{group + 1}": tuple(f"broker-{number + 1}" for number in range(group * brokers, (group + 1) * brokers))
+        for group in range(groups)
+    }
+    if delay:
+        shape[DELAY] = tuple(f"delay-{number + 1}" for number in range(delay))
+    return shape
+
+
+def _temporary_folder() -> Path:
+    """A new one; near the root, if that for temporary files is too deep for sockets."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"))  # noqa: S108

@@ -1,0 +1,215 @@
+"""A machine of the cluster: what runs on it, with doors of its own, so that it can be killed.
+
+To be killed, its doors are shut first, all at the same moment: no byte leaves, none reaches the disk, the coordination store hears nothing
+more. What is left of it in memory then has no way to do anything, and is cleared away. The files stay as they were at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.groups import DelaySettings
+from qmq_coordination.view import ClusterView
+from qmq_replication.ready import Timing
+
+from qmq.broker.config import BrokerConfig
+from qmq.clock import Clock, SystemClock
+from qmq.delay.config import DelayConfig
+from qmq.log.config import LogConfig
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.network import UNIX
+from qmq.node.delay import DelayNode, DelayReplicaConfig, delay_log
+from qmq.node.doors import Doors
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.testing.coordination import PartyStore
+from qmq.testing.disk import MortalDisk
+from qmq.testing.network import Parties
+
+log = logging.getLogger("qmq.testing")
+
+DATA_PORT: Final = 1
+CONTROL_PORT: Final = 2
+TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000)
+"""Elections in tenths of a second: all is one process."""
+DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
+"""Due to the millisecond: a clock that stands does not come to the next tick by itself."""
+_NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all machines of a cluster have in common. Sockets lie in `folder`, data in `folder`/data."""
+
+    folder: Path
+    store: EmbeddedStore
+    parties: Parties
+    clock: Clock
+    log: LogConfig
+
+    def host(self, name: str) -> str:
+        """Where a machine listens."""
+        return f"{UNIX}{self.folder}/{name}"
+
+    def data(self, name: str) -> Path:
+        """Where a machine keeps its files."""
+        return self.folder / "data" / name
+
+
+class Machine(Protocol):
+    """One that can be started and killed."""
+
+    name: str
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not killed since."""
+        ...
+
+    async def start(self) -> None:
+        """Start it, on the files that are there."""
+        ...
+
+    def shut(self) -> None:
+        """Have nothing that it does from now on leave it."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill it: shut it, and clear away what is left."""
+        ...
+
+
+class Replica:
+    """A machine with a replica of a broker group, or with `settings` of a delay group."""
+
+    def __init__(
+        self, site: Site, group: str, name: str, replicas: tuple[str, ...], *, settings: DelaySettings | None = None,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.group = group
+        self.node: ReplicaNode | None = None
+        self._site = site
+        self._replicas = replicas
+        self._settings = settings
+        self._failed = failed
+        self._shut: Callable[[], None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """See Machine."""
+        return self._shut is not None
+
+    def shut(self) -> None:
+        """See Machine."""
+        if self._shut is not None:
+            self._shut()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is its group's master, as far as it knows."""
+        return self.is_running and self.node is not None and self.node.broker.is_serving
+
+    @property
+    def epoch(self) -> int:
+        """The highest that it promised."""
+        return self.node.driver.core.promised if self.node is not None else 0
+
+    async def start(self) -> None:
+        """See Machine."""
+        disk, door = MortalDisk(), self._site.parties.door(self.name)
+
+        def shut() -> None:
+            self._shut = None
+            disk.die()
+            door.shut()
+
+        def fatal(cause: BaseException) -> None:
+            if self._shut is shut:
+                shut()
+                self._failed(self.name, cause)
+
+        doors = Doors(self._site.clock, SystemClock(), disk, door, TIMING, fatal)
+        node = self._make(doors, PartyStore(self._site.store, door))
+        self._shut = shut
+        try:
+            await node.start()
+        except BaseException:
+            shut()
+            raise
+        self.node = node
+
+    def _make(self, doors: Doors, store: PartyStore) -> ReplicaNode:
+        site, name = self._site, self.name
+        if self._settings is None:
+            config = ReplicaConfig(
+                self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT, log=site.log,
+                broker=BrokerConfig(name),
+            )  # fmt: skip
+            return ReplicaNode(config, store, doors=doors)
+        return DelayNode(
+            DelayReplicaConfig(
+                self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT, log=delay_log(),
+                broker=BrokerConfig(name), settings=self._settings, delay=DELAY,
+            ),
+            store, doors=doors,
+        )  # fmt: skip
+
+    async def kill(self) -> None:
+        """See Machine."""
+        node, self.node = self.node, None
+        self.shut()
+        if node is not None:
+            await node.stop(abruptly=True)
+
+
+class Metaserver:
+    """A machine with a metaserver. It keeps nothing."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.name = name
+        self.view: ClusterView | None = None
+        self._site = site
+        self._server: MetaServer | None = None
+        self._shut: Callable[[], None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """See Machine."""
+        return self._shut is not None
+
+    def shut(self) -> None:
+        """See Machine."""
+        shut, self._shut = self._shut, None
+        if shut is not None:
+            shut()
+
+    @property
+    def address(self) -> str:
+        """For clients."""
+        return f"{self._site.host(self.name)}:{DATA_PORT}"
+
+    async def start(self) -> None:
+        """See Machine."""
+        door = self._site.parties.door(self.name)
+        store = PartyStore(self._site.store, door)
+        self.view, self._shut = ClusterView(store), door.shut
+        await self.view.start()
+        config = MetaConfig(self._site.host(self.name), DATA_PORT)
+        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=door)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """See Machine."""
+        self.shut()
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+        if self.view is not None:
+            await self.view.stop()
+            self.view = None

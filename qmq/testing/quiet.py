@@ -1,0 +1,30 @@
+"""Servers that are cut off or killed on purpose have much to say, which nobody asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+SERVERS: Final = ("broker", "coordination", "delay", "meta", "node", "replication", "rpc")
+_LEVEL: Final = logging.ERROR - 1
+"""No level that anybody else sets: by it our own setting is known."""
+_users = [0]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Servers log errors only, unless the test set a level for their loggers. May be entered several times at once."""
+    loggers = [logging.getLogger(f"qmq.{each}") for each in SERVERS]
+    _users[0] += 1
+    for logger in loggers:
+        if logger.level == logging.NOTSET:
+            logger.setLevel(_LEVEL)
+    try:
+        yield
+    finally:
+        _users[0] -= 1
+        for logger in loggers:
+            if not _users[0] and logger.level == _LEVEL:
+                logger.setLevel(logging.NOTSET)
