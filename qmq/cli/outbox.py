@@ -1,0 +1,135 @@
+"""`qmq outbox`: messages in applications' own databases: the tables' migration, the watchdog, what was set aside (docs/OUTBOX.md).
+
+A database is named by a URL as SQLAlchemy reads it, such as `postgresql+psycopg://shop@db.example/shop`; async drivers do as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
+from qmq.cli.parked import key_text
+from qmq.errors import InvalidArgument, QmqError
+from qmq.sql.outbox_admin import Listed, OutboxAdmin, looking_into
+from qmq.sql.outbox_door import settle
+from qmq.sql.outbox_runner import open_engine
+from qmq.sql.outbox_tables import TABLE, migration
+
+app = typer.Typer(no_args_is_help=True, help="Messages in applications' own database transactions.")
+
+Database = Annotated[str, typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="The database's URL, as SQLAlchemy reads it.")]
+Databases = Annotated[list[str], typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="A database's URL; give it as often as there are some.")]
+Table = Annotated[str, typer.Option("--table", help="The outbox's table.")]
+Ids = Annotated[list[int] | None, typer.Argument(help="Ids of messages: the first column of `qmq outbox list`.")]
+All = Annotated[bool, typer.Option("--all", help="All that were set aside.")]
+
+_COLUMNS: Final = ("id", "subject", "key", "bytes", "created", "due", "state", "attempts", "claimed by", "last error", "message id")
+
+
+@app.command("migration")
+def print_migration(
+    dialect: Annotated[str, typer.Option("--dialect", help="sqlite, postgresql or mysql (MariaDB too).")], table: Table = TABLE
+) -> None:
+    """Print the statements that make an outbox's tables."""
+    try:
+        typer.echo(migration(dialect, table), nl=False)
+    except QmqError as failure:
+        fail(failure)
+
+
+@app.command("watchdog")
+def watchdog(
+    db: Databases, table: Annotated[list[str] | None, typer.Option("--table", help="An outbox's table, or several.")] = None,
+    lease_s: Annotated[float, typer.Option("--lease", min=1.0, help="Seconds after which another takes over from one that died.")] = 10.0,
+    server: Server = SERVER,
+) -> None:  # fmt: skip
+    """Send what committed transactions left in outboxes. Run two or more: of those of a table one works."""
+    run(_watch(db, table or [TABLE], lease_s, server))
+
+
+@app.command("list")
+def list_messages(
+    db: Database, table: Table = TABLE,
+    aside: Annotated[bool, typer.Option("--aside", help="Only what was set aside: it cannot be sent as it is.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100, as_json: Json = False,
+) -> None:  # fmt: skip
+    """List what is in an outbox, in the order in which it is sent."""
+
+    async def _list(admin: OutboxAdmin) -> list[Listed]:
+        return await admin.list(limit, only_aside=aside)
+
+    rows = [_row(each) for each in run(looking_into(db, table, _list))]
+    show(f"outbox {table}", _COLUMNS, rows, as_json=as_json)
+
+
+@app.command("retry")
+def retry(
+    db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False
+) -> None:
+    """Have messages that were set aside sent again."""
+
+    async def _retry(admin: OutboxAdmin) -> tuple[str, int]:
+        chosen = await _chosen(admin, ids, every)
+        return ("would wait again", len(chosen)) if dry_run else ("wait again", await admin.retry(chosen))
+
+    _tell(run(looking_into(db, table, _retry)), as_json)
+
+
+@app.command("drop")
+def drop(
+    db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False
+) -> None:
+    """Delete messages that were never sent: nobody will get them."""
+
+    async def _drop(admin: OutboxAdmin) -> tuple[str, int]:
+        chosen = await _chosen(admin, ids, every)
+        return ("would be deleted", len(chosen)) if dry_run else ("deleted", await admin.drop(chosen))
+
+    _tell(run(looking_into(db, table, _drop)), as_json)
+
+
+async def _chosen(admin: OutboxAdmin, ids: list[int] | None, every: bool) -> list[int]:
+    if bool(ids) == every:
+        raise InvalidArgument("give ids of messages, or --all for all that were set aside")
+    return ids or list(await admin.aside())
+
+
+def _tell(done: tuple[str, int], as_json: bool) -> None:
+    show("outbox", ("done", "messages"), [done], as_json=as_json)
+
+
+def _row(each: Listed) -> tuple[object, ...]:
+    state = "set aside" if each.is_aside else "waits"
+    claimed = f"{each.claimed_by} for {each.claimed_ms / 1000:.1f} s" if each.claimed_ms and not each.is_aside else ""
+    return (
+        each.id, each.subject, key_text(each.key), each.content_bytes, time_text(each.create_time_ms), time_text(each.due_ms or 0), state,
+        each.attempts, claimed, each.last_error, each.message_id,
+    )  # fmt: skip
+
+
+async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:
+    """Until SIGTERM or SIGINT."""
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    async with AsyncExitStack() as stack:
+        engines = []
+        for url in urls:
+            engine = open_engine(url)
+            engines.append(engine)
+            stack.push_async_callback(_dispose, engine)
+        mq = await stack.enter_async_context(qmq.connect(server))
+        await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, lease=timedelta(seconds=lease_s)))
+        typer.echo(f"watching {len(urls) * len(tables)} outboxes")
+        await asked.wait()
+
+
+async def _dispose(engine: Any) -> None:
+    await settle(engine.dispose())

@@ -1,0 +1,306 @@
+"""The outbox: messages that are sent if, and only if, the application's own database transaction commits (docs/OUTBOX.md).
+
+    async with engine.begin() as connection:
+        await connection.execute(...)                                  # the business
+        async with mq.outbox(connection) as box:
+            box.send("order.created", body, key="42")                  # inserted at the block's end, through the same connection
+    # committed here: sent at once; and if this process dies before that, by a watchdog
+
+Rules:
+* A message's id is fixed by `send`, and is the same however often the message is sent.
+* What the block collected is inserted when it ends; if it raises, nothing is.
+* With an engine the outbox makes the transaction: `box.connection` is for the business, and the block's end commits.
+* SQLAlchemy tells of the commit. A plain driver does not: after its commit say `await box.committed()`, or a watchdog sends seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from qmq import limits
+from qmq.client.interceptors import Chain, Outgoing, outgoing
+from qmq.errors import InvalidArgument
+from qmq.model import MessageId
+from qmq.sql.outbox_door import Door, finish
+from qmq.sql.outbox_handover import Sends, hand_over, not_claiming
+from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
+from qmq.sql.outbox_operations import Operations
+from qmq.sql.outbox_relay import Parcel, Relay
+from qmq.sql.outbox_runner import EngineRunner, open_engine
+from qmq.sql.outbox_sender import Doors, Sender
+from qmq.sql.outbox_statements import Statement, Statements
+from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
+from qmq.sql.outbox_target import Target, target_of
+
+__all__ = ["Outbox", "Outboxes", "create_tables", "create_tables_async", "migration", "open_engine"]
+
+GRACE: Final = timedelta(seconds=5)
+"""How long a new row is its sender's before a watchdog takes it."""
+INSERT_ROWS: Final = 50
+INSERT_BYTES: Final = limits.MIB
+
+_R = TypeVar("_R")
+
+
+class Outboxes:
+    """All outboxes of one client: it hands out ids, and has a relay for each database. Make it in the client's event loop."""
+
+    def __init__(self, doors: Doors, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
+        self.new_id = MessageIds(producer_id)
+        self.sender = Sender(doors)
+        self.holder = holder_text(f"{socket.gethostname()}:{os.getpid()}")
+        self.chain, self.now_ns = chain, now_ns
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._relays: dict[tuple[object, str, int], Relay] = {}
+
+    def outbox(self, target: Any, *, table: str = TABLE, grace: timedelta = GRACE) -> Outbox:
+        """See `Client.outbox`."""
+        return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
+
+    def relay(self, target: Target, table: str, grace: int) -> Relay:
+        """The one for a target's database."""
+        database, runner = target.runner()
+        found = self._relays.get((database, table, grace))
+        if found is None:
+            found = self._relays[database, table, grace] = Relay(
+                Operations(runner, table), self.sender, grace, self._loop, self._thread
+            )
+        return found
+
+    async def close(self) -> None:
+        """Send what is committed; what cannot be sent is left to a watchdog."""
+        for relay in self._relays.values():
+            await relay.close()
+
+
+class Outbox:
+    """See the module. Make it with `Client.outbox`."""
+
+    def __init__(self, owner: Outboxes, target: Target, table: str, grace: int) -> None:
+        self._owner, self._target, self._table, self._grace_ms = owner, target, table, grace
+        self._messages: list[OutboxMessage] = []
+        self._told: list[Outgoing] = []
+        self._state = "new"
+        self._parcel: Parcel | None = None
+        self._is_inserted = False
+
+    @property
+    def connection(self) -> Any:
+        """What the application gave; with an engine, the connection whose transaction the outbox commits at the block's end."""
+        return self._target.connection
+
+    def send(
+        self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
+    ) -> MessageId:  # fmt: skip
+        """Have a message sent after the commit; gives its id. To an ordered subject it needs a key, and goes behind those of its key.
+
+        `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
+        """
+        if self._state != "open":
+            raise InvalidArgument("messages are sent within the outbox's block: async with mq.outbox(...) as box: box.send(...)")
+        owner = self._owner
+        number = owner.new_id()
+        message = new_message(number, owner.now_ns(), subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at)
+        if owner.chain:
+            told = outgoing(subject, (key,), (message.tags,), (message.headers,), is_delayed=message.due_ms is not None)
+            owner.chain.sending(told)
+            self._told.append(told)
+            message = replace(message, headers=told.headers[0])
+        self._messages.append(message)
+        return number
+
+    # --- the block -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Outbox:
+        if self._state != "new":
+            raise InvalidArgument("an outbox is used once: make a new one with mq.outbox(...)")
+        await self._target.open()
+        self._state = "open"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = "closed"
+        try:
+            try:
+                if error is None:
+                    await self._insert()
+            except BaseException as failure:
+                await self._target.close(type(failure), failure, failure.__traceback__)
+                raise
+            await self._target.close(kind, error, trace)
+        except BaseException as failure:
+            self._tell(failure)
+            raise
+        self._tell(error)
+
+    async def _insert(self) -> None:
+        """Through the target's connection, in its transaction."""
+        if not self._messages:
+            return
+        door = await self._target.door()
+        say = Statements(door.dialect, self._table)
+        for rows in _chunks([message.row() for message in self._messages]):
+            await door.execute(say.insert(rows, self._owner.holder, self._grace_ms))
+        self._is_inserted = True
+        if self._target.tells:
+            relay = self._owner.relay(self._target, self._table, self._grace_ms)
+            parcel = Parcel(self._messages)
+
+            def committing(is_over: Callable[[], bool]) -> None:
+                self._parcel = parcel
+                relay.committing(parcel, is_over)
+
+            def rolled_back() -> None:
+                self._parcel = parcel
+                parcel.forget()
+
+            self._target.when(committing, rolled_back)
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Interceptors: their messages are in the outbox, or never will be."""
+        for told in self._told:
+            if error is None:
+                self._owner.chain.sent(told, ())
+            else:
+                self._owner.chain.failed(told, error if isinstance(error, Exception) else InvalidArgument("the outbox's block was left"))
+
+    # --- after the commit ----------------------------------------------------------------------------------------------
+
+    async def committed(self) -> bool:
+        """The transaction is over: wait until its messages are sent. Gives False if some were not: rolled back, or left to a watchdog.
+
+        On a plain driver's connection this sends them, and uses the connection for that in short transactions of its own; otherwise
+        they are on their way by themselves. Raises InvalidArgument if the transaction is still open; what the driver raises.
+        """
+        if not self._is_inserted:
+            return self._state == "closed" and not self._messages
+        if not self._target.tells:
+            return await self._send_now(self._owner.sender)
+        parcel = self._announced()
+        return parcel is not None and await asyncio.wrap_future(parcel.future)
+
+    def _announced(self) -> Parcel | None:
+        """What the relay has; None if the transaction ended without a word, as with a connection that broke."""
+        if self._parcel is None and self._target.is_in_transaction:
+            raise _still_open()
+        return self._parcel
+
+    async def _send_now(self, sender: Sends) -> bool:
+        if self._target.is_in_transaction:
+            raise _still_open()
+        table = Operations(self._target.runner()[1], self._table)
+        subjects: dict[str, list[OutboxMessage]] = {}
+        for message in self._messages:
+            subjects.setdefault(message.subject, []).append(message)
+        sent = 0
+        for subject, messages in subjects.items():
+            sent += len((await hand_over(subject, messages, table, sender, not_claiming, self._grace_ms)).sent)
+        return sent == len(self._messages)
+
+
+class BlockingOutbox:
+    """The same for the blocking client, on sync connections, sessions and engines. See `Outbox`."""
+
+    def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._box = box
+        self._run = run
+        self.send = box.send
+
+    @property
+    def connection(self) -> Any:
+        """See `Outbox`."""
+        return self._box.connection
+
+    def __enter__(self) -> BlockingOutbox:
+        finish(self._box.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._box.__aexit__(kind, error, trace))
+
+    def committed(self) -> bool:
+        """See `Outbox.committed`."""
+        box = self._box
+        if box._is_inserted and not box._target.tells:
+            return finish(box._send_now(_InLoop(box._owner.sender, self._run)))
+        return bool(self._run(box.committed()))
+
+
+class _InLoop:
+    """Sends in the client's event loop, from another thread, which waits."""
+
+    def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._sender, self._run = sender, run
+
+    async def is_ordered(self, subject: str) -> bool:
+        async def ask() -> bool:
+            return await self._sender.is_ordered(subject)
+
+        return bool(self._run(ask()))
+
+    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Any:
+        async def say() -> Any:
+            return await self._sender.send(subject, messages)
+
+        return self._run(say())
+
+
+def _chunks(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    """What one INSERT holds."""
+    chunk: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        if chunk and (len(chunk) >= INSERT_ROWS or size + row["content_bytes"] > INSERT_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row["content_bytes"]
+    if chunk:
+        yield chunk
+
+
+def grace_ms(grace: timedelta) -> int:
+    """In milliseconds. Raises InvalidArgument."""
+    if not isinstance(grace, timedelta) or not timedelta(seconds=1) <= grace <= timedelta(hours=1):
+        raise InvalidArgument(f"grace is a timedelta of a second to an hour, not {grace!r}")
+    return grace // timedelta(milliseconds=1)
+
+
+def _still_open() -> InvalidArgument:
+    return InvalidArgument("the transaction is still open: commit it (or roll back) first, then say committed()")
+
+
+def create_tables(engine: Any, table: str = TABLE) -> None:
+    """Make the tables of an outbox through an `Engine`, for tests and small programs; harmless to call again.
+
+    Others put what `qmq outbox migration` prints into their migrations. Raises InvalidArgument, InvalidName; what SQLAlchemy raises.
+    """
+    runner = EngineRunner(engine)
+    runner.run_here(_creating(runner.dialect, table))
+
+
+async def create_tables_async(engine: Any, table: str = TABLE) -> None:
+    """The same through an `AsyncEngine`."""
+    runner = EngineRunner(engine)
+    await runner.run(_creating(runner.dialect, table))
+
+
+def _creating(dialect: str, table: str) -> Callable[[Door], Coroutine[Any, Any, None]]:
+    async def work(door: Door) -> None:
+        for text in statements(dialect, table):
+            await door.execute(Statement(text, {}))
+
+    return work

@@ -1,0 +1,88 @@
+"""Looking into an outbox, for people: what waits and what was set aside, and what is to become of that."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from qmq.errors import InvalidArgument, NotConnected, QmqError
+from qmq.sql.outbox_door import settle
+from qmq.sql.outbox_message import error_text
+from qmq.sql.outbox_operations import Operations, chunks
+from qmq.sql.outbox_runner import EngineRunner, open_engine
+from qmq.sql.outbox_statements import Statement
+from qmq.sql.outbox_tables import ASIDE
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One message in an outbox. Times are milliseconds since 1970, `claimed_ms` how long its sender claims it yet."""
+
+    id: int
+    message_id: str
+    subject: str
+    key: bytes
+    content_bytes: int
+    due_ms: int | None
+    create_time_ms: int
+    is_aside: bool
+    attempts: int
+    claimed_by: str
+    claimed_ms: int
+    last_error: str
+
+
+class OutboxAdmin:
+    """One outbox table. Make it with `looking_into`."""
+
+    def __init__(self, table: Operations) -> None:
+        self._table = table
+
+    async def list(self, limit: int = 100, *, after: int = -1, only_aside: bool = False) -> list[Listed]:
+        """What is there behind a row, in the order in which it is sent."""
+        (answer,) = await self._table.ask(self._table.say.list(after, limit, only_aside=only_aside))
+        return [
+            Listed(
+                number, bytes(message_id).hex(), subject, bytes(key or b""), size, due_ms, created, state == ASIDE, attempts, claimed_by,
+                max(claimed_ms, 0), error or "",
+            )
+            for number, message_id, subject, key, size, due_ms, created, state, attempts, claimed_by, claimed_ms, error in answer.rows
+        ]  # fmt: skip
+
+    async def retry(self, ids: Sequence[int]) -> int:
+        """Have messages that were set aside sent again; gives how many there were."""
+        return await self._change([self._table.say.retry(chunk) for chunk in chunks(sorted(ids))])
+
+    async def drop(self, ids: Sequence[int]) -> int:
+        """Delete messages, whatever they wait for: nobody will get them. Gives how many there were."""
+        return await self._change([self._table.say.delete(chunk) for chunk in chunks(sorted(ids))])
+
+    async def aside(self) -> Sequence[int]:
+        """The ids of all that are set aside."""
+        found: list[int] = []
+        while rows := await self.list(1_000, after=found[-1] if found else -1, only_aside=True):
+            found += [row.id for row in rows]
+        return found
+
+    async def _change(self, statements: Sequence[Statement]) -> int:
+        if not statements:
+            raise InvalidArgument("say which messages: their ids are in the first column of `qmq outbox list`")
+        return sum([answer.changed for answer in await self._table.ask(*statements)])
+
+
+async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Awaitable[_R]]) -> _R:
+    """Do something with the outbox at a database's URL. Raises InvalidArgument, InvalidName, NotConnected."""
+    engine = open_engine(url)
+    try:
+        return await work(OutboxAdmin(Operations(EngineRunner(engine), table)))
+    except QmqError:
+        raise
+    except Exception as failure:  # whatever a driver raises
+        raise NotConnected(f"the outbox {table} cannot be read there: {error_text(failure)}") from failure
+    finally:
+        await settle(engine.dispose())
+
+

@@ -1,0 +1,75 @@
+"""Which rows a watchdog sends next, and which subjects it leaves alone for a while. Pure: time comes in as a number.
+
+    rows that wait, in the order of their ids ──▶ choose ──▶ for each subject, the ids to send now, in order
+
+Rules:
+* A row that its sender still claims is not taken.
+* What is behind a row of the same subject and key that is not taken now is not taken either: messages of a key go in the order of their
+  ids. That holds for keys of unordered subjects too; it costs nothing there.
+* A subject gets up to `messages_max` messages and `bytes_max` bytes at a time, one message at least; what is behind them waits for the
+  next time.
+* A subject that fails is left alone for 1 s, then 2 s, 4 s, up to 30 s, until something of it is sent. So no subject holds up another.
+
+Worked example: rows 1 (a, key k, claimed), 2 (a, key j), 3 (a, key k), 4 (b): chosen are a: [2] and b: [4]; 3 waits for 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+FIRST_PAUSE_S: Final = 1.0
+PAUSE_S_MAX: Final = 30.0
+
+
+class WaitingRow(NamedTuple):
+    """What must be known of a row; `claimed_ms` is how long its sender claims it yet, 0 or less if that is over."""
+
+    id: int
+    subject: str
+    key_hash: int | None
+    size: int
+    claimed_ms: int
+
+
+def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dict[str, list[int]]:
+    """See the module."""
+    chosen: dict[str, list[int]] = {}
+    room: dict[str, int] = {}
+    held: set[tuple[str, int]] = set()
+    for row in rows:
+        key = None if row.key_hash is None else (row.subject, row.key_hash)
+        taken = chosen.get(row.subject, ())
+        left = room.get(row.subject, bytes_max)
+        is_full = bool(taken) and (len(taken) >= messages_max or row.size > left)
+        if is_full:
+            room[row.subject] = -1  # nothing more of it, however small
+        elif row.claimed_ms <= 0 and key not in held:
+            chosen.setdefault(row.subject, []).append(row.id)
+            room[row.subject] = left - row.size
+            continue
+        if key is not None:
+            held.add(key)
+    return chosen
+
+
+class Patience:
+    """Which subjects fail, and until when they are left alone."""
+
+    def __init__(self) -> None:
+        self._failing: dict[str, tuple[float, float]] = {}
+
+    def failed(self, subject: str, now: float) -> float:
+        """Nothing of it could be sent; gives how long it is left alone."""
+        pause, _ = self._failing.get(subject, (FIRST_PAUSE_S / 2, 0.0))
+        pause = min(pause * 2, PAUSE_S_MAX)
+        self._failing[subject] = (pause, now + pause)
+        return pause
+
+    def sent(self, subject: str) -> None:
+        """Something of it was sent."""
+        self._failing.pop(subject, None)
+
+    def resting(self, now: float) -> list[str]:
+        """Those that are left alone now."""
+        return [subject for subject, (_, until) in self._failing.items() if until > now]

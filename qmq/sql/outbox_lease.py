@@ -1,0 +1,72 @@
+"""Who of several watchdogs works: the one that the row of leases names. Pure: what the row says comes in, what to do goes out.
+
+    look ──▶ WAIT (somebody holds it) | CREATE (there is no row) | TAKE (it is over) ── compare and set by the token ──▶ held or not
+    held ──▶ RENEW when a third of it has passed ──▶ held, or LOST: somebody else took it
+
+Rules:
+* Whether a lease is over is asked of the database, in the statement that takes it; machines' clocks have no say. Of two that take it at
+  once one changes the row, and the other changes none, since the token is another by then.
+* The holder counts by its own monotonic clock from *before* it asked: it believes in its lease for less time than the database does.
+* A holder that was paused past its lease may still send, and delete what it sent. That harms nothing: a message that two send bears one
+  id, and what is deleted is named by id and was stored. The lease is there so that normally nobody does work twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class LeaseRow(NamedTuple):
+    """As the database has it; `left_ms` by its clock."""
+
+    holder: str
+    token: int
+    left_ms: int
+
+
+class Step(Enum):
+    """What to do now."""
+
+    CREATE = "create"
+    TAKE = "take"
+    WAIT = "wait"
+    RENEW = "renew"
+    WORK = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that was had: since when, until when it is believed in, by the holder's monotonic clock, in seconds."""
+
+    token: int
+    asked_at: float
+    until: float
+
+    def is_held(self, now: float) -> bool:
+        """Whether it may be believed in."""
+        return now < self.until
+
+
+def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
+    """What a watchdog does. `row` is looked at only while nothing is held."""
+    if held is not None:
+        return Step.RENEW if now >= held.asked_at + (held.until - held.asked_at) / 3 else Step.WORK
+    if row is None:
+        return Step.CREATE
+    return Step.WAIT if row.left_ms > 0 else Step.TAKE
+
+
+def after_asking(token: int, is_changed: bool, asked_at: float, lease_s: float) -> Held | None:
+    """What is held after taking (the row's new token) or renewing."""
+    return Held(token, asked_at, asked_at + lease_s) if is_changed else None
+
+
+def wait_s(held: Held | None, row: LeaseRow | None, now: float, poll_s: float) -> float:
+    """How long until the next step is due."""
+    if held is not None:
+        return max(held.asked_at + (held.until - held.asked_at) / 3 - now, 0.0)
+    if row is None or row.left_ms <= 0:
+        return 0.0
+    return min(max(row.left_ms / 1000, 0.01), poll_s)

@@ -1,0 +1,145 @@
+"""One message in an outbox: from what the application says to a row, from a row to what is sent. Pure.
+
+Its id is fixed here, before the row is inserted: however often the message is sent, by whom, it bears this id, and consumers can tell.
+
+    producer id (64 bits, new for each client) | number of the message (48 bits) | 0
+
+`key_hash` stands for subject and key in the index by which earlier messages of a key are found. Two keys with one hash are kept in order
+without need, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any, Final
+
+from qmq import limits
+from qmq.client import content, dues
+from qmq.errors import InvalidArgument, QmqError
+from qmq.model import MessageId, check_name
+from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
+
+OTHERS_BYTES: Final = 256
+"""What a message takes in a batch at most besides key, tags, headers and body: its id, due time, offsets."""
+_PER_ITEM_BYTES: Final = 32
+
+
+class MessageIds:
+    """Ids for messages of outboxes, none twice; any thread may ask."""
+
+    def __init__(self, producer_id: int) -> None:
+        self._producer_id = producer_id
+        self._numbers = count()
+
+    def __call__(self) -> MessageId:
+        """The next one."""
+        return MessageId(self._producer_id, next(self._numbers), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """See the module. `due_ms`, of a delayed message, and `create_time_ms` are milliseconds since 1970."""
+
+    message_id: bytes
+    subject: str
+    key: bytes
+    tags: tuple[str, ...]
+    headers: Mapping[str, bytes]
+    body: bytes
+    due_ms: int | None
+    create_time_ms: int
+
+    @property
+    def key_hash(self) -> int | None:
+        """64 bits, with a sign; None without a key."""
+        return key_hash(self.subject, self.key) if self.key else None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in a batch, at most."""
+        size = len(self.body) + len(self.key) + OTHERS_BYTES
+        size += sum([_PER_ITEM_BYTES + len(tag.encode()) for tag in self.tags])
+        return size + sum([_PER_ITEM_BYTES + len(name.encode()) + len(value) for name, value in self.headers.items()])
+
+    def row(self) -> dict[str, Any]:
+        """As it is inserted."""
+        tags = json.dumps(self.tags) if self.tags else None
+        headers = json.dumps({name: value.decode("latin-1") for name, value in self.headers.items()}) if self.headers else None
+        return {
+            "message_id": self.message_id, "subject": self.subject, "message_key": self.key or None, "key_hash": self.key_hash,
+            "tags": tags, "headers": headers, "body": self.body, "due_ms": self.due_ms, "create_time_ms": self.create_time_ms,
+            "content_bytes": _content_bytes(self.key, tags, headers, self.body),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A row that was read: its message, or why there is none to be had from it."""
+
+    id: int
+    message: OutboxMessage | None
+    fault: QmqError | None = None
+
+
+def key_hash(subject: str, key: bytes) -> int:
+    """Of subject and key: 64 bits, as SQL's integers have them."""
+    return int.from_bytes(hashlib.blake2b(subject.encode() + b"\0" + key, digest_size=8).digest(), "little", signed=True)
+
+
+def new_message(
+    message_id: MessageId, now_ns: int, subject: str, body: object, *, key: object = None, tags: object = None, headers: object = None,
+    delay: timedelta | None = None, at: datetime | None = None,
+) -> OutboxMessage:  # fmt: skip
+    """Check what the application gives. A delay counts from now. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong."""
+    return OutboxMessage(
+        message_id.to_bytes(), check_name("subject", subject), content.key_bytes(key), content.tag_tuple(tags), content.header_map(headers),
+        content.body_bytes(body, limits.BODY_BYTES_MAX), None if delay is None and at is None else dues.due_of(delay, at, now_ns),
+        now_ns // 1_000_000,
+    )  # fmt: skip
+
+
+def from_row(row: Sequence[Any]) -> StoredMessage:
+    """What `Statements.contents` gave. Never raises: a row that is damaged says so."""
+    number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
+    key_data, data = bytes(key or b""), bytes(body)
+    found = _content_bytes(key_data, tags, headers, data)
+    if found != size:
+        fault = InvalidArgument(f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow")
+        return StoredMessage(number, None, fault)
+    try:
+        message = OutboxMessage(
+            bytes(message_id), check_name("subject", subject), key_data, tuple(json.loads(tags)) if tags else (),
+            {name: value.encode("latin-1") for name, value in json.loads(headers).items()} if headers else {}, data, due_ms, create_time_ms,
+        )  # fmt: skip
+    except (ValueError, TypeError, AttributeError, QmqError) as cause:
+        return StoredMessage(number, None, InvalidArgument(f"the row cannot be read: {cause}"))
+    return StoredMessage(number, message)
+
+
+def error_text(error: BaseException) -> str:
+    """As a row keeps it: ASCII, without control characters, not too long; of SQLAlchemy's errors the driver's, without the values."""
+    text = str(getattr(error, "orig", None) or error)
+    return _ascii(text or type(error).__name__)[:ERROR_CHARS_MAX]
+
+
+def holder_text(name: str) -> str:
+    """Who claims rows or holds a lease, as rows keep it."""
+    return _ascii(name)[:HOLDER_CHARS_MAX]
+
+
+def _ascii(text: str) -> str:
+    return "".join(each if " " <= each <= "~" else each.encode("unicode_escape").decode() for each in text)
+
+
+def _content_bytes(key: bytes, tags: str | None, headers: str | None, body: bytes) -> int:
+    return len(key) + len(tags or "") + len(headers or "") + len(body)
+
+
+def sizes(messages: Iterable[OutboxMessage]) -> int:
+    """Bytes of all of them in a batch, at most."""
+    return sum([each.size for each in messages])

@@ -1,0 +1,124 @@
+"""What the outbox does in its table, each in a short transaction of its own. No decisions.
+
+Work that goes through an engine is tried again a few times: a deadlock, a busy file, a restarted server pass. Doing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from qmq.errors import QmqError
+from qmq.sql.outbox_choice import WaitingRow
+from qmq.sql.outbox_door import Answer, Door
+from qmq.sql.outbox_lease import LeaseRow
+from qmq.sql.outbox_message import StoredMessage, error_text, from_row
+from qmq.sql.outbox_runner import EngineRunner, Runner
+from qmq.sql.outbox_sender import is_final
+from qmq.sql.outbox_statements import MANY, Statement, Statements
+
+_T = TypeVar("_T")
+TRIES: Final = 4
+
+
+class Found(NamedTuple):
+    """A message that is committed: its row, and how long it is still claimed, in milliseconds."""
+
+    id: int
+    claimed_ms: int
+
+
+class Operations:
+    """Those on one outbox table."""
+
+    def __init__(self, runner: Runner, table: str) -> None:
+        self._runner = runner
+        self.say = Statements(runner.dialect, table)
+        self._tries = TRIES if isinstance(runner, EngineRunner) else 1
+
+    async def ask(self, *statements: Statement) -> list[Answer]:
+        """Say statements in one transaction. Raises what the driver raises."""
+
+        async def work(door: Door) -> list[Answer]:
+            return [await door.execute(statement) for statement in statements]
+
+        if self._tries == 1:
+            return await self._runner.run(work)
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(self._tries), wait=wait_random_exponential(0.05, 1.0), reraise=True,
+            retry=retry_if_exception(_is_the_databases),
+        ):  # fmt: skip
+            with attempt:
+                return await self._runner.run(work)
+        raise AssertionError("it answers, or it raises")
+
+    async def _rows(self, statements: Iterable[Statement]) -> list[tuple[Any, ...]]:
+        return [row for answer in await self.ask(*statements) for row in answer.rows]
+
+    # --- rows ----------------------------------------------------------------------------------------------------------
+
+    async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
+        """Those of the messages that are committed and wait."""
+        rows = await self._rows(map(self.say.find, chunks(message_ids)))
+        return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
+
+    async def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> dict[int, int]:
+        """Of each key, the first row that waits, besides some."""
+        rows = await self._rows([self.say.earliest(hashes, besides) for hashes in chunks(key_hashes)])
+        return dict(rows)
+
+    async def claim(self, ids: Sequence[int], grace_ms: int) -> None:
+        """Claim rows anew."""
+        if ids:
+            await self.ask(*[self.say.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
+
+    async def settle(self, sent: Sequence[int], failed: Iterable[tuple[int, QmqError]]) -> None:
+        """What is sent goes; what failed waits on, or is set aside."""
+        by_error: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        for number, error in failed:
+            by_error[error_text(error), is_final(error)].append(number)
+        statements = [self.say.delete(chunk) for chunk in chunks(sorted(sent))]  # in one order, so that two who delete do not deadlock
+        for (text, is_aside), ids in by_error.items():
+            statements += [self.say.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(ids))]
+        if statements:
+            await self.ask(*statements)
+
+    async def waiting(self, after: int, limit: int, besides: Sequence[str]) -> list[WaitingRow]:
+        """What waits behind a row, in order, but not of some subjects."""
+        return [WaitingRow(*row) for row in await self._rows([self.say.waiting(after, limit, besides[:MANY])])]
+
+    async def contents(self, ids: Sequence[int]) -> list[StoredMessage]:
+        """The messages of rows, in order."""
+        return [from_row(row) for row in await self._rows(map(self.say.contents, chunks(ids)))]
+
+    # --- the lease -----------------------------------------------------------------------------------------------------
+
+    async def view_lease(self) -> LeaseRow | None:
+        """Who has it; None if there is no row yet."""
+        rows = await self._rows([self.say.view_lease()])
+        return LeaseRow(*rows[0]) if rows else None
+
+    async def create_lease(self) -> None:
+        """Make its row. Raises what the driver raises, also if another made it just now."""
+        await self.ask(self.say.create_lease())
+
+    async def changed(self, statement: Statement) -> bool:
+        """Whether a statement changed a row; said once."""
+
+        async def work(door: Door) -> bool:
+            return (await door.execute(statement)).changed > 0
+
+        return await self._runner.run(work)
+
+
+def _is_the_databases(failure: BaseException) -> bool:
+    """Not a cancellation, and not ours."""
+    return isinstance(failure, Exception) and not isinstance(failure, QmqError)
+
+
+def chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """As many as one statement names."""
+    return (items[begin : begin + MANY] for begin in range(0, len(items), MANY))

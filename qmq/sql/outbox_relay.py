@@ -1,0 +1,192 @@
+"""The relay: sends what this process committed, right after the commit. One for each database and table that a client's outboxes use.
+
+    commit ──▶ committed(messages) ──▶ line of the subject ──▶ hand_over ──▶ sent, and deleted
+                                            ▲                     │ held: something of the key waits before it
+                                            └──── soon again ─────┘
+
+Rules:
+* Each subject has a line of its own: one that is in trouble holds up no other. In a line one round of at most 1,000 messages is under way;
+  what is committed meanwhile makes the next one.
+* A relay promises nothing: what it cannot do, or forgets when the process dies, the watchdog does. So it keeps no more than 64 MiB, and
+  gives up a message whose database does not answer.
+* SQLAlchemy tells of a commit just before it happens. The relay looks into the table only when the transaction says that it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.sql.outbox_handover import Sends, hand_over, keeping_claimed, log
+from qmq.sql.outbox_message import OutboxMessage, error_text
+from qmq.sql.outbox_operations import Operations
+
+ROUND_MESSAGES: Final = 1_000
+ROUND_BYTES: Final = 4 * limits.MIB
+KEPT_BYTES_MAX: Final = 64 * limits.MIB
+HELD_S: Final = 0.1
+"""How soon it is looked again whether what was before a message is gone."""
+COMMIT_S: Final = 60.0
+"""How long a commit that has begun may take before the relay leaves it to the watchdog."""
+
+IsOver = Callable[[], bool]
+
+
+class Parcel:
+    """Messages of one box: decided when each of them is. `future` says whether all are sent."""
+
+    def __init__(self, messages: Sequence[OutboxMessage]) -> None:
+        self.messages = messages
+        self.future: Future[bool] = Future()
+        self.future.set_running_or_notify_cancel()  # who stops waiting for it cancels nothing
+        self._open = len(messages)
+        self._sent = 0
+        if not messages:
+            self.future.set_result(True)
+
+    def decided(self, is_sent: bool) -> None:
+        """One of them is sent, or not."""
+        self._open -= 1
+        self._sent += is_sent
+        if not self._open:
+            self.future.set_result(self._sent == len(self.messages))
+
+    def forget(self) -> None:
+        """None of them is sent by the relay."""
+        if not self.future.done():
+            self.future.set_result(not self.messages)
+
+
+class _Entry(NamedTuple):
+    message: OutboxMessage
+    parcel: Parcel
+    is_over: IsOver
+    until: float
+
+
+class Relay:
+    """See the module. It works in the client's event loop, which runs in `thread`; `committing` may be called in any."""
+
+    def __init__(self, table: Operations, sender: Sends, grace_ms: int, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        self.table, self.sender, self.grace_ms = table, sender, grace_ms
+        self.kept_bytes = 0
+        self.is_closing = False
+        self._loop, self._thread = loop, thread
+        self._lines: dict[str, _Line] = {}
+
+    def committing(self, parcel: Parcel, is_over: IsOver) -> None:
+        """A transaction with these messages is being committed."""
+        if threading.get_ident() == self._thread:
+            self._put(parcel, is_over)
+        elif self._loop.is_closed():
+            parcel.forget()
+        else:
+            self._loop.call_soon_threadsafe(self._put, parcel, is_over)
+
+    def _put(self, parcel: Parcel, is_over: IsOver) -> None:
+        size = sum([message.size for message in parcel.messages])
+        if self.is_closing or self.kept_bytes + size > KEPT_BYTES_MAX:
+            parcel.forget()
+            return
+        self.kept_bytes += size
+        for message in parcel.messages:
+            line = self._lines.get(message.subject)
+            if line is None:
+                line = self._lines[message.subject] = _Line(self, message.subject)
+            line.put(_Entry(message, parcel, is_over, self._loop.time() + COMMIT_S))
+
+    def ended(self, subject: str) -> None:
+        """For a line: it is empty."""
+        del self._lines[subject]
+
+    async def close(self) -> None:
+        """Send what is there; what waits for something else is left to the watchdog."""
+        self.is_closing = True
+        while self._lines:
+            await asyncio.wait([line.task for line in self._lines.values()])
+
+
+class _Line:
+    """The messages of one subject."""
+
+    def __init__(self, relay: Relay, subject: str) -> None:
+        self._relay = relay
+        self._subject = subject
+        self._queue: deque[_Entry] = deque()
+        self._held: list[_Entry] = []
+        self._arrived = asyncio.Event()
+        self._pause_s = 0.0
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def put(self, entry: _Entry) -> None:
+        self._queue.append(entry)
+        self._arrived.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._queue or self._held:
+                await self._rest()
+                await self._look(self._take())
+        finally:
+            self._relay.ended(self._subject)
+            for entry in (*self._held, *self._queue):
+                self._decided(entry, False)
+
+    async def _rest(self) -> None:
+        """With nothing new, what is held is not looked at all the time."""
+        self._arrived.clear()
+        if not self._queue:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s):
+                    await self._arrived.wait()
+
+    def _take(self) -> list[_Entry]:
+        entries, self._held = self._held, []
+        size = sum([entry.message.size for entry in entries])
+        while self._queue and len(entries) < ROUND_MESSAGES and (not entries or size + self._queue[0].message.size <= ROUND_BYTES):
+            entries.append(self._queue.popleft())
+            size += entries[-1].message.size
+        return entries
+
+    async def _look(self, entries: list[_Entry]) -> None:
+        """Hand over what is committed; what is being committed comes again in a moment."""
+        now = asyncio.get_running_loop().time()
+        over: list[_Entry] = []
+        early: list[_Entry] = []
+        for entry in entries:
+            (over if entry.is_over() or now > entry.until or self._relay.is_closing else early).append(entry)
+        self._pause_s = min(self._pause_s + 0.001, 0.02) if early and not over else 0.0 if early else HELD_S
+        if over:
+            await self._round(over)
+        self._held += early
+
+    async def _round(self, entries: list[_Entry]) -> None:
+        relay = self._relay
+        sent: frozenset[bytes] = frozenset()
+        held: frozenset[bytes] = frozenset()
+        try:
+            found = await hand_over(
+                self._subject, [entry.message for entry in entries], relay.table, relay.sender,
+                keeping_claimed(relay.table, relay.grace_ms), relay.grace_ms,
+            )  # fmt: skip
+            sent, held = found.sent, found.held
+        except Exception as failure:  # whatever a driver raises
+            log.warning("messages to %s stay in outbox %s for now: %s", self._subject, relay.table.say.table, error_text(failure))
+        if relay.is_closing or len(held) >= ROUND_MESSAGES:
+            held = frozenset()
+        for entry in entries:
+            if entry.message.message_id in held:
+                self._held.append(entry)
+            else:
+                self._decided(entry, entry.message.message_id in sent)
+
+    def _decided(self, entry: _Entry, is_sent: bool) -> None:
+        self._relay.kept_bytes -= entry.message.size
+        entry.parcel.decided(is_sent)
+

@@ -1,0 +1,107 @@
+"""Whose transaction it is: work on a database in a short transaction of its own, through an engine, or through a connection that is lent.
+
+Work is a coroutine that is given a door. What it did is committed when it ends, and rolled back if it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
+
+from qmq.errors import InvalidArgument
+from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, finish, packages, settle
+
+_R = TypeVar("_R")
+CONNECTIONS: Final = 4
+"""Of an engine's pool at once, however many subjects there are: the pool is the application's."""
+END_S: Final = 5.0
+"""How long the end of work is waited for by who is cancelled."""
+Work = Callable[[Door], Coroutine[Any, Any, _R]]
+
+
+class Runner(Protocol):
+    """See the module."""
+
+    dialect: str
+
+    async def run(self, work: Work[_R]) -> _R:
+        """In a transaction of its own. Raises what the driver raises; then nothing is changed, or nobody knows."""
+        ...
+
+
+class EngineRunner:
+    """Through an `Engine`, in another thread, since it waits there; or through an `AsyncEngine`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = check_engine(engine)
+        self._is_async = hasattr(engine, "sync_engine")
+        self._room = asyncio.Semaphore(CONNECTIONS)
+        self.dialect: str = engine.dialect.name
+
+    async def run(self, work: Work[_R]) -> _R:
+        """See `Runner`. Who is cancelled meanwhile waits for its end: it is short, and a driver must not lose its connection half-way."""
+        async with self._room:
+            task = asyncio.ensure_future(self._begin(work) if self._is_async else asyncio.to_thread(self.run_here, work))
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                await asyncio.wait([task], timeout=END_S)
+                if not task.cancelled() and task.done():
+                    task.exception()  # nobody asks any more
+                raise
+
+    async def _begin(self, work: Work[_R]) -> _R:
+        async with self._engine.begin() as connection:
+            return await work(AlchemyDoor(connection))
+
+    def run_here(self, work: Work[_R]) -> _R:
+        """With a sync engine, in this thread."""
+        with self._engine.begin() as connection:
+            return finish(work(AlchemyDoor(connection)))
+
+
+class LentRunner:
+    """Through a plain driver's connection, on which no transaction is open."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._door = PlainDoor(connection)
+        self.dialect = self._door.dialect
+
+    async def run(self, work: Work[_R]) -> _R:
+        """See `Runner`."""
+        try:
+            found = await work(self._door)
+        except BaseException:
+            await settle(self._connection.rollback())
+            raise
+        await settle(self._connection.commit())
+        return found
+
+
+def check_engine(engine: Any) -> Any:
+    """An `Engine` or `AsyncEngine` of SQLAlchemy's. Raises InvalidArgument."""
+    if "sqlalchemy" not in packages(engine) or not hasattr(engine, "dispose"):
+        raise InvalidArgument(f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here (install qmq[sql]), not a {type(engine).__name__}")
+    return engine
+
+
+def open_engine(url: str) -> Any:
+    """An engine for a database's URL, async if its driver is. Raises InvalidArgument if there is none, or its driver is not installed."""
+    try:
+        from sqlalchemy import create_engine, make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    except ImportError:
+        raise InvalidArgument("outboxes are reached through SQLAlchemy here: install qmq[sql]") from None
+    try:
+        parsed = make_url(url)
+        if parsed.get_dialect().is_async:
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            return create_async_engine(parsed, pool_pre_ping=True)
+        return create_engine(parsed, pool_pre_ping=True)
+    except (ArgumentError, NoSuchModuleError, ImportError) as cause:
+        raise InvalidArgument(f"the database's URL cannot be used: {cause}") from None  # not the URL: it may have a password
+
+

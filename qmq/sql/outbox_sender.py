@@ -1,0 +1,193 @@
+"""Sending messages of an outbox through a client: with the ids that they have, in order, and what became of each.
+
+    messages of one subject ──▶ slices (at most 500 messages, 256 KiB) ──▶ one slice after another ──▶ sent | failed | not tried
+
+Rules:
+* A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not at all. The next one leaves when it is
+  decided, so nothing of a key is ever on its way while something before it is undecided.
+* What fails for now (no broker, no quorum, no answer in time) ends the sending: what is behind it is not tried.
+* A message that cannot be sent at all is found by cutting its slice in halves, and fails alone. An error that is the subject's own (there
+  is no such subject, it is ordered) is all its messages'.
+* Producers are the outbox's own: what the application sends otherwise never shares a batch with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.client.delayed_producer import DelayedProducer
+from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.producer import Producer
+from qmq.client.receipts import Ticket
+from qmq.client.routes import Ordering, delayed_target, spoken
+from qmq.errors import (
+    BufferFull,
+    CallerError,
+    ClientClosed,
+    DeadlineExceeded,
+    DelayTooLong,
+    InvalidArgument,
+    MessageTooLarge,
+    OrderMismatch,
+    QmqError,
+)
+from qmq.region import Columns
+from qmq.sql.outbox_message import OutboxMessage
+
+SLICE_MESSAGES: Final = 500
+SLICE_BYTES: Final = 256 * limits.KIB
+DELIVERY_TIMEOUT_S: Final = 30.0
+"""How long a batch may take; what is not stored by then is tried again by the watchdog."""
+_CREATED_SPAN_MS: Final = 1 << 32
+"""Create times of one batch lie within this."""
+
+
+class Doors(NamedTuple):
+    """What a client gives: producers of each kind, and whether a subject is ordered."""
+
+    producer: Callable[[str], Producer]
+    ordered_producer: Callable[[str], OrderedProducer]
+    delayed_producer: Callable[[str], DelayedProducer]
+    ordering: Callable[[str], Awaitable[Ordering | None]]
+
+
+@dataclass(slots=True)
+class Fates:
+    """What became of messages, by their places. What is in neither list was not tried."""
+
+    sent: list[int] = field(default_factory=list)
+    failed: list[tuple[int, QmqError]] = field(default_factory=list)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether something failed for now."""
+        return any(not is_final(error) for _, error in self.failed)
+
+
+def is_final(error: QmqError) -> bool:
+    """Whether sending the message again as it is will not help."""
+    return isinstance(error, CallerError) and not isinstance(error, ClientClosed | BufferFull)
+
+
+def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator[list[int]]:
+    """Those at some places, in their order, cut where a slice is full, or where create times lie too far apart. Pure."""
+    batch: list[int] = []
+    size = low = high = 0
+    for place in places:
+        message = messages[place]
+        created, added = message.create_time_ms, message.size
+        is_apart = max(high, created) - min(low, created) >= _CREATED_SPAN_MS
+        if batch and (len(batch) >= SLICE_MESSAGES or size + added > SLICE_BYTES or is_apart):
+            yield batch
+            batch, size = [], 0
+        if not batch:
+            low = high = created
+        batch.append(place)
+        size, low, high = size + added, min(low, created), max(high, created)
+    if batch:
+        yield batch
+
+
+def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
+    """Messages as a batch holds them, and its create time. Pure."""
+    created = [message.create_time_ms for message in messages]
+    keys = [message.key for message in messages]
+    tags = [message.tags for message in messages]
+    headers = [message.headers for message in messages]
+    first = min(created)
+    return Columns(
+        [message.body for message in messages],
+        keys=keys if any(keys) else None,
+        tags=tags if any(tags) else None,
+        headers=headers if any(headers) else None,
+        create_deltas=[each - first for each in created] if max(created) != first else None,
+        message_ids=[message.message_id for message in messages],
+        dues=[message.due_ms or 0 for message in messages] if messages[0].due_ms is not None else None,
+    ), first
+
+
+class Sender:
+    """See the module."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._doors = doors
+        self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}
+
+    async def is_ordered(self, subject: str) -> bool:
+        """Whether the subject keeps the order of its keys. Raises UnknownSubject, DeadlineExceeded, ClientClosed."""
+        return isinstance(await self._way(subject, False), OrderedProducer)
+
+    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Fates:
+        """Send messages of one subject, in order, and wait until each is decided."""
+        fates = Fates()
+        now = [place for place, message in enumerate(messages) if message.due_ms is None]
+        later = [place for place, message in enumerate(messages) if message.due_ms is not None]
+        for places, is_delayed in ((now, False), (later, True)):
+            for piece in slices(messages, places):
+                if not fates.is_stopped:
+                    await self._send(subject, is_delayed, messages, piece, fates)
+        return fates
+
+    async def _send(self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates) -> None:
+        """Send a slice, or a part of one that failed."""
+        try:
+            way = await self._way(subject, is_delayed)
+            chunks = self._put(way, [messages[place] for place in places])
+        except QmqError as error:
+            await self._failed(subject, is_delayed, messages, places, fates, error)
+            return
+        for ticket, indices in chunks:
+            chosen = [places[index] for index in indices]
+            try:
+                await ticket
+                fates.sent += chosen
+            except QmqError as error:
+                await self._failed(subject, is_delayed, messages, chosen, fates, error)
+
+    async def _failed(
+        self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates, error: QmqError
+    ) -> None:
+        """All of a batch failed: one message may be at fault for the others."""
+        if len(places) > 1 and isinstance(error, InvalidArgument | MessageTooLarge | DelayTooLong):
+            middle = len(places) // 2
+            for half in (places[:middle], places[middle:]):
+                if not fates.is_stopped:
+                    await self._send(subject, is_delayed, messages, half, fates)
+        else:
+            fates.failed += [(place, error) for place in places]
+            if isinstance(error, OrderMismatch):
+                self._ways.pop((subject, is_delayed), None)  # the subject is not what it was when its producer was made
+
+    def _put(self, way: Producer | OrderedProducer, messages: Sequence[OutboxMessage]) -> Sequence[tuple[Ticket, Sequence[int]]]:
+        columns, create_time_ms = columns_of(messages)
+        if isinstance(way, OrderedProducer):
+            return [(chunk.ticket, chunk.indices) for chunk in way.put(columns, create_time_ms=create_time_ms)]
+        tickets = way.put(columns, create_time_ms=create_time_ms).tickets
+        assert len(tickets) == 1, "a slice is smaller than a batch"
+        return [(tickets[0], range(len(messages)))]
+
+    async def _way(self, subject: str, is_delayed: bool) -> Producer | OrderedProducer:
+        """The producer for a subject; of one that fails to be found nothing is remembered."""
+        way = self._ways.get((subject, is_delayed))
+        if way is None:
+            ordering = await self._ordering(delayed_target(subject) if is_delayed else subject)
+            way = self._ways.get((subject, is_delayed))
+            if way is None:
+                way = self._ways[subject, is_delayed] = self._make(subject, is_delayed, ordering is not None)
+        return way
+
+    async def _ordering(self, target: str) -> Ordering | None:
+        try:
+            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+                return await self._doors.ordering(target)
+        except TimeoutError:
+            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in {DELIVERY_TIMEOUT_S:g} s") from None
+
+    def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:
+        if is_delayed:
+            return self._doors.delayed_producer(subject)
+        return self._doors.ordered_producer(subject) if is_ordered else self._doors.producer(subject)

@@ -1,0 +1,199 @@
+"""What an application hands to its outbox: a connection or session of its own, or an engine, in one form each.
+
+    lent by the application (its transaction)     AlchemyTarget (Connection, Session, and async), PlainTarget (a driver's connection)
+    opened by the outbox (a transaction of ours)  EngineTarget (Engine, AsyncEngine)
+
+Rules:
+* On what is lent nothing is begun, committed or rolled back by us. An autocommitting connection without a transaction is refused: there a
+  message would be committed whatever becomes of the rest.
+* `tells` is whether the commit is heard of. A plain driver does not tell: the application says `committed()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from qmq.errors import InvalidArgument
+from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, packages, settle
+from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine
+
+IsOver = Callable[[], bool]
+
+
+class Target:
+    """See the module."""
+
+    tells = True
+
+    @property
+    def connection(self) -> Any:
+        """For the application's own statements."""
+        raise NotImplementedError
+
+    async def open(self) -> None:
+        """The block begins."""
+
+    async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The block has ended."""
+
+    async def door(self) -> Door:
+        """Through which messages are inserted. Raises InvalidArgument."""
+        raise NotImplementedError
+
+    def runner(self) -> tuple[object, Runner]:
+        """For transactions of our own on the same database, and what tells databases apart."""
+        raise NotImplementedError
+
+    def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
+        """Have one of them called when the transaction ends."""
+        raise NotImplementedError
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether the application's transaction is open yet."""
+        raise NotImplementedError
+
+
+class AlchemyTarget(Target):
+    """A `Connection` or `AsyncConnection`, or the one that a session uses."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._connection: Any = None
+
+    @property
+    def connection(self) -> Any:
+        """See `Target`."""
+        return self._given
+
+    async def door(self) -> Door:
+        """See `Target`."""
+        from sqlalchemy import text
+
+        is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
+        self._connection = self._given if is_connection else await settle(self._given.connection())
+        if self._connection.get_transaction() is None:
+            await settle(self._connection.execute(text("SELECT 1")))  # SQLAlchemy begins with the first statement
+        if autocommits(await self._raw()):
+            raise _autocommit()
+        return AlchemyDoor(self._connection)
+
+    async def _raw(self) -> Any:
+        sync = self._sync
+        if sync is self._connection:
+            return sync.connection.driver_connection
+        return (await self._connection.get_raw_connection()).driver_connection
+
+    @property
+    def _sync(self) -> Any:
+        return getattr(self._connection, "sync_connection", self._connection)
+
+    def runner(self) -> tuple[object, Runner]:
+        """See `Target`. Engines that share a pool reach one database."""
+        return self._sync.engine.pool, EngineRunner(self._connection.engine)
+
+    def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
+        """See `Target`."""
+        from qmq.sql.outbox_commits import when
+
+        when(self._sync, committing, rolled_back)
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """See `Target`."""
+        sync = self._sync
+        return sync is not None and not sync.closed and bool(sync.in_transaction())
+
+
+class EngineTarget(AlchemyTarget):
+    """A transaction of our own: committed when the block ends, rolled back if it raises."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(None)
+        self._engine = check_engine(engine)
+        self._is_async = hasattr(engine, "sync_engine")
+        self._context: Any = None
+
+    async def open(self) -> None:
+        """See `Target`."""
+        self._context = self._engine.begin()
+        self._given = await self._context.__aenter__() if self._is_async else self._context.__enter__()
+
+    async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """See `Target`."""
+        leave = self._context.__aexit__ if self._is_async else self._context.__exit__
+        await settle(leave(kind, error, trace))
+
+
+class PlainTarget(Target):
+    """A plain driver's connection."""
+
+    tells = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._runner = LentRunner(connection)
+
+    @property
+    def connection(self) -> Any:
+        """See `Target`."""
+        return self._connection
+
+    async def door(self) -> Door:
+        """See `Target`."""
+        if autocommits(self._connection):
+            raise _autocommit()
+        return PlainDoor(self._connection)
+
+    def runner(self) -> tuple[object, Runner]:
+        """See `Target`."""
+        return self._connection, self._runner
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """See `Target`."""
+        return in_transaction(self._connection)
+
+
+def target_of(given: Any) -> Target:
+    """What the application gave. Raises InvalidArgument."""
+    if isinstance(given, str):
+        raise InvalidArgument("an outbox wants a connection, a session or an engine, not a URL")
+    if "sqlalchemy" not in packages(given):
+        return PlainTarget(given)
+    if hasattr(given, "begin") and hasattr(given, "dispose"):
+        return EngineTarget(given)
+    if not hasattr(type(given), "connection"):
+        raise InvalidArgument(f"an outbox wants a connection, a session or an engine, not a {type(given).__name__}")
+    return AlchemyTarget(given)
+
+
+def in_transaction(raw: Any) -> bool:
+    """Whether a transaction is open on a plain driver's connection, as far as the driver knows."""
+    if hasattr(raw, "in_transaction"):  # sqlite3, aiosqlite
+        return bool(raw.in_transaction)
+    if hasattr(raw, "get_transaction_status"):  # aiomysql, psycopg2
+        return bool(raw.get_transaction_status())
+    if hasattr(raw, "server_status"):  # PyMySQL
+        return bool(raw.server_status & 1)
+    status = getattr(getattr(raw, "info", None), "transaction_status", 0)  # psycopg
+    return bool(status)
+
+
+def autocommits(raw: Any) -> bool:
+    """Whether a plain driver's connection would commit the next statement at once."""
+    if in_transaction(raw):
+        return False
+    if hasattr(raw, "in_transaction"):
+        return raw.isolation_level is None
+    if hasattr(raw, "get_autocommit"):
+        return bool(raw.get_autocommit())
+    return getattr(raw, "autocommit", False) is True
+
+
+def _autocommit() -> InvalidArgument:
+    return InvalidArgument(
+        "the connection commits each statement at once, so a message would go out whatever becomes of the rest: begin a transaction first"
+    )

@@ -1,0 +1,235 @@
+"""The watchdog: sends what was committed and not sent, because a process died, or no broker took it. Of several, one works at a time.
+
+    keeping the lease    look ─ take ─ renew ...                                   (outbox_lease.py decides)
+    working, while held  look what waits ─ choose ─ for each subject: read, send, delete      (outbox_choice.py decides)
+
+Rules:
+* Each subject that has work has a task, and the next look leaves it alone until that ends. One that fails rests for a while.
+* Whatever the database says, a watchdog goes on: an error is logged, and tried again after a growing pause. It ends when it is told to.
+* The lease is given up at the end, so that another takes over at once; who dies without that is waited for, `lease` long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from qmq import limits
+from qmq.errors import InvalidArgument
+from qmq.sql.outbox_choice import Patience, WaitingRow, choose
+from qmq.sql.outbox_handover import Sends, deliver, log
+from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
+from qmq.sql.outbox_message import error_text, holder_text
+from qmq.sql.outbox_operations import Operations
+from qmq.sql.outbox_runner import EngineRunner
+from qmq.sql.outbox_tables import TABLE
+
+LEASE: Final = timedelta(seconds=10)
+POLL_S: Final = 1.0
+LOOK_ROWS: Final = 5_000
+"""Rows of one look: small ones, without their contents."""
+ROUND_MESSAGES: Final = 2_000
+"""Messages of a subject at a time."""
+ROUND_BYTES: Final = 4 * limits.MIB
+SUBJECTS_MAX: Final = 32
+"""Subjects at a time."""
+FINISH_S: Final = 3.0
+"""How long what is under way is waited for at the end."""
+LEAVE_S: Final = 2.0
+"""How long giving up the lease may take."""
+
+
+class Watchdog:
+    """Of one outbox table. Made by `Watchdogs`; see the module."""
+
+    def __init__(
+        self, table: Operations, sender: Sends, holder: str, lease_s: float, poll_s: float = POLL_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._table, self._sender = table, sender
+        self._holder, self._lease_s, self._poll_s, self._now = holder, lease_s, poll_s, now
+        self._held: Held | None = None
+        self._row: LeaseRow | None = None
+        self._has_looked = False
+        self._work = asyncio.Event()
+        self._patience = Patience()
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self.sent = 0
+        """Messages that it sent."""
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it holds the lease."""
+        return self._held is not None and self._held.is_held(self._now())
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_lease())
+                group.create_task(self._send_all())
+        finally:
+            await self._finish()
+            await self._leave()
+
+    async def _finish(self) -> None:
+        """What is under way is finished, if that is soon: what was sent should be deleted."""
+        tasks = list(self._busy.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=FINISH_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    # --- the lease -----------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        while True:
+            async for attempt in AsyncRetrying(
+                wait=wait_random_exponential(0.1, 5.0), retry=retry_if_exception_type(Exception), before_sleep=self._complain
+            ):
+                with attempt:
+                    await self._step()
+            await asyncio.sleep(wait_s(self._held, self._row, self._now(), self._poll_s))
+
+    async def _step(self) -> None:
+        if self._held is None:
+            self._row = await self._table.view_lease()
+        step = next_step(self._held, self._row, self._now())
+        asked_at = self._now()
+        if step is Step.CREATE:
+            await self._table.create_lease()
+        elif step is Step.TAKE and self._row is not None:
+            token = self._row.token
+            is_changed = await self._table.changed(self._table.say.take_lease(self._holder, token, self._lease_ms))
+            self._believe(after_asking(token + 1, is_changed, asked_at, self._lease_s))
+        elif step is Step.RENEW and self._held is not None:
+            token = self._held.token
+            is_changed = await self._table.changed(self._table.say.renew_lease(token, self._lease_ms))
+            self._believe(after_asking(token, is_changed, asked_at, self._lease_s))
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._lease_s * 1000)
+
+    def _believe(self, held: Held | None) -> None:
+        if (held is None) != (self._held is None):
+            log.info("watchdog %s of outbox %s %s", self._holder, self._table.say.table, "works" if held else "lost its lease")
+        self._held = held
+        if held is not None:
+            self._work.set()
+        else:
+            self._work.clear()
+
+    async def _leave(self) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._table.changed(self._table.say.release_lease(held.token))
+        except Exception as failure:  # whatever a driver raises: others wait until the lease is over
+            log.info("watchdog %s could not give up its lease: %s", self._holder, error_text(failure))
+
+    # --- the work ------------------------------------------------------------------------------------------------------
+
+    async def _send_all(self) -> None:
+        while True:
+            await self._work.wait()
+            is_news = False
+            async for attempt in AsyncRetrying(
+                wait=wait_random_exponential(0.1, 5.0), retry=retry_if_exception_type(Exception), before_sleep=self._complain
+            ):
+                with attempt:
+                    is_news = self.is_working and await self._look()
+            await self._rest(is_news)
+
+    async def _rest(self, is_news: bool) -> None:
+        """Until there may be something to do: a subject has ended, or some time has passed."""
+        if self._busy and is_news:
+            await asyncio.wait(self._busy.values(), timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(self._poll_s)
+
+    async def _look(self) -> bool:
+        """Begin with what can be sent now; whether there is anything under way."""
+        after = -1
+        while len(self._busy) < SUBJECTS_MAX:
+            besides = [*self._busy, *self._patience.resting(self._now())]
+            rows = await self._table.waiting(after, LOOK_ROWS, besides)
+            self._begin(rows)
+            if len(rows) < LOOK_ROWS:
+                break
+            after = rows[-1].id
+        return bool(self._busy)
+
+    def _begin(self, rows: Sequence[WaitingRow]) -> None:
+        for subject, ids in choose(rows, ROUND_MESSAGES, ROUND_BYTES).items():
+            if len(self._busy) < SUBJECTS_MAX and subject not in self._busy:
+                task = self._busy[subject] = asyncio.get_running_loop().create_task(self._deliver(subject, ids))
+                task.add_done_callback(lambda _, subject=subject: self._busy.pop(subject, None))  # type: ignore[misc]
+
+    async def _deliver(self, subject: str, ids: Sequence[int]) -> None:
+        try:
+            stored = await self._table.contents(ids)
+            await self._table.settle((), [(row.id, row.fault) for row in stored if row.fault is not None])
+            rows = [(row.id, row.message) for row in stored if row.message is not None]
+            sent = await deliver(subject, rows, self._table, self._sender) if rows else set()
+            self.sent += len(sent)
+            if sent or not rows:
+                self._patience.sent(subject)
+            else:
+                self._patience.failed(subject, self._now())
+        except Exception as failure:  # whatever a driver raises
+            self._patience.failed(subject, self._now())
+            log.warning("watchdog %s could not send to %s: %s", self._holder, subject, error_text(failure))
+
+    def _complain(self, state: RetryCallState) -> None:
+        failure = state.outcome.exception() if state.outcome is not None else None
+        log.warning("watchdog %s of outbox %s: %s", self._holder, self._table.say.table, error_text(failure) if failure else "")
+
+
+class Watchdogs:
+    """Those of some databases and tables, in this process. `async with` runs them in the background; or `await run()`."""
+
+    def __init__(self, engines: Sequence[Any], tables: Sequence[str], sender: Sends, holder: str, lease: timedelta) -> None:
+        if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
+            raise InvalidArgument(f"lease is a timedelta of a second to an hour, not {lease!r}")
+        if not engines or not tables:
+            raise InvalidArgument("a watchdog needs a database and a table")
+        self.dogs = [
+            Watchdog(
+                Operations(EngineRunner(engine), table), sender, holder_text(f"{holder}:{uuid4().hex[:8]}"), lease.total_seconds()
+            )
+            for engine in engines for table in tables
+        ]  # fmt: skip
+        """One for each database and table."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for dog in self.dogs:
+                group.create_task(dog.run())
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+__all__ = ["LEASE", "TABLE", "Watchdog", "Watchdogs"]

@@ -1,0 +1,299 @@
+"""Real database servers for tests: PostgreSQL and MariaDB from Debian's packages, each in a folder of its own that is thrown away.
+
+They listen on a unix socket in that folder and nowhere else, write nothing through to the disk (a test that ends a server ends it orderly,
+or asks for a crash of the server's processes, not of the machine), and run as a user without rights, since PostgreSQL refuses root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+
+START_S = 60.0
+_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An empty database for one test. The URLs are SQLAlchemy's; `name` is what the plain drivers want beside `server`."""
+
+    kind: str
+    """sqlite, postgresql or mariadb."""
+    sync_url: str
+    async_url: str
+    name: str
+    """Of SQLite, the file's path."""
+    server: DatabaseServer | None
+    """None for SQLite."""
+
+    @property
+    def dialect(self) -> str:
+        """As SQLAlchemy and `qmq outbox migration --dialect` call it."""
+        return "mysql" if self.kind == "mariadb" else self.kind
+
+    def connect(self) -> Any:
+        """A plain DB-API connection: sqlite3, psycopg or pymysql."""
+        import sqlite3
+
+        if self.server is None:
+            return sqlite3.connect(self.name, timeout=30)
+        return self.server.connect(self.name)
+
+
+class DatabaseServer:
+    """One server. `restart` and `kill` are for tests of what survives them."""
+
+    kind = ""
+    first_database = ""
+    stop_signal = signal.SIGTERM
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"qmq-{self.kind}-"))
+        self.folder.chmod(0o755)
+        self.user = self._user()
+        if self.user is not None:
+            os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, -1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._made = 0
+        self.ends = 0
+        """How often it was ended."""
+
+    # --- what each kind says -------------------------------------------------------------------------------------------
+
+    def create_files(self) -> None:
+        """Make the data folder."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """Runs the server in the foreground."""
+        raise NotImplementedError
+
+    def connect(self, name: str) -> Any:
+        """A DB-API connection to one of its databases."""
+        raise NotImplementedError
+
+    def urls(self, name: str) -> tuple[str, str]:
+        """Sync and async, as SQLAlchemy wants them."""
+        raise NotImplementedError
+
+    @property
+    def socket(self) -> str:
+        """Where it listens."""
+        raise NotImplementedError
+
+    def users(self) -> Sequence[str]:
+        """Under which it may run, the best first."""
+        raise NotImplementedError
+
+    # --- its life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        log = self.folder / "server.log"
+        with log.open("ab") as out:
+            command = [*self._as_user(), *self.command()]
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder)
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX) as probe:  # first by hand: PyMySQL forgets the socket of a connection that is refused
+                    probe.connect(self.socket)
+                self.connect(self.first_database).close()
+                return
+            except (OSError, psycopg.OperationalError, pymysql.OperationalError) as failure:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise AssertionError(f"{self.kind} did not start: {failure}\n{log.read_text(errors='replace')[-4000:]}") from failure
+                time.sleep(0.02)
+
+    def ensure_started(self) -> None:
+        """Start it again if a test left it ended."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+
+    def stop(self) -> None:
+        """End it orderly: connections break."""
+        self._end(self.stop_signal)
+
+    def kill(self) -> None:
+        """End it without a chance to say anything; what was committed is still there."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start again: connections break, data stays."""
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        """End it and delete its files."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, number: int) -> None:
+        process, self._process = self._process, None
+        self.ends += 1
+        if process is not None:
+            process.send_signal(number)
+            process.wait(START_S)
+
+    # --- databases -----------------------------------------------------------------------------------------------------
+
+    def create_database(self) -> Database:
+        """One more, empty."""
+        self._made += 1
+        name = f"test_{self._made}"
+        self._administer(f"CREATE DATABASE {name}")
+        sync_url, async_url = self.urls(name)
+        return Database(self.kind, sync_url, async_url, name, self)
+
+    def drop_database(self, database: Database) -> None:
+        """Delete it, even if somebody is still connected."""
+        raise NotImplementedError
+
+    def _administer(self, statement: str) -> None:
+        connection = self.connect(self.first_database)
+        try:
+            if self.kind == "postgresql":
+                connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        finally:
+            connection.close()
+
+    # --- the user ------------------------------------------------------------------------------------------------------
+
+    def _user(self) -> str | None:
+        """None: the one who runs the tests."""
+        if os.geteuid() != 0:
+            return None
+        for name in self.users():
+            with contextlib.suppress(KeyError):
+                return pwd.getpwnam(name).pw_name
+        raise AssertionError(f"{self.kind} cannot run as root, and none of the users {self.users()} is there")
+
+    def _as_user(self) -> Sequence[str]:
+        """Before a command. Not by Popen's `user`: with that it forks instead of calling vfork, and gRPC's handlers of forks crash the
+        child of a process that has a client.
+        """
+        if self.user is None:
+            return ()
+        return ("setpriv", f"--reuid={self.user}", f"--regid={pwd.getpwnam(self.user).pw_gid}", "--clear-groups")
+
+    def _run(self, *command: str) -> None:
+        done = subprocess.run([*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder)
+        assert done.returncode == 0, f"{command[0]} failed: {done.stdout}{done.stderr}"
+
+
+class PostgresServer(DatabaseServer):
+    """PostgreSQL, whichever version is installed."""
+
+    kind = "postgresql"
+    first_database = "postgres"
+    stop_signal = signal.SIGINT  # "fast": it ends the sessions
+
+    def __init__(self) -> None:
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+        inside = shutil.which("initdb")
+        if not found and inside is None:
+            pytest.fail("these tests need a PostgreSQL server: apt-get install postgresql", pytrace=False)
+        self._programs = found[-1].parent if found else Path(str(inside)).parent
+        super().__init__()
+
+    def users(self) -> Sequence[str]:
+        return ("postgres", "nobody")
+
+    def create_files(self) -> None:
+        self._run(
+            str(self._programs / "initdb"), "--pgdata", str(self.folder / "data"), "--username=qmq", "--auth=trust", "--no-sync",
+            "--locale=C", "--encoding=UTF8",
+        )  # fmt: skip
+
+    def command(self) -> list[str]:
+        options = {
+            "listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off", "full_page_writes": "off",
+            "max_connections": "60", "shared_buffers": "32MB", "autovacuum": "off",
+        }  # fmt: skip
+        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        return [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *settings]
+
+    @property
+    def socket(self) -> str:
+        return str(self.folder / ".s.PGSQL.5432")
+
+    def connect(self, name: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(host=str(self.folder), user="qmq", dbname=name)
+
+    def urls(self, name: str) -> tuple[str, str]:
+        url = f"postgresql+psycopg://qmq@/{name}?host={self.folder}"
+        return url, url
+
+    def drop_database(self, database: Database) -> None:
+        self._administer(f"DROP DATABASE {database.name} WITH (FORCE)")
+
+    def kill(self) -> None:
+        """The processes that serve sessions outlive a killed master for a moment; this ends them all, and nothing is checkpointed."""
+        self._end(signal.SIGQUIT)
+
+
+class MariaServer(DatabaseServer):
+    """MariaDB, which speaks MySQL's protocol."""
+
+    kind = "mariadb"
+    first_database = "mysql"
+
+    def __init__(self) -> None:
+        programs = [shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PLACES}") for name in ("mariadbd", "mariadb-install-db")]
+        if None in programs:
+            pytest.fail("these tests need a MariaDB server: apt-get install mariadb-server", pytrace=False)
+        self._server, self._install = map(str, programs)
+        super().__init__()
+
+    def users(self) -> Sequence[str]:
+        return ("mysql", "nobody")
+
+    @property
+    def socket(self) -> str:
+        return str(self.folder / "socket")
+
+    def create_files(self) -> None:
+        self._run(
+            self._install, "--no-defaults", f"--datadir={self.folder / 'data'}", "--auth-root-authentication-method=normal",
+            "--skip-test-db", "--innodb-flush-method=nosync",
+        )  # fmt: skip
+
+    def command(self) -> list[str]:
+        return [
+            self._server, "--no-defaults", f"--datadir={self.folder / 'data'}", f"--socket={self.socket}", "--skip-networking",
+            f"--pid-file={self.folder / 'pid'}", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=64M", "--innodb-doublewrite=0", "--skip-log-bin", "--max-allowed-packet=64M",
+            "--innodb-log-file-size=96M",
+        ]  # fmt: skip
+
+    def connect(self, name: str) -> Any:
+        return pymysql.connect(unix_socket=self.socket, user="root", database=name)
+
+    def urls(self, name: str) -> tuple[str, str]:
+        rest = f"root@localhost/{name}?unix_socket={self.socket}&charset=utf8mb4"
+        return f"mysql+pymysql://{rest}", f"mysql+aiomysql://{rest}"
+
+    def drop_database(self, database: Database) -> None:
+        """It stays until the server goes: a session that still holds a lock would hold up the deletion."""
+
+
+def sqlite_database(file: Path) -> Database:
+    """SQLite in a file."""
+    return Database("sqlite", f"sqlite:///{file}", f"sqlite+aiosqlite:///{file}", str(file), None)

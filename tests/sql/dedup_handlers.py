@@ -1,0 +1,29 @@
+"""The handlers of the kill tests: two writes, of which neither may be there without the other."""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+
+import qmq
+
+_INSERT = "INSERT INTO effect VALUES ('{group}')"
+_ADD = "UPDATE total SET effects = effects + 1"
+
+
+async def bill(body: bytes, context: qmq.Context) -> None:
+    """With SQLAlchemy in the event loop."""
+    await context.connection.execute(text(_INSERT.format(group=context.group)))
+    await context.connection.execute(text(_ADD))
+
+
+def bill_in_thread(body: bytes, context: qmq.Context) -> None:
+    """With SQLAlchemy in a thread."""
+    context.connection.execute(text(_INSERT.format(group=context.group)))
+    context.connection.execute(text(_ADD))
+
+
+def bill_by_driver(body: bytes, context: qmq.Context) -> None:
+    """With a driver alone."""
+    cursor = context.connection.cursor()
+    cursor.execute(_INSERT.format(group=context.group))
+    cursor.execute(_ADD)

@@ -1,0 +1,119 @@
+"""What the tests of the outbox share: engines that are closed, what a subject holds, what is left in the table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+from database_servers import Database
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+import qmq
+from qmq.client.producer import new_producer_id
+from qmq.model import MessageId
+from qmq.sql.outbox import create_tables
+from qmq.sql.outbox_message import MessageIds, new_message
+from qmq.sql.outbox_statements import Statements
+from qmq.sql.outbox_tables import NOW, TABLE
+from qmq.sql.outbox_watchdog import Watchdogs
+
+WITHIN_S = 20.0
+
+
+@contextmanager
+def engine_of(database: Database, *, with_tables: bool = True) -> Iterator[Engine]:
+    """A sync engine; the outbox's tables are there, and one of the business."""
+    engine = create_engine(database.sync_url)
+    if with_tables:
+        create_tables(engine)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE IF NOT EXISTS business (name VARCHAR(100) PRIMARY KEY)"))
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def async_engine_of(database: Database, **options: Any) -> AsyncIterator[AsyncEngine]:
+    """An async engine."""
+    engine = create_async_engine(database.async_url, **options)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+async def received(mq: qmq.Client, subject: str, count: int, group: str = "readers") -> list[Any]:
+    """The next messages of a subject, acknowledged; fails if they do not come."""
+    found: list[Any] = []
+    consumer = mq.consumer(subject, group)
+    async with asyncio.timeout(WITHIN_S):
+        async for message in consumer:
+            found.append(message)
+            await message.ack()
+            if len(found) >= count:
+                break
+    await consumer.close()
+    return found
+
+
+async def bodies(mq: qmq.Client, subject: str, count: int, group: str = "readers") -> list[bytes]:
+    """Their bodies."""
+    return [message.body for message in await received(mq, subject, count, group)]
+
+
+def left(engine: Engine, columns: str = "subject", table: str = "qmq_outbox") -> Sequence[Any]:
+    """What is in the outbox, in order."""
+    with engine.connect() as connection:
+        return connection.execute(text(f"SELECT {columns} FROM {table} ORDER BY id")).all()
+
+
+async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
+    """Wait until nothing is in the outbox any more."""
+    async with asyncio.timeout(WITHIN_S):
+        while await asyncio.to_thread(left, engine, "subject", table):
+            await asyncio.sleep(0.02)
+
+
+IDS = MessageIds(new_producer_id())
+
+
+def committed_rows(
+    engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE
+) -> list[MessageId]:
+    """(subject, body, key) of messages whose sender died after the commit; their ids."""
+    ids = [IDS() for _ in rows]
+    say = Statements(engine.dialect.name, table)
+    now_ns = time.time_ns()
+    messages = [new_message(number, now_ns, subject, body, key=key) for number, (subject, body, key) in zip(ids, rows, strict=True)]
+    with engine.begin() as connection:
+        for begin in range(0, len(messages), 50):
+            statement = say.insert([message.row() for message in messages[begin : begin + 50]], "dead", claim_ms)
+            connection.execute(text(statement.text), dict(statement.values))
+    return ids
+
+
+def hold_lease(engine: Engine, lease_ms: int) -> None:
+    """Another watchdog has the lease, for so long."""
+    say = Statements(engine.dialect.name)
+    with engine.begin() as connection:
+        if connection.execute(text(say.view_lease().text), dict(say.view_lease().values)).first() is None:
+            connection.execute(text(say.create_lease().text), dict(say.create_lease().values))
+        now = NOW[say.dialect]
+        connection.execute(text(f"UPDATE {say.lease_table} SET holder = 'other', token = token + 1, lease_until = {now} + {lease_ms}"))
+
+
+@asynccontextmanager
+async def watching(mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)) -> AsyncIterator[Watchdogs]:
+    """A watchdog that looks often."""
+    dogs = mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s))
+    for dog in dogs.dogs:
+        dog._poll_s = 0.05
+    async with dogs:
+        yield dogs

@@ -1,0 +1,155 @@
+"""Old records go, in batches, by the database's clock; never one of a message that somebody still hands out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from database_servers import Database, sqlite_database
+from dedup_ways import Way, effects, message, rows, ways
+
+from qmq.sql import dedup_records as records
+from qmq.sql.dedup import EXPIRE_EVERY
+from qmq.sql.dedup_statements import EXPIRE_BATCH, statements
+from qmq.sql.dedup_transactions import openers
+
+KEEP = timedelta(days=7)
+_DAY_MS = 86_400_000
+
+
+def age(database: Database, days: float, where: str = "1 = 1") -> None:
+    """As if these records had been written so many days earlier."""
+    rows(database, f"UPDATE qmq_dedup SET recorded_ms = recorded_ms - {int(days * _DAY_MS)} WHERE {where}")
+
+
+def recorded(database: Database) -> int:
+    return int(rows(database, "SELECT COUNT(*) FROM qmq_dedup")[0][0])
+
+
+async def look(way: Way, number: int) -> None:
+    """A process that begins looks for old records after its first message."""
+    assert await Way(way.name, way.database, way.given, keep=KEEP).work(message(number), group="other")
+
+
+async def test_records_go_when_they_are_older_than_keep_and_not_before(database: Database) -> None:
+    async with ways(database, keep=KEEP) as found:
+        for number, way in enumerate(found):
+            rows(database, "DELETE FROM qmq_dedup")
+            for each in (1, 2, 3):
+                await way.work(message(10 * number + each))
+            age(database, 6.99)
+            await way.work(message(10 * number + 3))
+            age(database, 0.02)
+            await look(way, 10 * number + 4)
+            left = sorted(str(_text(row[0])) for row in rows(database, "SELECT message_id FROM qmq_dedup"))
+            assert left == [str(message(10 * number + each).id) for each in (3, 4)], way.name
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+async def test_a_message_that_is_handed_out_again_keeps_its_record_for_as_long_again(database: Database) -> None:
+    async with ways(database, "engine", keep=KEEP) as [way]:
+        await way.work(message(1))
+        for number in range(3):
+            age(database, 6.9, f"message_id = '{message(1).id}'")
+            assert not await way.work(message(1))
+            await look(way, 100 + number)
+        assert not await way.work(message(1))
+    assert effects(database).count(str(message(1).id)) == 1
+
+
+async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: Database) -> None:
+    """Which records are old was read; then one is handed out again; then the old ones are deleted."""
+    async with ways(database, "engine", keep=KEEP) as [way]:
+        await way.work(message(1))
+        await way.work(message(2))
+        age(database, 8)
+        opener, _ = openers(database.connect, None, None)
+        assert opener is not None
+        with opener() as transaction:
+            spoken = statements(database.dialect, "qmq_dedup")
+
+            def read_and_delete(executor: records.Executor) -> int:
+                class Slow:
+                    execute, execute_many = executor.execute, executor.execute_many
+
+                    def fetch(self, *said: object) -> object:
+                        found = executor.fetch(*said)  # type: ignore[arg-type]
+                        transaction.commit()
+                        redelivery = threading.Thread(target=way._work_sync, args=(message(1), None, "g"))
+                        redelivery.start()
+                        redelivery.join(30)
+                        return found
+
+                return records.expire(Slow(), spoken, 7 * _DAY_MS)  # type: ignore[arg-type]
+
+            assert transaction.run(read_and_delete) == 2
+            transaction.commit()
+        assert not await way.work(message(1))
+        assert recorded(database) == 1
+
+
+async def test_a_record_that_goes_between_being_seen_and_being_touched_is_written_again(database: Database) -> None:
+    async with ways(database, "engine") as [way]:
+        await way.work(message(1))
+        opener, _ = openers(database.connect, None, None)
+        assert opener is not None
+        with opener() as transaction:
+
+            def claim(executor: records.Executor) -> bool:
+                class Slow:
+                    def execute(self, statement: str, parameters: dict[str, object]) -> int:
+                        if statement.startswith("UPDATE"):
+                            executor.execute("DELETE FROM qmq_dedup", {})
+                        return executor.execute(statement, parameters)
+
+                record = way.dedup._record(message(1), "g")
+                return records.claim(Slow(), statements(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
+
+            assert not transaction.run(claim)
+            transaction.commit()
+        assert not await way.work(message(1))
+    assert effects(database) == [str(message(1).id)]
+
+
+async def test_old_records_go_in_small_batches_the_oldest_first(database: Database) -> None:
+    async with ways(database, "async-engine") as [way]:
+        values = ", ".join(f"('old', 'orders', '{number}', 'somebody', {number})" for number in range(2 * EXPIRE_BATCH))
+        rows(database, f"INSERT INTO qmq_dedup VALUES {values}")
+        left = []
+        for number in range(3):
+            await look(way, 100 + number)
+            left.append(rows(database, "SELECT COUNT(*), MIN(recorded_ms) FROM qmq_dedup WHERE token = 'somebody'")[0])
+    assert [tuple(each) for each in left] == [(EXPIRE_BATCH, EXPIRE_BATCH), (0, None), (0, None)]
+
+
+async def test_more_old_records_go_than_new_ones_come(tmp_path: Path) -> None:
+    assert EXPIRE_BATCH > EXPIRE_EVERY
+    database = sqlite_database(tmp_path / "business.sqlite")
+    async with ways(database, "engine") as [way]:
+        for number in range(EXPIRE_EVERY):
+            await way.work(message(number))
+        age(database, 8)
+        await way.work(message(EXPIRE_EVERY))
+    assert recorded(database) == 1
+
+
+async def test_a_message_is_done_even_if_old_records_cannot_be_deleted(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError("the database is tired")
+
+    monkeypatch.setattr(records, "expire", fail)
+    async with ways(database) as found:
+        with caplog.at_level(logging.WARNING, "qmq.sql"):
+            for number, way in enumerate(found):
+                assert await way.work(message(number))
+                assert not await way.work(message(number))
+    assert caplog.text.count("the database is tired") == len(found)
+    assert len(effects(database)) == len(found)
