@@ -1,0 +1,245 @@
+"""Effects that happen exactly once: a message's id is recorded in the same transaction as what its handler writes.
+
+docs/DEDUP.md says why it holds.
+
+    dedup = SqlDedup(create_async_engine("postgresql+psycopg://..."))
+
+    @mq.listener("orders", group="billing", idempotent=dedup)
+    async def bill(order: Order, context: Context) -> None:
+        await context.connection.execute(insert(invoice).values(...))
+
+    open -> claim -> handler -> check -> commit -> (expire) -> close -> acknowledge
+                 \\-> the record is there: close -> acknowledge
+
+A crash before the commit leaves nothing, and the message is handed out again. A crash after it leaves record and effect, and the next claim
+finds the record. There is nothing in between.
+
+The handler and the database must be of one kind: `async def` with AsyncEngine or async_sessionmaker, plain `def` with Engine, sessionmaker
+or a DB-API driver. A sync database under an `async def` handler would not only hold up the event loop: two handlers that want the same row
+would wait for each other for ever, one for the row, the other for the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from qmq.client.listening.idempotence import Named
+from qmq.errors import InvalidArgument
+from qmq.sql import dedup_records as records
+from qmq.sql.dedup_statements import KEY_BYTES_MAX, TABLE, Record, Statements, check_table, statements
+from qmq.sql.dedup_transactions import AsyncTransaction, Transaction, openers
+
+log = logging.getLogger("qmq.sql")
+
+KEEP: Final = timedelta(days=7)
+KEEP_MIN: Final = timedelta(minutes=1)
+EXPIRE_EVERY: Final = 100
+"""Messages between two batches of old records that are deleted: twice as many go as come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One message inside its transaction."""
+
+    is_new: bool
+    """False: its effect is there already."""
+    connection: Any
+    """For the handler's writes; None if it is not to run."""
+
+
+class SqlDedup:
+    """Remembers in the application's own database which messages are done.
+
+    `database` is an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function that returns a new DB-API
+    connection; `dialect` and `paramstyle` are for a driver that is not known. `table` must be there (`qmq dedup migration`,
+    `create_tables`). Records are kept for `keep` since the message was last handed out: docs/DEDUP.md says what to choose. `key` gives
+    a name of the application's own, text of up to 255 bytes, instead of the message id: then a message that was sent twice has one effect.
+
+    Raises InvalidArgument.
+    """
+
+    def __init__(
+        self, database: Any, table: str = TABLE, keep: timedelta = KEEP, *, key: Callable[[Any], str] | None = None,
+        dialect: str | None = None, paramstyle: str | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(keep, timedelta) or keep < KEEP_MIN:
+            raise InvalidArgument(f"keep is a timedelta of a minute at least, and should be days (see docs/DEDUP.md), not {keep!r}")
+        self.table = check_table(table)
+        self._keep_ms = keep // timedelta(milliseconds=1)
+        self._key = key
+        self._opener, self._async_opener = openers(database, dialect, paramstyle)
+        self._turns = itertools.count()
+        self._spoken: Statements | None = None
+
+    def check_handler(self, *, is_async: bool) -> None:
+        """Raises InvalidArgument if such a handler does not go with this database: see the module."""
+        if is_async and self._async_opener is None:
+            raise InvalidArgument(
+                "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a sync database holds up the event loop, perhaps "
+                "for ever: give SqlDedup one, or make the handler a plain `def`, which runs in a thread"
+            )
+        if not is_async and self._opener is None:
+            raise InvalidArgument(
+                "a plain `def` handler runs in a thread and needs an Engine, sessionmaker or DB-API connections: give SqlDedup one, "
+                "or make the handler an `async def`"
+            )
+
+    # --- a message -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def once_sync(self, message: Named, group: str) -> Iterator[Once]:
+        """The transaction of one message, for a plain `def` handler; all of it in one thread.
+
+        Raises on the way in InvalidArgument, and Unavailable if another transaction has the message in hand or the database is away; on the
+        way out InvalidArgument if the handler let the transaction be rolled back, and the database's errors: then nothing was done,
+        unless a commit was lost half-way, which the next claim finds out.
+        """
+        self.check_handler(is_async=False)
+        assert self._opener is not None
+        record = self._record(message, group)
+        with ExitStack() as stack:
+            with records.on_the_way_in(self.table):
+                transaction = stack.enter_context(self._opener())
+                spoken = self._spoken or self._prove(transaction)
+                is_new = transaction.run(lambda executor: records.claim(executor, spoken, record))
+                if not is_new:
+                    transaction.commit()
+            if is_new:
+                transaction.guard(True)
+                yield Once(True, transaction.handed)
+                transaction.guard(False)
+                transaction.run(lambda executor: records.check(executor, spoken, record))
+                transaction.commit()
+            if self._is_time_to_expire():
+                self._expire(transaction, spoken)
+        if not is_new:
+            yield Once(False, None)
+
+    @asynccontextmanager
+    async def once(self, message: Named, group: str) -> AsyncIterator[Once]:
+        """The same for an `async def` handler."""
+        self.check_handler(is_async=True)
+        assert self._async_opener is not None
+        record = self._record(message, group)
+        async with AsyncExitStack() as stack:
+            with records.on_the_way_in(self.table):
+                transaction = await stack.enter_async_context(self._async_opener())
+                spoken = self._spoken or await self._prove_async(transaction)
+                is_new = await transaction.run(lambda executor: records.claim(executor, spoken, record))
+                if not is_new:
+                    await transaction.commit()
+            if is_new:
+                transaction.guard(True)
+                yield Once(True, transaction.handed)
+                transaction.guard(False)
+                await transaction.run(lambda executor: records.check(executor, spoken, record))
+                await transaction.commit()
+            if self._is_time_to_expire():
+                await self._expire_async(transaction, spoken)
+        if not is_new:
+            yield Once(False, None)
+
+    def _record(self, message: Named, group: str) -> Record:
+        name = str(message.id) if self._key is None else self._key(message)
+        return Record(group, message.subject, name, os.urandom(16).hex()).check_width()
+
+    # --- before the first message --------------------------------------------------------------------------------------
+
+    def _prove(self, transaction: Transaction) -> Statements:
+        """That the table holds the longest record, and that a rollback takes it back: it does not with autocommit, or on an engine without
+        transactions (MyISAM).
+        """
+        spoken, trial = statements(transaction.dialect, self.table), _trial()
+        transaction.run(lambda executor: records.claim(executor, spoken, trial))
+        if not transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+            raise _too_narrow(self.table)
+        transaction.rollback()
+        if transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+            raise _no_transactions(self.table)
+        transaction.rollback()
+        self._spoken = spoken
+        return spoken
+
+    async def _prove_async(self, transaction: AsyncTransaction) -> Statements:
+        spoken, trial = statements(transaction.dialect, self.table), _trial()
+        await transaction.run(lambda executor: records.claim(executor, spoken, trial))
+        if not await transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+            raise _too_narrow(self.table)
+        await transaction.rollback()
+        if await transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+            raise _no_transactions(self.table)
+        await transaction.rollback()
+        self._spoken = spoken
+        return spoken
+
+    # --- after some messages -------------------------------------------------------------------------------------------
+
+    def _is_time_to_expire(self) -> bool:
+        return next(self._turns) % EXPIRE_EVERY == 0
+
+    def _expire(self, transaction: Transaction, spoken: Statements) -> None:
+        """The message is done whatever happens here."""
+        try:
+            transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
+            transaction.commit()
+        except Exception as failure:
+            _log_expiry(self.table, failure)
+
+    async def _expire_async(self, transaction: AsyncTransaction, spoken: Statements) -> None:
+        try:
+            await transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
+            await transaction.commit()
+        except Exception as failure:
+            _log_expiry(self.table, failure)
+
+
+def create_tables(database: Any, table: str = TABLE, *, dialect: str | None = None, paramstyle: str | None = None) -> None:
+    """Create the table unless it is there. `database` is an Engine or sessionmaker of SQLAlchemy, or a function that returns a new DB-API
+    connection. With an AsyncEngine: `create_tables_async`.
+
+    Raises InvalidArgument, and the database's errors.
+    """
+    opener, _ = openers(database, dialect, paramstyle)
+    if opener is None:
+        raise InvalidArgument("this database is async: `await create_tables_async(...)`")
+    with opener() as transaction:
+        transaction.run(lambda executor: records.create(executor, transaction.dialect, table))
+        transaction.commit()
+
+
+async def create_tables_async(database: Any, table: str = TABLE) -> None:
+    """The same on an AsyncEngine or async_sessionmaker."""
+    _, opener = openers(database, None, None)
+    if opener is None:
+        raise InvalidArgument("this database is sync: `create_tables(...)`")
+    async with opener() as transaction:
+        await transaction.run(lambda executor: records.create(executor, transaction.dialect, table))
+        await transaction.commit()
+
+
+def _trial() -> Record:
+    """Nobody's record, as long as can be: no subject has such a name."""
+    longest = "%trial".ljust(KEY_BYTES_MAX, "%")
+    return Record(longest, longest, longest[32:] + os.urandom(16).hex(), os.urandom(16).hex())
+
+
+def _too_narrow(table: str) -> InvalidArgument:
+    return InvalidArgument(f"table {table!r} cuts long names, and would take a message for another: make it as `qmq dedup migration` says")
+
+
+def _no_transactions(table: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"table {table!r} keeps what was rolled back, so that no effect can be tied to it: use an engine with transactions (on MySQL "
+        f"InnoDB, for the application's tables too) and connections without autocommit"
+    )
+
+
+def _log_expiry(table: str, failure: Exception) -> None:
+    log.warning("old records of %s could not be deleted, the next try is %d messages away: %s", table, EXPIRE_EVERY, failure)

@@ -1,0 +1,133 @@
+"""Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async. Imported only where SQLAlchemy is.
+
+What is said in an async one is sync code too, which SQLAlchemy runs on it (`run_sync`). A commit of the handler's own is refused by the
+event that comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, event, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from qmq.errors import InvalidArgument
+from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction, Opener, T, Transaction, Work
+
+
+@lru_cache(maxsize=100)
+def _text(statement: str) -> TextClause:
+    return text(statement).execution_options(preserve_rowcount=True)
+
+
+class _AlchemyExecutor:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
+        return self._connection.execute(_text(statement), parameters).rowcount
+
+    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
+        self._connection.execute(_text(statement), parameters)
+
+    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        return self._connection.execute(_text(statement), parameters).fetchall()
+
+
+class _Guard:
+    """Refuses commits of one connection or session, but not of its savepoints. SQLAlchemy tells it before each."""
+
+    def __init__(self, handed: Connection | Session) -> None:
+        self.is_handed = False
+        if isinstance(handed, Connection):
+            event.listen(handed, "commit", self._connection_commits)
+        else:
+            event.listen(handed, "before_commit", self._session_commits)
+
+    def _connection_commits(self, connection: Connection) -> None:
+        if self.is_handed:
+            # After an error here SQLAlchemy takes the transaction for ended, and would give the connection back to its pool as it is.
+            connection.connection.rollback()
+            raise InvalidArgument(f"commit {NOT_YOURS}")
+
+    def _session_commits(self, session: Session) -> None:
+        """Of savepoints it is told too."""
+        if self.is_handed and not session.in_nested_transaction():
+            raise InvalidArgument(f"commit {NOT_YOURS}")
+
+
+class _AlchemyTransaction:
+    """`handed` is a Connection, or a Session."""
+
+    def __init__(self, handed: Connection | Session) -> None:
+        self.handed = handed
+        self.dialect = _connection_of(handed).dialect.name
+        self._guard = _Guard(handed)
+
+    def run(self, work: Work[T]) -> T:
+        return _run(self.handed, work)
+
+    def guard(self, is_handed: bool) -> None:
+        self._guard.is_handed = is_handed
+
+    def commit(self) -> None:
+        self.handed.commit()
+
+    def rollback(self) -> None:
+        self.handed.rollback()
+
+
+class _AsyncAlchemyTransaction:
+    """`handed` is an AsyncConnection, or an AsyncSession."""
+
+    def __init__(self, handed: AsyncConnection | AsyncSession, inner: _AlchemyTransaction) -> None:
+        self.handed = handed
+        self.dialect = inner.dialect
+        self.guard = inner.guard
+
+    async def run(self, work: Work[T]) -> T:
+        return await self.handed.run_sync(lambda handed: _run(handed, work))
+
+    async def commit(self) -> None:
+        await self.handed.commit()
+
+    async def rollback(self) -> None:
+        await self.handed.rollback()
+
+
+def _run(handed: Connection | Session, work: Work[T]) -> T:
+    return work(_AlchemyExecutor(_connection_of(handed)))
+
+
+def _connection_of(handed: Connection | Session) -> Connection:
+    """A session's own connection; what the session holds back is written first."""
+    if isinstance(handed, Session):
+        handed.flush()
+        return handed.connection()
+    return handed
+
+
+def opener(connect: Callable[[], AbstractContextManager[Connection | Session]]) -> Opener:
+    """Transactions on connections or sessions, for threads."""
+
+    @contextmanager
+    def opened() -> Iterator[Transaction]:
+        with connect() as handed:
+            yield _AlchemyTransaction(handed)
+
+    return opened
+
+
+def async_opener(connect: Callable[[], AbstractAsyncContextManager[AsyncConnection | AsyncSession]]) -> AsyncOpener:
+    """The same for an event loop."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[AsyncTransaction]:
+        async with connect() as handed:
+            yield _AsyncAlchemyTransaction(handed, await handed.run_sync(_AlchemyTransaction))
+
+    return opened

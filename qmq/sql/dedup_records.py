@@ -1,0 +1,132 @@
+"""What is done with the table of finished messages inside one transaction, whoever talks to the database: SQLAlchemy or a DB-API driver.
+
+    claim     writes the record; False if it is there: then its time begins anew, as somebody still hands the message out
+    check     before the commit: the record is still this transaction's own
+    expire    deletes old records, a batch
+
+Why `check`: a handler may swallow an error after which the transaction is not what it was. PostgreSQL answers a commit of a failed
+transaction with a rollback and no error; MySQL ends a transaction on a deadlock, SQLite on a full disk, and what follows is another
+transaction without the record. Each time the message would be acknowledged without its effect, or with half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from qmq.errors import InvalidArgument, NotConnected, Overloaded
+from qmq.sql.dedup_statements import Record, Statements, migration
+
+_DUPLICATE: Final = 1062
+_NO_TABLE: Final = ("42P01", 1146)
+_IN_HAND: Final = ("40001", "40P01", "55P03", 1205, 1213)
+"""Serialization failure, deadlock, lock not to be had: PostgreSQL's states, MySQL's numbers."""
+_AWAY: Final = ("08", "53", "57")
+"""PostgreSQL's classes: connection, resources, operator."""
+_TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
+"""The DB-API's names, in every driver's tree and in SQLAlchemy's, and that of SQLAlchemy's empty pool."""
+
+
+class Executor(Protocol):
+    """One transaction's way to the database. Parameters are written `:name`."""
+
+    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
+        """How many rows it changed."""
+        ...
+
+    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
+        """Once with each of them."""
+        ...
+
+    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """Its rows."""
+        ...
+
+
+def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
+    """Whether the effect is this transaction's to make. Waits for another transaction that has the same message in hand."""
+    parameters = spoken.parameters(record)
+    if _add(executor, spoken, parameters):
+        return True
+    if not executor.execute(spoken.touch, parameters):
+        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this second's time already)
+    return False
+
+
+def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) -> bool:
+    try:
+        return executor.execute(spoken.add, parameters) == 1
+    except Exception as failure:
+        if spoken.dialect == "mysql" and _DUPLICATE in codes(failure):
+            return False
+        raise
+
+
+def check(executor: Executor, spoken: Statements, record: Record) -> None:
+    """Raises InvalidArgument if the record is not there any more: then the handler's writes are not whole either; do not commit them."""
+    if not is_there(executor, spoken, record):
+        raise InvalidArgument(
+            "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "
+            "leave the handler, or use a savepoint around what may fail"
+        )
+
+
+def is_there(executor: Executor, spoken: Statements, record: Record) -> bool:
+    """Whether this transaction sees its own record."""
+    return int(executor.fetch(spoken.still_there, spoken.parameters(record))[0][0]) == 1
+
+
+def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
+    """Delete the oldest records that were not touched for so long, a batch; how many there were."""
+    found = executor.fetch(spoken.expiring, {"keep": keep_ms})
+    if found:
+        keys = [{"group": row[0], "subject": row[1], "id": row[2], "keep": keep_ms} for row in found]
+        executor.execute_many(spoken.expire, keys)
+    return len(found)
+
+
+def create(executor: Executor, dialect: str, table: str) -> None:
+    """Create the table unless it is there. On MySQL that ends the transaction."""
+    for statement in migration(dialect, table).split(";\n")[:-1]:
+        executor.execute(statement, {})
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------------
+
+
+def codes(failure: BaseException) -> list[Any]:
+    """What the driver says of an error, without SQLAlchemy around it: PostgreSQL's state, MySQL's number."""
+    failure = getattr(failure, "orig", None) or failure
+    named = [getattr(failure, name, None) for name in ("sqlstate", "pgcode", "errno")]
+    return [each for each in (*named, *failure.args[:1]) if isinstance(each, str | int)]
+
+
+@contextmanager
+def on_the_way_in(table: str) -> Iterator[None]:
+    """Around all that happens before the handler: the database's errors become ours where they are no fault of the application.
+
+    Raises:
+        NotConnected: the database cannot be reached.
+        Overloaded: another transaction has the message in hand, or the database is busy.
+        InvalidArgument: the table is not there.
+    """
+    try:
+        yield
+    except Exception as failure:
+        found = codes(failure)
+        if any(code in _NO_TABLE for code in found) or "no such table" in str(failure):
+            raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
+        if any(code in _IN_HAND for code in found) or "is locked" in str(failure):
+            raise Overloaded(
+                f"another transaction has this message in hand, or table {table!r} is busy; nothing was done: {failure}"
+            ) from failure
+        if _is_transient(failure, found):
+            raise NotConnected(f"the database that has table {table!r} cannot be reached; nothing was done: {failure}") from failure
+        raise
+
+
+def _is_transient(failure: Exception, found: Iterable[Any]) -> bool:
+    names = {kind.__name__ for kind in type(failure).__mro__}
+    is_away = any(isinstance(code, str) and len(code) == 5 and code.startswith(_AWAY) for code in found)
+    return isinstance(failure, OSError) or not names.isdisjoint(_TRANSIENT) or is_away

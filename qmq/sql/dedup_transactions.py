@@ -1,0 +1,111 @@
+"""Transactions of the application's database: what SqlDedup needs of them, and who opens them.
+
+An *opener* opens one transaction after another. What it opens is closed when its block is left, and what was not committed is rolled back.
+In it there is what the handler gets (`handed`), and a way to say things of one's own in the same transaction (`run`), as sync code on
+an `Executor`.
+
+The handler must not end the transaction: what it writes after a commit of its own would be lost to a crash, with the record there. So
+commits are refused while it has it: SQLAlchemy's by its event (`dedup_alchemy.py`), a driver's since it is handed out without them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Final, Protocol, TypeVar
+
+from qmq.errors import InvalidArgument
+from qmq.sql.dedup_records import Executor
+
+T = TypeVar("T")
+Work = Callable[[Executor], T]
+
+NOT_YOURS: Final = "is for the listener to do: it commits when the handler returns, and rolls back when it raises"
+
+
+class Transaction(Protocol):
+    """One that works in a thread."""
+
+    dialect: str
+    handed: Any
+
+    def run(self, work: Work[T]) -> T:
+        """Say something in it."""
+        ...
+
+    def guard(self, is_handed: bool) -> None:
+        """The handler gets it, or had it: whether `commit` is refused."""
+        ...
+
+    def commit(self) -> None:
+        """Keep what was done. What is done next is another transaction."""
+        ...
+
+    def rollback(self) -> None:
+        """Forget what was done. What is done next is another transaction."""
+        ...
+
+
+class AsyncTransaction(Protocol):
+    """The same in an event loop."""
+
+    dialect: str
+    handed: Any
+
+    async def run(self, work: Work[T]) -> T:
+        """Say something in it."""
+        ...
+
+    def guard(self, is_handed: bool) -> None:
+        """The handler gets it, or had it: whether `commit` is refused."""
+        ...
+
+    async def commit(self) -> None:
+        """Keep what was done. What is done next is another transaction."""
+        ...
+
+    async def rollback(self) -> None:
+        """Forget what was done. What is done next is another transaction."""
+        ...
+
+
+Opener = Callable[[], AbstractContextManager[Transaction]]
+AsyncOpener = Callable[[], AbstractAsyncContextManager[AsyncTransaction]]
+
+
+class HandedConnection:
+    """A DB-API connection, as a handler gets it: everything but an end of the transaction."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("commit", "rollback", "close", "executescript"):  # sqlite3's executescript begins with a commit
+            raise InvalidArgument(f"{name} {NOT_YOURS}")
+        return getattr(self._connection, name)
+
+
+def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:
+    """What opens a database's transactions: the first, if it is one for threads; the second, for an event loop. Raises InvalidArgument."""
+    if sys.modules.get("sqlalchemy") is not None:  # who has none of its things need not have it installed
+        from sqlalchemy import Engine
+        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+        from sqlalchemy.orm import sessionmaker
+
+        from qmq.sql.dedup_alchemy import async_opener, opener
+
+        if isinstance(database, Engine | sessionmaker):
+            return opener(database.connect if isinstance(database, Engine) else database), None
+        if isinstance(database, AsyncEngine | async_sessionmaker):
+            return None, async_opener(database.connect if isinstance(database, AsyncEngine) else database)
+    if not callable(database):
+        raise InvalidArgument(
+            f"{database!r} is no database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "
+            f"that returns a new DB-API connection"
+        )
+    from qmq.sql.dedup_driver import DriverOpener
+
+    return DriverOpener(database, dialect, paramstyle), None
