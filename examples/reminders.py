@@ -14,17 +14,16 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import flights
+from own_node import own_node
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -168,7 +167,7 @@ async def run(chosen: argparse.Namespace) -> int:
     """Everything; the exit status."""
     reminders = plan(chosen.month, chosen.minutes, chosen.rows)
     async with AsyncExitStack() as stack:
-        server = chosen.server or await _own_node(stack)
+        server = chosen.server or await own_node(stack)
         result = await play(server, reminders, chosen.minutes, quiet=chosen.json)
     if chosen.json:
         found = {"planned": result.planned, "came": result.came, "missing": len(result.missing), "twice": len(result.twice)}
@@ -177,17 +176,6 @@ async def run(chosen: argparse.Namespace) -> int:
     else:
         show(result, chosen.minutes)
     return 0 if result.is_right else 1
-
-
-async def _own_node(stack: AsyncExitStack) -> str:
-    """A node for this run alone; its address."""
-    from qmq.node.dev import Node, NodeConfig
-
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    node = Node(NodeConfig(Path(folder), meta_port=0, data_port=0, control_port=0))
-    await node.start()
-    stack.push_async_callback(node.stop)
-    return node.address
 
 
 def main() -> int:

@@ -1,0 +1,92 @@
+"""Judging a soak: was every message handled or buried, and did the processes stay as they were? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+RSS_GROWTH_MAX: Final = 1.25
+RSS_SPARE_MIB: Final = 48
+"""Memory may grow by that much besides: caches fill."""
+COUNT_SPARE: Final = 8
+"""File handles and threads may be so many more at a glance."""
+
+
+Runs = npt.NDArray[np.int64]
+"""(first, count) of consecutive numbers, one a row."""
+
+
+class Sample(NamedTuple):
+    """A process at one moment."""
+
+    time_s: float
+    rss_mib: float
+    handles: int
+    threads: int
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a soak found."""
+
+    sent: int = 0
+    handled: int = 0
+    handled_again: int = 0
+    buried: int = 0
+    """Distinct messages in the dead-letter queue."""
+    lost_consumers_buried: int = 0
+    """Of those, messages that did not fail by themselves: their consumers were lost too often."""
+    anomalies: list[str] = field(default_factory=list)
+
+
+def counts_of(runs: Runs, end: int) -> npt.NDArray[np.int32]:
+    """How often each number below `end` is in the runs."""
+    edges = np.zeros(end + 1, np.int32)
+    firsts, lasts = np.minimum(runs[:, 0], end), np.minimum(runs[:, 0] + runs[:, 1], end)
+    np.add.at(edges, firsts, 1)
+    np.add.at(edges, lasts, -1)
+    return np.cumsum(edges[:-1], dtype=np.int32)
+
+
+def judge_messages(sent: Runs, handled: Runs, buried: Runs, *, every: int, fails: int) -> Verdict:
+    """Every acknowledged message was handled, or is in the dead-letter queue once; what always fails (`fails` of `every`) is there, and was
+    handled by nobody.
+    """
+    end = int((sent[:, 0] + sent[:, 1]).max(initial=0))
+    was_sent = counts_of(sent, end) > 0
+    times, graves = counts_of(handled, end), counts_of(buried, end)
+    failing = np.zeros(end, bool)
+    failing[fails::every] = True
+    verdict = Verdict(int(was_sent.sum()), int((times > 0).sum()), int((times - 1).clip(0).sum()), int((graves > 0).sum()))
+    verdict.lost_consumers_buried = int(((graves > 0) & ~failing).sum())
+    for what, found in (
+        ("were lost: neither handled nor in the dead-letter queue", was_sent & (times == 0) & (graves == 0)),
+        ("always fail, and are not in the dead-letter queue", was_sent & failing & (graves == 0)),
+        ("always fail, and count as handled", failing & (times > 0)),
+        ("are in the dead-letter queue more than once", graves > 1),
+    ):
+        if found.any():
+            verdict.anomalies.append(f"{int(found.sum())} messages {what}, such as {int(np.argmax(found))}")
+    return verdict
+
+
+def judge_samples(name: str, samples: Sequence[Sample]) -> list[str]:
+    """Memory, file handles and threads are flat: what they were after a quarter of the time they are at the end."""
+    quarter = len(samples) // 4
+    if quarter < 2:
+        return [f"{name}: only {len(samples)} samples"]
+    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    anomalies: list[str] = []
+    before, after = median(each.rss_mib for each in early), median(each.rss_mib for each in late)
+    if after > before * RSS_GROWTH_MAX and after > before + RSS_SPARE_MIB:
+        anomalies.append(f"{name}: memory grew from {before:.0f} to {after:.0f} MiB")
+    for what, place in (("file handles", 2), ("threads", 3)):
+        low, high = median(each[place] for each in early), median(each[place] for each in late)
+        if high > low + COUNT_SPARE:
+            anomalies.append(f"{name}: {what} grew from {low:.0f} to {high:.0f}")
+    return anomalies

@@ -1,0 +1,244 @@
+"""One soak: a node, a producer at a share of what it takes, consumers that come, go, hang, crash; of a hundred messages one always fails.
+
+    calibrate     as fast as it goes for a while: how much the node and its consumers take
+    run           at `load` of that; now and then a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
+    drain         no more is sent; consumers work until the group has nothing left
+    judge         soak_judge.py
+
+One consumer is left in peace all the time: its memory is looked at, too. Retries come after fractions of a second, so that what fails dies
+within the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+from support import NodeProcess
+
+import qmq
+from system.soak_judge import Sample, Verdict, judge_messages, judge_samples
+from system.soak_worker import EVERY, FAILS, GROUP, LEASE_MS, SUBJECT, read_notes
+
+CONSUMERS: Final = 4
+RETRY_DELAYS_MS: Final = (100, 200, 400, 800)
+SAMPLE_S: Final = 1.0
+DRAIN_S: Final = 120.0
+TESTS: Final = Path(__file__).resolve().parents[1]
+RETENTION_MIB: Final = 8_192
+
+
+@dataclass(slots=True)
+class Report:
+    """What a soak did and found."""
+
+    seconds: float
+    seed: int
+    load: float
+    capacity: float = 0.0
+    """Messages a second that were sent and handled at full load."""
+    rate: float = 0.0
+    events: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    verdict: Verdict = field(default_factory=Verdict)
+
+    @property
+    def anomalies(self) -> list[str]:
+        """Of messages and of processes."""
+        return self.verdict.anomalies
+
+
+class Worker:
+    """A child process, and its file."""
+
+    def __init__(self, role: str, server: str, path: Path, *more: str) -> None:
+        self.path = path
+        command = [sys.executable, "-m", "system.soak_worker", role, server, str(path), *more]
+        self.process = subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def ended(self) -> None:
+        """Waited for; a worker that fails fails the run."""
+        status = await asyncio.to_thread(self.process.wait, 60)
+        assert status in (0, -signal.SIGKILL), f"{self.path.name} ended with {status}"
+
+    def kill(self) -> None:
+        """If it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Soak:
+    """See the module. `progress` is told (what, share done)."""
+
+    def __init__(
+        self, folder: Path, seconds: float, *, seed: int = 0, load: float = 0.7, calibrate_s: float = 10.0, steps_s: float = 2.0,
+        progress: Callable[[str, float], None] = lambda _what, _share: None,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._random = Random(seed)
+        self._calibrate_s, self._steps_s = calibrate_s, steps_s
+        self._progress = progress
+        self._node = NodeProcess(folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB), "--segment-mib", "512")
+        self._numbers = itertools.count()
+        self._consumers: list[Worker] = []
+        self._all: list[Worker] = []
+        self.report = Report(seconds, seed, load)
+
+    async def run(self) -> Report:
+        """All of it. Raises AssertionError if a worker fails, TimeoutError if the group does not come to its end."""
+        (self._folder / "notes").mkdir(parents=True)
+        await asyncio.to_thread(self._node.start)
+        try:
+            async with qmq.connect(self._node.address) as mq:
+                await mq.metadata.create_subject(qmq.SubjectConfig(SUBJECT))
+                await mq.metadata.set_group_settings(SUBJECT, GROUP, attempts_max=5, retry_delays_ms=RETRY_DELAYS_MS)
+                await self._soak(mq)
+        finally:
+            for worker in self._all:
+                worker.kill()
+            self._node.kill()
+        return self.report
+
+    async def _soak(self, mq: qmq.Client) -> None:
+        report = self.report
+        steady = self._worker("consume", "steady")
+        for _ in range(CONSUMERS - 1):
+            self._join()
+        mortician = self._worker("bury")
+        report.capacity = await self._calibrate(mq)
+        report.rate = report.capacity * report.load
+        producer = self._worker("produce", f"{report.rate:.0f}")
+        watched = {"broker": self._node_pid(), "producer": producer.process.pid, "consumer": steady.process.pid}
+        await self._trouble(watched)
+        await self._end(producer)
+        await self._drained(mq)
+        for worker in (*self._consumers, steady, mortician):
+            await self._end(worker)
+        self._judge(producer)
+
+    def _worker(self, role: str, *more: str) -> Worker:
+        number = next(self._numbers)
+        worker = Worker(role, self._node.address, self._folder / "notes" / f"{role}-{number}", *more)
+        self._all.append(worker)
+        return worker
+
+    def _join(self) -> None:
+        self._consumers.append(self._worker("consume", f"c{next(self._numbers)}"))
+
+    def _node_pid(self) -> int:
+        assert self._node.process is not None
+        return self._node.process.pid
+
+    async def _end(self, worker: Worker) -> None:
+        worker.signal(signal.SIGTERM)
+        await worker.ended()
+
+    # --- load ----------------------------------------------------------------------------------------------------------
+
+    async def _calibrate(self, mq: qmq.Client) -> float:
+        """Messages a second that are handled while as much is sent as is taken; then the backlog is worked off."""
+        producer = self._worker("produce", "0")
+        self._progress("calibrating", 0.0)
+        await asyncio.sleep(self._calibrate_s / 2)
+        before, began = await self._done(mq), time.monotonic()
+        await asyncio.sleep(self._calibrate_s / 2)
+        capacity = (await self._done(mq) - before) / (time.monotonic() - began)
+        await self._end(producer)
+        await self._drained(mq)
+        self._all.remove(producer)
+        # What calibrated is no part of the soak: the next producer begins at number 0 again.
+        for worker in self._all:
+            os.truncate(worker.path, 0)
+        assert capacity > 0, "nothing was handled while calibrating"
+        return capacity
+
+    async def _done(self, mq: qmq.Client) -> int:
+        return sum(each.next_sequence - each.unacked - each.requeued for each in await self._group(mq))
+
+    async def _group(self, mq: qmq.Client) -> list[Any]:
+        return [each for each in await mq.metadata.describe_groups(SUBJECT) if each.group == GROUP]
+
+    async def _drained(self, mq: qmq.Client) -> None:
+        """Wait until the group has nothing left, and its dead letters are looked at."""
+        async with asyncio.timeout(DRAIN_S):
+            while True:
+                left = sum(each.waiting + each.unacked + each.requeued for each in await self._group(mq))
+                queues = await mq.metadata.dead_letter_queues(GROUP)
+                if not left and not sum(each.waiting for each in queues):
+                    return
+                self._progress(f"draining, {left:,} left", 1.0)
+                await asyncio.sleep(0.2)
+
+    # --- trouble -------------------------------------------------------------------------------------------------------
+
+    async def _trouble(self, watched: dict[str, int]) -> None:
+        report, began = self.report, time.monotonic()
+        following = began + self._steps_s
+        hanging: list[tuple[float, Worker]] = []
+        while (now := time.monotonic()) < began + report.seconds:
+            for name, pid in watched.items():
+                report.samples.setdefault(name, []).append(sample(pid, now - began))
+            for item in [each for each in hanging if each[0] <= now]:
+                item[1].signal(signal.SIGCONT)
+                hanging.remove(item)
+            if now >= following:
+                following = now + self._random.uniform(0.5, 1.5) * self._steps_s
+                hanging += self._event(now, {id(worker) for _, worker in hanging})
+            self._progress("soaking", (now - began) / report.seconds)
+            await asyncio.sleep(SAMPLE_S)
+        for _, worker in hanging:
+            worker.signal(signal.SIGCONT)
+
+    def _event(self, now: float, hanging: set[int]) -> list[tuple[float, Worker]]:
+        """Something happens to the consumers: two to five of them are there besides the steady one."""
+        free = [worker for worker in self._consumers if id(worker) not in hanging]
+        names = ["join"] * (len(self._consumers) < CONSUMERS + 1) + ["leave", "crash", "hang"] * (len(free) > 1)
+        what = self._random.choice(names or ["nothing"])
+        self.report.events[what] += 1
+        if what == "join":
+            self._join()
+        elif what != "nothing":
+            worker = self._random.choice(free)
+            if what == "hang":
+                worker.signal(signal.SIGSTOP)
+                return [(now + LEASE_MS / 1000 * self._random.uniform(0.5, 2.5), worker)]
+            worker.signal(signal.SIGTERM if what == "leave" else signal.SIGKILL)
+            self._consumers.remove(worker)
+        return []
+
+    # --- judging -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, producer: Worker) -> None:
+        report = self.report
+        notes = {role: [read_notes(each.path) for each in self._all if each.path.name.startswith(role)] for role in ("consume", "bury")}
+        handled, buried = np.concatenate(notes["consume"]), np.concatenate(notes["bury"])
+        report.verdict = judge_messages(read_notes(producer.path), handled, buried, every=EVERY, fails=FAILS)
+        for name, samples in report.samples.items():
+            report.verdict.anomalies += judge_samples(name, samples)
+        if not report.anomalies:
+            shutil.rmtree(self._folder / "notes")
+
+
+def sample(pid: int, time_s: float) -> Sample:
+    """A process as it is now."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    handles = len(os.listdir(f"/proc/{pid}/fd"))
+    return Sample(time_s, int(status["VmRSS"].split()[0]) / 1024, handles, int(status["Threads"]))

@@ -1,0 +1,55 @@
+"""The short form of `scripts/soak`, and its judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from system.soak_judge import Runs, Sample, judge_messages, judge_samples
+from system.soak_run import Soak
+
+
+def runs(*found: tuple[int, int]) -> Runs:
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+ALL, FINE, GRAVES = runs((0, 300)), runs((0, 37), (38, 99), (138, 99), (238, 62)), runs((37, 1), (137, 1), (237, 1))
+
+
+def test_a_soak_in_which_everything_was_handled_or_buried_is_fine() -> None:
+    verdict = judge_messages(ALL, FINE, GRAVES, every=100, fails=37)
+    assert (verdict.sent, verdict.handled, verdict.buried, verdict.anomalies) == (300, 297, 3, [])
+    again = judge_messages(ALL, np.concatenate([FINE, runs((0, 10))]), np.concatenate([GRAVES, runs((50, 1))]), every=100, fails=37)
+    assert (again.handled_again, again.lost_consumers_buried, again.anomalies) == (10, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("handled", "buried", "says"),
+    [
+        (FINE[1:], GRAVES, "37 messages were lost"),
+        (FINE, GRAVES[1:], "1 messages were lost"),
+        (np.concatenate([FINE, runs((137, 1))]), GRAVES, "1 messages always fail, and count as handled, such as 137"),
+        (FINE, np.concatenate([GRAVES, GRAVES[:2]]), "2 messages are in the dead-letter queue more than once, such as 37"),
+    ],
+    ids=("unhandled", "unburied", "handled", "twice"),
+)
+def test_what_was_lost_or_buried_wrongly_is_said(handled: Runs, buried: Runs, says: str) -> None:
+    assert any(text.startswith(says) for text in judge_messages(ALL, handled, buried, every=100, fails=37).anomalies)
+
+
+def test_growth_of_memory_handles_or_threads_is_said() -> None:
+    flat = [Sample(at, 100.0, 20, 5) for at in range(40)]
+    assert judge_samples("broker", flat) == []
+    grown = [Sample(at, 100.0 + 10 * at, 20 + at, 5 + at) for at in range(40)]
+    said = [text.split(" grew")[0] for text in judge_samples("broker", grown)]
+    assert said == ["broker: memory", "broker: file handles", "broker: threads"]
+
+
+@pytest.mark.timeout(240)
+async def test_a_minute_of_load_with_consumers_that_come_go_hang_and_crash_loses_nothing_and_grows_nothing(tmp_path: Path) -> None:
+    report = await Soak(tmp_path, 30.0, seed=7, calibrate_s=6.0, steps_s=1.5).run()
+    assert report.anomalies == []
+    assert {"leave", "crash", "hang", "join"} <= set(report.events)
+    assert report.verdict.buried >= report.verdict.sent // 100
