@@ -11,32 +11,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from qmq import errors
+from qmq.client import payloads as payload
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
 from qmq.client.delayed_message import DelayedMessage
 from qmq.client.delayed_producer import DelayedProducer
+from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
+from qmq.client.listening.context import Context
+from qmq.client.listening.outcomes import Reject, Retry
 from qmq.client.message import Message, Messages
 from qmq.client.ordered.consumer import OrderedConsumer
 from qmq.client.ordered.message import OrderedMessage
 from qmq.client.ordered.producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
+from qmq.client.state_folder import StateDir
+from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
 from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BaseInterceptor",
     "BatchReceipt",
     "Client",
     "Consumer",
+    "Context",
     "DelayedId",
     "DelayedMessage",
     "DelayedProducer",
     "Fencing",
+    "Interceptor",
     "Message",
     "MessageId",
     "Messages",
@@ -45,21 +54,33 @@ __all__ = [
     "OrderedMessage",
     "OrderedProducer",
     "Outcome",
+    "Outgoing",
     "Producer",
     "QmqError",
     "Receipt",
     "Receipts",
+    "Reject",
+    "Retry",
     "SubjectConfig",
     "Ticket",
+    "TraceContext",
     "connect",
     "errors",
+    "payload",
 ]
 
 
-def connect(addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True) -> Client:
+def connect(
+    addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
+    name: str | None = None, state_dir: StateDir = None,
+) -> Client:  # fmt: skip
     """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list).
 
     Nothing is opened until it is needed. With `create_subjects` the first message to an unknown subject creates it, if the
-    metaserver allows it. Raises InvalidArgument for what is no address.
+    metaserver allows it. `interceptors` see every message sent and handled, the first one outermost (docs/TRACING.md).
+    `name` is what operators know the client by (`qmq pause client`): the host and the process, if it has none.
+    Verdicts that no broker can be told at the time are kept in `state_dir`, for the next start: a folder, by default QMQ_STATE_DIR or
+    ~/.local/state/qmq; False for nowhere (docs/DELIVERY.md).
+    Raises InvalidArgument for what is no address, InvalidName.
     """
-    return Client(addresses, create_subjects=create_subjects)
+    return Client(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)

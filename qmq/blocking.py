@@ -12,36 +12,58 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
 from qmq.client.dues import When
+from qmq.client.interceptors import Chain, Interceptor
+from qmq.client.listening.options import ListenerOptions
+from qmq.client.listening.signals import asked_in_main_thread
 from qmq.client.message import Message, Messages, Settler, Slice
 from qmq.client.receipts import Receipt, Receipts
+from qmq.client.state_folder import StateDir
+from qmq.client.transactional import GRACE
 from qmq.errors import ClientClosed
 
 if TYPE_CHECKING:
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
+    from qmq.metrics.exposition import Collector
+    from qmq.sql.outbox import BlockingOutbox, Outbox
 
 _R = TypeVar("_R")
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class BlockingClient:
     """See `qmq.Client`."""
 
-    def __init__(self, addresses: str | Sequence[str], *, create_subjects: bool = True) -> None:
+    def __init__(
+        self, addresses: str | Sequence[str], *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
+        name: str | None = None, state_dir: StateDir = None,
+    ) -> None:  # fmt: skip
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
-        self._client = Client(addresses, create_subjects=create_subjects)
+        self._client = Client(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, _R]) -> _R:
-        """Run a coroutine of the asyncio client in the thread, and wait for it. Raises ClientClosed."""
+    @overload
+    def run(self) -> None: ...
+
+    @overload
+    def run(self, work: Coroutine[Any, Any, _R]) -> _R: ...
+
+    def run(self, work: Coroutine[Any, Any, _R] | None = None) -> _R | None:
+        """Run the listeners until they are stopped: see `qmq.Client.run`. Or run a coroutine of the asyncio client in the loop's thread,
+        and wait for it. Raises ClientClosed.
+        """
+        if work is None:
+            with asked_in_main_thread(self.stop):
+                return self.run(self._client.run())
         if self._loop.is_closed():
             work.close()
             raise ClientClosed("the client is closed: make a new one with qmq.blocking.connect()")
@@ -53,7 +75,7 @@ class BlockingClient:
             raise
 
     def send(
-        self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
         cron: str | None = None, zone: str | None = None,
     ) -> Receipt:  # fmt: skip
@@ -71,6 +93,29 @@ class BlockingClient:
         return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats))
 
     @property
+    def interceptors(self) -> Chain:
+        """See `qmq.Client.interceptors`. They are called in the loop's thread for what is sent, in the caller's for what is handled."""
+        return self._client.interceptors
+
+    @property
+    def metrics(self) -> Collector:
+        """See `qmq.Client.metrics`."""
+        return self._client.metrics
+
+    def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """See `qmq.Client.serve_metrics`."""
+        return self.run(self._client.serve_metrics(port, host))
+
+    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
+        """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
+        from qmq.sql.outbox import BlockingOutbox
+
+        async def make() -> Outbox:
+            return self._client.outbox(connection, table=table, grace=grace)
+
+        return BlockingOutbox(self.run(make()), self.run)
+
+    @property
     def delayed(self) -> BlockingDelayed:
         """See `qmq.Client.delayed`."""
         return BlockingDelayed(self, self._client.delayed)
@@ -82,6 +127,48 @@ class BlockingClient:
             return self._client.consumer(subject, group, **options)
 
         return BlockingConsumer(self, self.run(make()))
+
+    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+        """See `qmq.Client.listener`. Plain functions run in threads, and their context's `mq` is a blocking client."""
+
+        def register(handler: _Handler) -> _Handler:
+            self.listen(subject, handler, group, **options)
+            return handler
+
+        return register
+
+    def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
+        """See `qmq.Client.listen`."""
+
+        async def register() -> None:
+            self._client.listen(subject, handler, group, **options)
+
+        self.run(register())
+
+    def provide(self, kind: type[Any], factory: Callable[..., Any]) -> None:
+        """See `qmq.Client.provide`."""
+        self._client.provide(kind, factory)
+
+    def stop(self) -> None:
+        """See `qmq.Client.stop`. From any thread."""
+        self._loop.call_soon_threadsafe(self._client.stop)
+
+    @property
+    def is_paused(self) -> bool:
+        """See `qmq.Client.is_paused`."""
+        return self._client.is_paused
+
+    def pause(self) -> None:
+        """See `qmq.Client.pause`."""
+        self._client.pause()
+
+    def resume(self) -> None:
+        """See `qmq.Client.resume`."""
+
+        async def go_on() -> None:
+            self._client.resume()
+
+        self.run(go_on())
 
     def close(self) -> None:
         """See `qmq.Client.close`."""
@@ -101,6 +188,17 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class BesideLoop(BlockingClient):
+    """An asyncio client for threads beside its event loop: plain handlers of listeners have it. It is not theirs to close."""
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._client = client
+
+    def close(self) -> None:
+        """Does nothing: whoever has the asyncio client closes it."""
 
 
 class BlockingDelayed:
@@ -151,9 +249,11 @@ class BlockingConsumer:
 
     def __iter__(self) -> Iterator[Message]:
         while True:
-            message = self._client.run(self._consumer.__anext__())
+            # Not the loop's own interception: a message is handled in the caller's thread and context.
+            message = self._client.run(Consumer.__anext__(self._consumer))
             message.settle_through(self._wrap)
-            yield message
+            with self._client.interceptors.handling(message, self._consumer.group):
+                yield message
 
     def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """See `qmq.Consumer.pull`."""
@@ -161,17 +261,38 @@ class BlockingConsumer:
         found.settle_through(self._wrap)
         return found
 
+    @property
+    def is_paused(self) -> bool:
+        """See `qmq.Consumer.is_paused`."""
+        return self._consumer.is_paused
+
+    def pause(self) -> None:
+        """See `qmq.Consumer.pause`."""
+        self._consumer.pause()
+
+    def resume(self) -> None:
+        """See `qmq.Consumer.resume`."""
+
+        async def go_on() -> None:
+            self._consumer.resume()
+
+        self._client.run(go_on())
+
     def ack(self, messages: Message | Messages) -> None:
         """Acknowledge, and wait until the broker has it. Raises StaleDelivery."""
         self._client.run(messages.ack())
 
-    def nack(self, messages: Message | Messages, delay: timedelta | None = None) -> None:
-        """Have them handed out again."""
-        messages.nack(delay)
+    def nack(self, messages: Message | Messages, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+        """Have them handed out again. See `qmq.Message.nack`."""
+        messages.nack(delay, error)
 
-    def close(self) -> None:
+    def reject(self, messages: Message | Messages, error: str | BaseException = "") -> None:
+        """To the group's dead-letter queue. See `qmq.Message.reject`."""
+        messages.reject(error)
+
+    def close(self, error: BaseException | None = None) -> None:
         """See `qmq.Consumer.close`."""
-        self._client.run(self._consumer.close())
+        self._client.run(self._consumer.close(error))
 
     def __enter__(self) -> BlockingConsumer:
         return self
@@ -179,7 +300,7 @@ class BlockingConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
 
 class _FromAnyThread:
@@ -191,15 +312,15 @@ class _FromAnyThread:
         self.subject = settler.subject
         self.broker_group = settler.broker_group
 
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0) -> None:
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         async def say() -> None:
-            self._settler.settle(first, last, verdict, delay)
+            self._settler.settle(first, last, verdict, delay, error)
 
         self._client.run(say())
 
-    def nack(self, part: Slice, delay: timedelta | None) -> None:
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
         async def say() -> None:
-            self._settler.nack(part, delay)
+            self._settler.nack(part, delay, error)
 
         self._client.run(say())
 
@@ -207,6 +328,9 @@ class _FromAnyThread:
         await self._settler.settle_now(first, last, verdict)
 
 
-def connect(addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True) -> BlockingClient:
+def connect(
+    addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
+    name: str | None = None, state_dir: StateDir = None,
+) -> BlockingClient:  # fmt: skip
     """See `qmq.connect`."""
-    return BlockingClient(addresses, create_subjects=create_subjects)
+    return BlockingClient(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)

@@ -15,7 +15,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
 from qmq.errors import RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
-from qmq.log.lanes import LaneShare, ParkedKey
+from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.model import check_name
 
@@ -73,6 +73,11 @@ class LaneAdmin:
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
         """How long ago a lane's holder gave a sign of life."""
         return self._broker.lanes.seen_ms_ago(queue, group, token)
+
+    def client_of(self, queue: Queue, group: str, holder: LaneHolder) -> tuple[str, bool]:
+        """The name of a holder's client, empty while it is not connected; and whether it is handed nothing."""
+        client = self._broker.lanes.client_of(queue, group, holder.token)
+        return client, self._broker.rules.is_paused(queue.id.subject, group, holder.consumer, client)
 
     async def place(
         self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool, record_revision: int = 0

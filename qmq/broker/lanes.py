@@ -23,6 +23,7 @@ from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.delivery import lay_out
 from qmq.broker.lane_reading import LaneReader
 from qmq.broker.sessions import Held, Peer
+from qmq.broker.tallies import GroupTally
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -75,8 +76,10 @@ class LaneSession:
     peer: Peer
     queue: Queue
     group: str
+    consumer: str
     token: int
     reader: LaneReader
+    tally: GroupTally
     waiting: LanePuller | None = None
 
 
@@ -109,7 +112,7 @@ class Lanes:
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = self._broker.clock.monotonic_ms()
-        session = self._open(peer, queue, request.group, token, LaneReader(self._broker.store, queue, share, lps, whole))
+        session = self._open(peer, queue, request, token, LaneReader(self._broker.store, queue, share, lps, whole))
         parked = [key.hex() for key in share.parked_in(lps)]
         lease_ms = kept.lease_ms if kept is not None else request.lease_ms
         attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
@@ -150,6 +153,7 @@ class Lanes:
     def _grant(self, queue: Queue, request: wire.LaneAttach, mine: Iterable[LaneHolder]) -> int:
         for each in mine:
             self._release(queue, request.group, each)
+        self._broker.tallies.group(queue.id.subject, request.group).lanes_granted += 1
         return self._broker.store.act_on_lane(
             LaneGrant(
                 queue.id.subject, queue.id.partition, request.group, request.consumer, request.first, request.end,
@@ -157,10 +161,13 @@ class Lanes:
             )
         )  # fmt: skip
 
-    def _open(self, peer: Peer, queue: Queue, group: str, token: int, reader: LaneReader) -> LaneSession:
+    def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneReader) -> LaneSession:
+        group = request.group
         for old in [each for each in self._of_queue(queue) if each.group == group and each.token == token]:
             self._close(old, LaneLost("the consumer attached again elsewhere"))
-        session = LaneSession(self._next_session, peer, queue, group, token, reader)
+        session = LaneSession(
+            self._next_session, peer, queue, group, request.consumer, token, reader, self._broker.tallies.group(queue.id.subject, group)
+        )
         self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
         self._sessions[session.number] = session
         self._by_queue.setdefault(id(queue), {})[session.number] = session
@@ -197,9 +204,11 @@ class Lanes:
         self._broker.schedule()
 
     def _wake(self, session: LaneSession) -> None:
-        """Serve a pull that waits, if there is something for it, and its peer reads its answers."""
-        waiting = session.waiting
-        if waiting is None or self._broker.is_paused or not session.peer.is_writable:
+        """Serve a pull that waits, if there is something for it, nobody paused it, and its peer reads its answers."""
+        waiting, peer = session.waiting, session.peer
+        if waiting is None or self._broker.is_paused or not peer.is_writable:
+            return
+        if self._broker.rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
         try:
             found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
@@ -216,6 +225,7 @@ class Lanes:
         head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
+        session.tally.handed_out(found.delivery.messages, found.delivery.bytes, 0)
         self._broker.schedule()
 
     def _answer_empty(self, session: LaneSession) -> None:
@@ -241,6 +251,7 @@ class Lanes:
         for each in settlements:
             if each.verdict == LaneVerdict.FAILED:
                 act(LaneFail(*names, each.first, each.argument))
+                session.tally.nacked += 1
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
@@ -320,13 +331,22 @@ class Lanes:
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
                 if now_ms - seen_ms > holder.lease_ms:
                     log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
+                    self._broker.tallies.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)
                     self._broker.schedule()
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Of each pull that waits, its subject and group."""
+        return [(each.queue.id.subject, each.group) for each in self._sessions.values() if each.waiting is not None]
 
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
         """How long ago the holder gave a sign of life."""
         now_ms = self._broker.clock.monotonic_ms()
         return now_ms - self._seen_ms.get((id(queue), group, token), now_ms)
+
+    def client_of(self, queue: Queue, group: str, token: int) -> str:
+        """The name of the holder's client; empty while it is not connected."""
+        return next((each.peer.client for each in self._of_queue(queue) if each.group == group and each.token == token), "")
 
     def wake_queues(self, queues: list[Queue]) -> None:
         """Consumers may see more of these queues."""

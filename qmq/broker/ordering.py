@@ -104,6 +104,7 @@ class Barrier:
     """Stands in for a connection where a coroutine waits for a commit."""
 
     is_writable = True
+    client = ""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.done: asyncio.Future[None] = loop.create_future()

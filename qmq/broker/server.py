@@ -7,26 +7,28 @@ import asyncio
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
 from qmq.errors import Overloaded
+from qmq.network import NETWORK, Listener, Network
 
 
 class DataServer:
     """Takes connections for a broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, network: Network = NETWORK) -> None:
         self._broker = broker
+        self._network = network
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self.port = 0
         self._all_closed = asyncio.Event()
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, host, port, backlog=1024)
-        self.port = self._server.sockets[0].getsockname()[1]
+        """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
+        self._listener = await self._network.listen(host, port, self._accept)
+        self.port = self._listener.port
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = Connection(self._broker, self._closed)
+        self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._broker.config.connections_max:
             loop.call_soon(connection.refuse, Overloaded(f"the broker has {len(self._connections)} connections, its most"))
@@ -48,10 +50,20 @@ class DataServer:
         """Connections that stand."""
         return len(self._connections)
 
+    @property
+    def unread(self) -> int:
+        """Connections whose other end does not read its answers."""
+        return sum([each.stream.is_open and not each.is_writable for each in self._connections])
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes of batches that came and are not answered yet."""
+        return sum([each.unanswered_bytes for each in self._connections])
+
     async def stop(self) -> None:
         """Take no more connections and close those there are, after their answers."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         self._all_closed.clear()
         for connection in list(self._connections):
             connection.stream.close()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
@@ -53,7 +54,7 @@ class Upkeep:
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "qmq-disk")
-        self._flush: asyncio.Future[None] | None = None
+        self._flush: asyncio.Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
         self._marker = Marker(broker.store)
@@ -111,16 +112,18 @@ class Upkeep:
         store = self._store
         plan = store.begin_flush()
         self._flushed_ms = self._broker.clock.monotonic_ms()
-        self._flush = self._in_thread(plan.run)
+        self._flush = self._in_thread(_timed, plan.run)
         self._flush.add_done_callback(lambda done: self._end_flush(store, plan, done))
 
-    def _end_flush(self, store: Store, plan: FlushPlan, done: asyncio.Future[None]) -> None:
+    def _end_flush(self, store: Store, plan: FlushPlan, done: asyncio.Future[float]) -> None:
         if done.cancelled():
             return
         failure = done.exception()
         if failure is not None:
             self._fatal(failure)
-        elif store is self._store:
+            return
+        self._broker.tallies.flushes.note(done.result())
+        if store is self._store:
             self._flush = None
             self._broker.committer.stored(store.end_flush(plan))
             self._broker.turn()
@@ -177,6 +180,7 @@ class Upkeep:
             self._fatal(done.exception() or RuntimeError("the scrubber failed"))
             return
         damage = done.result()
+        self._broker.tallies.damaged += damage is not None
         if damage is not None and self._scrubber.store is self._store and not self._broker.mends(damage):
             log.error("%s", damage)
 
@@ -214,6 +218,7 @@ class Upkeep:
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
         self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
+        self._broker.tallies.checkpoint_written(self._broker.clock.time_ms())
         self._broker.committer.stored(end_checkpoint(self._store, plan))
         self._broker.turn()
 
@@ -225,5 +230,13 @@ class Upkeep:
             taken = begin_retention(self._store, self._broker.subject_or_none)
             if taken and await self._take_checkpoint():
                 await self._in_thread(end_retention, taken)
+                self._broker.tallies.files_deleted += len(taken)
         finally:
             self._checkpoint = None
+
+
+def _timed(run: Callable[[], None]) -> float:
+    """How many seconds it took. Raises what `run` raises."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin

@@ -7,7 +7,28 @@ from typing import Annotated
 import typer
 
 import qmq
-from qmq.cli import broker, cluster, consume, delay, dev, dlq, group, health, logs, message, meta, produce, replica, route, spark, subject
+from qmq.cli import (
+    broker,
+    cluster,
+    consume,
+    dedup,
+    delay,
+    dev,
+    dlq,
+    group,
+    health,
+    logs,
+    message,
+    meta,
+    outbox,
+    pause,
+    produce,
+    replica,
+    route,
+    spark,
+    subject,
+    why,
+)
 
 app = typer.Typer(
     name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
@@ -20,9 +41,14 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
+app.add_typer(pause.pausing, name="pause")
+app.add_typer(pause.resuming, name="resume")
 app.add_typer(route.app, name="route")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(message.app, name="message")
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(dedup.app, name="dedup")
+app.command("why")(why.why)
 app.add_typer(logs.app, name="log")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")

@@ -24,6 +24,7 @@ from qmq.cli.roles import (
     FlushMessages,
     FlushWhen,
     Host,
+    MetricsPort,
     Replica,
     ReplicaData,
     Replicas,
@@ -84,6 +85,7 @@ def delay(
     ] = 24.0,
     retention_mib: RetentionMib = None,
     disk_free_mib: DiskFreeMib = 64,
+    metrics_port: MetricsPort = None,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a delay group, which keeps messages until they are due; or, with a verb, look after delayed messages.
@@ -116,6 +118,7 @@ def delay(
             etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
             log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
+            metrics_port=metrics_port,
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
         )  # fmt: skip

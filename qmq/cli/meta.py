@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from qmq.cli.output import fail, run
-from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, Verbose, etcd_options, set_up_logging
+from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, MetricsPort, Verbose, etcd_options, set_up_logging
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.meta.server import MetaConfig
+    from qmq.metrics.endpoint import Endpoint
     from qmq.node.etcd_options import EtcdOptions
 
 ETCD_S: Final = 3.0
@@ -37,6 +38,7 @@ def meta(
         bool,
         typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more."),
     ] = True,
+    metrics_port: MetricsPort = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
@@ -48,29 +50,38 @@ def meta(
     set_up_logging(verbose)
     try:
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
-        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate)))
+        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate), metrics_port))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(options: EtcdOptions, config: MetaConfig) -> None:
+async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None) -> None:
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.server import MetaServer
+    from qmq.node.metering import serving
+    from qmq.node.metering.coordination import CoordinationSource, CountedStore
+    from qmq.node.metering.meta import MetaSource
     from qmq.node.running import until_signal
 
-    store = options.open(total_s=ETCD_S)
+    store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
     server = MetaServer(store, view, config)
+    sources = (MetaSource(server, view), CoordinationSource(store, view))
+    metrics: Endpoint | None = None
 
     async def start() -> str:
         await view.start()
         await server.start()
-        return f"qmq meta is ready at {server.address}"
+        nonlocal metrics
+        metrics = await serving.serve(config.host, metrics_port, sources)
+        return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
     try:
         await until_signal(start)
     finally:
+        if metrics is not None:
+            await metrics.stop()
         await server.stop()
         await view.stop()
         await store.close()

@@ -51,6 +51,11 @@ class Backlog:
         """Whether it is time to `await drain()`."""
         return self._closed_bytes > DRAIN_BYTES
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of what is not decided yet."""
+        return self._closed_bytes
+
     async def drain(self) -> None:
         """Wait until there is room again."""
         while self._closed_bytes > DRAIN_BYTES // 2:

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from qmq.client import dues
-from qmq.client.consumer import Consumer
+from qmq.client import dues, payloads
+from qmq.client.consumer import Consumer, process_name
 from qmq.client.delayed_producer import DelayedProducer
+from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
+from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
+from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.link import Links
+from qmq.client.listening.door import ListeningDoor
 from qmq.client.locator import Locator, Pushed
 from qmq.client.ordered.consumer import OrderedConsumer
 from qmq.client.ordered.producer import OrderedProducer
 from qmq.client.producer import Identity, Producer, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.routes import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
+from qmq.client.state_folder import StateDir, store_of
+from qmq.client.transactional import OutboxDoor
+from qmq.clock import Clock
 from qmq.compression import Compression
-from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, Unavailable
+from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
+from qmq.network import NETWORK, Network, parse
 from qmq.region import BatchFlag, Columns
 
 if TYPE_CHECKING:
     from qmq_ordering.lane import Lane
 
+    from qmq.client.dead_letters import DeadLetters
     from qmq.client.delayed import Delayed
     from qmq.client.metadata import MetadataClient
     from qmq.client.ordered.membership import Assigned, Member
+    from qmq.client.tallies import Tallies
+    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.exposition import Collector
 
 DEFAULT_PORT: Final = 20880
 DELIVERY_TIMEOUT_S: Final = 120.0
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """"host:port", or several, as a list or with commas. Raises InvalidArgument."""
+    """"host:port" or "unix:/path/socket", or several, as a list or with commas. Raises InvalidArgument."""
     found = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    parsed: list[str] = []
-    for each in found:
-        host, separator, port = each.strip().rpartition(":")
-        if not separator:
-            host, port = port, str(DEFAULT_PORT)
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidArgument(f"{each!r} is no address: write host:port, such as localhost:{DEFAULT_PORT}")
-        parsed.append(f"{host}:{port}")
+    parsed = [str(parse(each, DEFAULT_PORT)) for each in found]
     if not parsed:
         raise InvalidArgument("give at least one metaserver's address")
     return parsed
@@ -58,14 +62,31 @@ def _compression(name: str | None) -> Compression:
     return Compression[name.upper()] if name else Compression.NONE
 
 
-class Client:
+class Client(ListeningDoor, OutboxDoor):
     """Sends and consumes. Make it with `qmq.connect`; use it with `async with`."""
 
-    def __init__(self, addresses: str | Sequence[str], *, create_subjects: bool = True) -> None:
+    def __init__(
+        self, addresses: str | Sequence[str], *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
+        name: str | None = None, clock: Clock | None = None, network: Network = NETWORK, state_dir: StateDir = None,
+    ) -> None:  # fmt: skip
         self._addresses = parse_addresses(addresses)
+        self.name = check_name("client", name) if name else process_name()
+        """What brokers and operators know this client by."""
         self._create_subjects = create_subjects
+        self.interceptors = chain = Chain(interceptors)
+        """Who sees messages come and go, outermost first (`interceptors.py`)."""
+        self._make_producer = chosen(chain, Producer, InterceptedProducer)
+        self._make_ordered_producer = chosen(chain, OrderedProducer, InterceptedOrderedProducer)
+        self._make_delayed_producer = chosen(chain, DelayedProducer, InterceptedDelayedProducer)
+        self._make_consumer = chosen(chain, Consumer, InterceptedConsumer)
+        self._make_ordered_consumer = chosen(chain, OrderedConsumer, InterceptedOrderedConsumer)
         self._metadata: MetadataClient | None = None
-        self._links = Links(Locator(self._locate, self._watch, self._turn), f"qmq-python/{os.getpid()}")
+        self._now_ns = time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
+        self._network = network
+        self._links = Links(
+            Locator(self._locate, self._watch, self._turn), self.name, now_ns=self._now_ns, network=network,
+            store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
+        )  # fmt: skip
         self._identity = Identity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
@@ -73,6 +94,48 @@ class Client:
         self._delayed: Delayed | None = None
         self._owned: list[Producer | OrderedProducer] = []
         self._consumers: list[Consumer | OrderedConsumer] = []
+        self._endpoints: list[Endpoint] = []
+
+    # --- figures -------------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> Collector:
+        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
+        from qmq.client.metrics import collector_of
+
+        return collector_of(self)
+
+    async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Show the client's figures for Prometheus at /metrics until it is closed; the port, a free one for 0.
+
+        Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
+        """
+        from qmq.client.metrics import serve
+
+        self._endpoints.append(await serve(self, port, host))
+        return self._endpoints[-1].port
+
+    @property
+    def tallies(self) -> Tallies:
+        """What it counts."""
+        return self._links.tallies
+
+    @property
+    def connections(self) -> int:
+        """Connections to brokers."""
+        return self._links.connections
+
+    @property
+    def producers(self) -> Sequence[Producer | OrderedProducer]:
+        """All that were made here."""
+        return self._all_producers()
+
+    @property
+    def consumers(self) -> Sequence[Consumer | OrderedConsumer]:
+        """All that were made here."""
+        return tuple(self._consumers)
+
+    # --- what else there is --------------------------------------------------------------------------------------------
 
     @property
     def metadata(self) -> MetadataClient:
@@ -82,7 +145,7 @@ class Client:
         if self._metadata is None:
             from qmq.client.metadata import MetadataClient
 
-            self._metadata = MetadataClient(self._addresses)
+            self._metadata = MetadataClient(self._addresses, self._network)
         return self._metadata
 
     @property
@@ -91,7 +154,7 @@ class Client:
         if self._delayed is None:
             from qmq.client.delayed import Delayed
 
-            self._delayed = Delayed(lambda: self.metadata)
+            self._delayed = Delayed(lambda: self.metadata, self._now_ns)
         return self._delayed
 
     async def _locate(self, target: str) -> Placement:
@@ -106,11 +169,13 @@ class Client:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     async def send(
-        self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
         cron: str | None = None, zone: str | None = None,
     ) -> Receipt:  # fmt: skip
         """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
+
+        The body is bytes, or what `qmq.payload.encode` makes bytes of: a str, a dataclass, a model, anything that JSON knows.
 
         With `delay`, or `at` (a datetime with a time zone), it is delivered then, and at once if that is past: the receipt's `delayed_id`
         names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
@@ -119,6 +184,8 @@ class Client:
         Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
         ClientClosed.
         """
+        if not isinstance(body, bytes):
+            body = payloads.encode(body)
         if delay is not None or at is not None or cron is not None or zone is not None:
             return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone)
         producer = self._producers.get(subject) or await self._shared_producer(subject)
@@ -138,7 +205,7 @@ class Client:
         To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
         """
         if delays is not None or ats is not None:
-            due_ms = dues.many_of(delays, ats, len(bodies), time.time_ns())
+            due_ms = dues.many_of(delays, ats, len(bodies), self._now_ns())
             later = await self._ready_delayed_producer(subject)
             return await later.send_many(bodies, keys, tags, headers, due_ms=due_ms)
         producer = self._producers.get(subject) or await self._shared_producer(subject)
@@ -150,7 +217,7 @@ class Client:
         self, subject: str, body: bytes, key: str | bytes | None, tags: Iterable[str] | None,
         headers: Mapping[str, str | bytes] | None, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None,
     ) -> Receipt:  # fmt: skip
-        now_ns = time.time_ns()
+        now_ns = self._now_ns()
         if cron is None and zone is not None:
             raise InvalidArgument("zone is the time zone of `cron`; a datetime given as `at` has its own")
         if cron is not None and delay is not None:
@@ -175,7 +242,7 @@ class Client:
             await self._ordering(delayed_target(subject))
             producer = self._delayed_producers.get(subject)
             if producer is None:
-                producer = self._delayed_producers[subject] = DelayedProducer(self._links, self._identity, subject)
+                producer = self._delayed_producers[subject] = self._make_delayed_producer(self._links, self._identity, subject)
         if producer.full:
             await producer.drain()
         return producer
@@ -187,9 +254,9 @@ class Client:
         ordering = await self._ordering(subject)
         if subject not in self._producers:
             self._producers[subject] = (
-                OrderedProducer(self._links, self._producer_ids, subject)
+                self._make_ordered_producer(self._links, self._producer_ids, subject)
                 if ordering is not None
-                else Producer(self._links, self._identity, subject)
+                else self._make_producer(self._links, self._identity, subject)
             )
         return self._producers[subject]
 
@@ -219,7 +286,7 @@ class Client:
         Raises InvalidName, InvalidArgument. If the subject is ordered, tickets fail with OrderMismatch: see `ordered_producer`.
         """
         self._check_open()
-        producer = Producer(
+        producer = self._make_producer(
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks,
         )  # fmt: skip
@@ -235,7 +302,7 @@ class Client:
         Raises InvalidName, InvalidArgument.
         """
         self._check_open()
-        producer = DelayedProducer(
+        producer = self._make_delayed_producer(
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s,
         )  # fmt: skip
@@ -254,7 +321,7 @@ class Client:
         Raises InvalidName, InvalidArgument. If the subject is unordered, tickets fail with OrderMismatch, and so does the next `send`.
         """
         self._check_open()
-        producer = OrderedProducer(
+        producer = self._make_ordered_producer(
             self._links, self._producer_ids, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks, unknown=unknown,
         )  # fmt: skip
@@ -264,48 +331,67 @@ class Client:
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     def consumer(
-        self, subject: str, group: str, *, name: str | None = None, start: str = "earliest",
+        self, subject: str, group: str, *, name: str | None = None, start: str = "", broadcast: bool = False,
         tags_any: Sequence[str] = (), tags_all: Sequence[str] = (), ack: str = "auto",
-        consume_most_once: bool = False, prefetch: int = 2_000, pull_bytes: int = 1024 * 1024,
+        consume_most_once: bool = False, prefetch: int = 2_000, prefetch_bytes: int = 64 * 1024 * 1024, pull_bytes: int = 1024 * 1024,
         lease_ms: int = 30_000, expired: str = "raise",
     ) -> Consumer:  # fmt: skip
         """A consumer of a group: iterate over it, or `pull`.
 
-        A group that is new begins at `start`: "earliest" (default) or "latest". `prefetch` messages may be unsettled at once.
-        `expired="skip"` goes on with the oldest messages that are left where retention took some; the default raises MessagesExpired.
+        A group that is new begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every
+        message, from "latest" on by default; who comes back under its `name` goes on where it was. `prefetch` messages and
+        `prefetch_bytes` of them (or a batch more) may be unsettled at once. `expired="skip"` goes on with the oldest messages that are
+        left where retention took some; the default raises MessagesExpired.
         Raises InvalidName, InvalidArgument, ClientClosed.
         """
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
-        consumer = Consumer(
+        consumer = self._make_consumer(
             self._links, self._reset_to_earliest, self._send_directed, subject, group, name=name, start=start,
-            tags_any=list(tags_any), tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch,
-            pull_bytes=pull_bytes, lease_ms=lease_ms, expired=expired,
+            broadcast=broadcast, tags_any=list(tags_any), tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, expired=expired,
         )  # fmt: skip
         self._consumers.append(consumer)
         return consumer
 
     def ordered_consumer(
         self, subject: str, group: str, *, name: str | None = None, start: str = "earliest", gate: str = "", ack: str = "auto",
-        on_failure: str = "block", prefetch: int = 2_000, pull_bytes: int = 1024 * 1024, lease_ms: int = 10_000,
-        attempts_max: int = 5, retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
+        on_failure: str = "block", prefetch: int = 2_000, prefetch_bytes: int = 64 * 1024 * 1024, pull_bytes: int = 1024 * 1024,
+        lease_ms: int = 10_000, attempts_max: int = 5, retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
     ) -> OrderedConsumer:  # fmt: skip
         """A consumer of a group of an ordered subject: `run` a handler, or iterate over it. Messages of one key come in order.
 
         A group that is new begins at `start`, and its `gate` is "lanes" (a range of keys goes on to the next version of the route as soon
         as the range is finished) or "strict" (when the whole change is); "" leaves it as it is. A message that fails is tried again after
         `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is set aside after
-        `attempts_max` failures. `lease_ms` is how long the consumer may be silent before its lanes go to others.
+        `attempts_max` failures. `prefetch` messages and `prefetch_bytes` of them may be unsettled at once; each lane has its part of both.
+        `lease_ms` is how long the consumer may be silent before its lanes go to others.
         Raises InvalidName, InvalidArgument, ClientClosed; MessagesExpired comes where it reads.
         """
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
-        consumer = OrderedConsumer(
+        consumer = self._make_ordered_consumer(
             self._links, self._sync_member, subject, group, name=name, start=start, gate=gate, ack=ack, on_failure=on_failure,
-            prefetch=prefetch, pull_bytes=pull_bytes, lease_ms=lease_ms, attempts_max=attempts_max, retry_delays_s=retry_delays_s,
+            prefetch=prefetch, prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, attempts_max=attempts_max,
+            retry_delays_s=retry_delays_s,
         )  # fmt: skip
         self._consumers.append(consumer)
         return consumer
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` was called."""
+        return self._links.is_paused
+
+    def pause(self) -> None:
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. Sending goes on."""
+        self._links.is_paused = True
+
+    def resume(self) -> None:
+        """Let them go on, but for those that were paused one by one."""
+        self._links.is_paused = False
+        for consumer in self._consumers:
+            consumer.look_again()
 
     async def _sync_member(
         self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
@@ -320,12 +406,29 @@ class Client:
         producer = await self._ready_delayed_producer(subject)
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
 
+    async def _send_directed_now(self, subject: str, columns: Columns, create_time_ms: int) -> None:
+        """The same at once. Raises as `send`."""
+        producer = await self._shared_producer(subject)
+        if isinstance(producer, OrderedProducer):
+            raise OrderMismatch(f"subject {subject!r} is ordered: no message of it is for one group")
+        await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
+
+    def dead_letters(self, group: str) -> DeadLetters:
+        """What a consumer group gave up: look at it, give it back, throw it away. Raises InvalidName."""
+        from qmq.client.dead_letters import DeadLetters
+
+        return DeadLetters(self, group)
+
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Flush producers, let consumers leave, end connections. Harmless to call again."""
         if self._links.is_closed:
             return
+        await self._close_listeners()
+        await self._close_outboxes()
+        for endpoint in self._endpoints:
+            await endpoint.stop()
         try:
             for consumer in self._consumers:
                 await consumer.close()

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.errors import ClientClosed, DeadlineExceeded, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
+from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
+from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -86,8 +87,7 @@ class Connection:
         if not self.is_open:  # its end may have come a moment ago, when whoever asks had looked already
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
-        number = self._next_id
-        self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
+        number = self._take_number()
         size = sum(map(len, buffers))
         credit = size if _ANSWERS[kind] == FrameKind.PRODUCED else 0
         self.produce_bytes += credit
@@ -95,6 +95,12 @@ class Connection:
         head = frames.header(kind, number, size, deadline_ms)
         if self.stream.put(head, *buffers):
             self.loop.call_soon(self.stream.flush)
+
+    def tell(self, kind: int, payload: bytes) -> None:
+        """Send a frame that has no answer, and send it now: what happens next may end this process."""
+        if self.is_open:
+            self.stream.put(frames.frame(kind, self._take_number(), payload))
+            self.stream.flush()
 
     async def call(self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0) -> Frame:
         """Send a request and wait for its answer, whose payload is copied. Raises the error that came back."""
@@ -110,6 +116,11 @@ class Connection:
 
         self.request(kind, answered, payload, timeout_s=timeout_s, deadline_ms=deadline_ms)
         return await future
+
+    def _take_number(self) -> int:
+        number = self._next_id
+        self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
+        return number
 
     # --- what comes in -------------------------------------------------------------------------------------------------
 
@@ -205,17 +216,16 @@ class Connection:
             await self.ended.wait()
 
 
-async def connect(address: str, client: str) -> Connection:
+async def connect(address: str, client: str, network: Network = NETWORK) -> Connection:
     """Open a connection and greet. Raises NotConnected, ProtocolViolation."""
-    host, _, port = address.rpartition(":")
     connection = Connection(address)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await connection.loop.create_connection(lambda: connection.stream, host.strip("[]"), int(port))
+            await network.connect(address, lambda: connection.stream)
             hello = wire.Hello(wire.PROTOCOL_VERSION, client).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
             welcome = wire.Welcome.unpack(answer.payload)
-    except (OSError, ValueError, TimeoutError) as cause:
+    except (OSError, InvalidArgument, TimeoutError) as cause:
         connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
     except BaseException:

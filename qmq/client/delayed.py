@@ -39,8 +39,9 @@ PAGE: Final = 500
 class Delayed:
     """Delayed messages that wait: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
 
-    def __init__(self, metadata: Callable[[], MetadataClient]) -> None:
+    def __init__(self, metadata: Callable[[], MetadataClient], now_ns: Callable[[], int] = time.time_ns) -> None:
         self._metadata = metadata
+        self._now_ns = now_ns
 
     async def cancel(self, id: str | DelayedId) -> DelayedMessage:
         """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
@@ -55,7 +56,7 @@ class Delayed:
 
         Raises as `cancel`, and DelayTooLong.
         """
-        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(dues.due_ms(when, time.time_ns()), 1))
+        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(dues.due_ms(when, self._now_ns()), 1))
         try:
             found = await self._ask("MoveDelayed", request)
         except TooLate as late:

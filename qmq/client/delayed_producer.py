@@ -9,7 +9,6 @@ messages are given. `send` refuses a message without a key when it knows; otherw
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
@@ -64,7 +63,7 @@ class DelayedProducer(Producer):
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         if type(due_ms) is not int or due is not None or not 0 <= due_ms <= self._latest_ms:
-            due_ms = _due(due, due_ms)
+            due_ms = _due(due, due_ms, self._links.now_ns())
         if self._needs_key and not key:
             raise _keyless(self.subject)
         batch = self._open
@@ -93,7 +92,8 @@ class DelayedProducer(Producer):
         count = len(columns.bodies)
         content.check_length("keys", keys, count)
         columns.keys = [content.key_bytes(key) for key in keys] if keys else None
-        columns.dues = dues.many_ms(due_ms, count, time.time_ns()) if due is None else dues.many(due, count, time.time_ns())
+        now_ns = self._links.now_ns()
+        columns.dues = dues.many_ms(due_ms, count, now_ns) if due is None else dues.many(due, count, now_ns)
         return self.put(columns)
 
     def send_recurring(
@@ -105,7 +105,7 @@ class DelayedProducer(Producer):
         It travels alone in its batch; its first run is the first one behind `start_ms`. Raises as `send`.
         """
         cron, zone = dues.check_recurrence(cron, zone)
-        now_ns = time.time_ns()
+        now_ns = self._links.now_ns()
         found = content.header_map(headers) | {system.CRON: cron.encode(), system.ZONE: zone.encode()}
         columns = Columns([content.body_bytes(body, self._body_bytes_max)], headers=[found])
         columns.keys = [content.key_bytes(key)] if key else None
@@ -129,7 +129,7 @@ class DelayedProducer(Producer):
 
     def _wake(self) -> None:
         super()._wake()
-        self._latest_ms = time.time_ns() // _NS_PER_MS + limits.DELAY_MS_MAX
+        self._latest_ms = self._links.now_ns() // _NS_PER_MS + limits.DELAY_MS_MAX
         self._needs_key = self.is_ordered
 
     # --- for the pipes -------------------------------------------------------------------------------------------------
@@ -167,10 +167,9 @@ class DelayedProducer(Producer):
         )  # fmt: skip
 
 
-def _due(due: When | None, due_ms: SupportsIndex | None) -> int:
+def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:
     if (due is None) == (due_ms is None):
         raise _one_of_two()
-    now_ns = time.time_ns()
     return dues.checked(due_ms, now_ns) if due is None else dues.due_ms(due, now_ns)
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from qmq.client.connection import Connection, connect
 from qmq.client.locator import Locator
 from qmq.client.routes import Master
+from qmq.client.tallies import Tallies
 from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
+from qmq.network import NETWORK, Network
+
+if TYPE_CHECKING:
+    from qmq.client.verdict_files import VerdictStore
 
 REACH_S: Final = 1.0
 """A broker that has not greeted by then is doubted, and the metaserver is asked; the attempt goes on meanwhile."""
@@ -17,12 +24,28 @@ REACH_S: Final = 1.0
 class Links:
     """The client's connections, by address. Concurrent callers share one attempt."""
 
-    def __init__(self, locator: Locator, client: str) -> None:
+    def __init__(
+        self, locator: Locator, client: str, *, now_ns: Callable[[], int] | None = None, network: Network = NETWORK,
+        store: VerdictStore | None = None,
+    ) -> None:  # fmt: skip
         self.locator = locator
+        self.now_ns = now_ns or time.time_ns
+        """Nanoseconds since 1970, for all who use these links."""
+        self.store = store
+        """Where verdicts are kept that no broker can be told; None: nowhere but in memory."""
         self._client = client
+        self._network = network
         self._connections: dict[str, Connection] = {}
         self._attempts: dict[str, asyncio.Task[Connection]] = {}
+        self.tallies = Tallies()
         self.is_closed = False
+        self.is_paused = False
+        """Whether none of this client's consumers is to hand out messages, or to pull."""
+
+    @property
+    def connections(self) -> int:
+        """Connections that stand."""
+        return sum([each.is_open for each in list(self._connections.values())])
 
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
         """The group's master and an open connection to it. Tries once: call again after Unavailable, the pause is kept here.
@@ -48,7 +71,7 @@ class Links:
             return found
         attempt = self._attempts.get(address)
         if attempt is None:
-            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._client))
+            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._client, self._network))
             attempt.add_done_callback(lambda done: self._attempted(address, done))
         return await asyncio.shield(attempt)
 

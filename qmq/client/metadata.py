@@ -14,6 +14,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from qmq.client.delivery_admin import DeliveryAdmin
 from qmq.client.locator import Pushed
 from qmq.client.ordered.membership import Assigned, Member
 from qmq.client.routes import Ordering, Placement, Route
@@ -29,11 +30,12 @@ from qmq.errors import (
     Unavailable,
 )
 from qmq.model import Order, SubjectConfig
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.rpc import typed_error
 
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
@@ -46,11 +48,12 @@ PARKED_KEYS_MAX: Final = 10_000
 PUBLISH_LOOK_S: Final = 0.2
 
 
-class MetadataClient:
+class MetadataClient(DeliveryAdmin):
     """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        self._channels = {each: grpc.aio.insecure_channel(each, options=CHANNEL_OPTIONS) for each in addresses}
+    def __init__(self, addresses: list[str], network: Network = NETWORK) -> None:
+        self._network = network
+        self._channels = {each: network.channel(each) for each in addresses}
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
@@ -185,7 +188,7 @@ class MetadataClient:
 
     async def _reset_at_master(self, request: control.ResetGroupRequest, broker_group: str) -> control.ResetGroupResponse:
         address = await self._control_address(broker_group)
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with self._network.channel(address) as channel:
             try:
                 found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(channel).ResetGroup(
                     request, timeout=CALL_TIMEOUT_S
@@ -206,6 +209,24 @@ class MetadataClient:
         request = control.FindMessageRequest(subject=subject, message_id=message_id)
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found.message
+
+    async def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control.FindMessageResponse:
+        """Every place where a message is kept: of one subject, or of all; also at delay groups.
+
+        Batches that delay groups delivered are looked through from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        """
+        request = control.FindMessageRequest(subject=subject, message_id=message_id, every=True, since_ms=since_ms)
+        found: control.FindMessageResponse = await self._call("FindMessage", request)
+        return found
+
+    async def trace_message(self, place: control.StoredMessage, group: str = "", cursor: bytes = b"") -> control.TraceMessageResponse:
+        """What groups did with a stored message, a page at a time: go on with the answer's cursor. Raises MessageNotFound."""
+        request = control.TraceMessageRequest(
+            subject=place.subject, partition=place.partition, broker_group=place.broker_group, sequence=place.sequence, group=group,
+            cursor=cursor,
+        )  # fmt: skip
+        found: control.TraceMessageResponse = await self._call("TraceMessage", request)
+        return found
 
     async def find_time(self, subject: str, time_ms: int) -> list[control.Moved]:
         """In each queue the first message stored at or after a time. Raises UnknownSubject."""

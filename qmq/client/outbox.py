@@ -7,7 +7,7 @@ first message that has one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qmq.client import content
@@ -45,9 +45,10 @@ class Batch:
 class OpenBatch:
     """The batch that `send` adds to."""
 
-    __slots__ = ("_created", "_runs", "bodies", "bytes", "dues", "flags", "headers", "keys", "message_ids", "tags", "ticket")
+    __slots__ = ("_created", "_now_ns", "_runs", "bodies", "bytes", "dues", "flags", "headers", "keys", "message_ids", "tags", "ticket")
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
+        self._now_ns = now_ns or time.time_ns
         self.bodies: list[bytes] = []
         self.bytes = 0
         self.keys: list[bytes] | None = None
@@ -64,7 +65,7 @@ class OpenBatch:
 
     def stamp(self) -> None:
         """The messages from here on are made now; once a round of the event loop is exact enough."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._now_ns() // 1_000_000
         if not self._runs or self._runs[-1][1] != now_ms:
             self._runs.append((len(self.bodies), now_ms))
 

@@ -94,10 +94,11 @@ class Producer(Backlog):
         self._timeout_s = delivery_timeout_s
         self._compression = compression
         self._body_bytes_max = body_bytes_max
-        self._open = OpenBatch()
+        self._open = OpenBatch(self._links.now_ns)
         self._is_awake = False
         self._last_count = 0
         self._pipes = Pipes(links, self)
+        self._tally = links.tallies.sending(subject)
         self.stored_by_group: dict[str, int] = {}
         """How many of its messages each broker group stored."""
 
@@ -156,6 +157,13 @@ class Producer(Backlog):
         columns.keys = [content.key_bytes(key) for key in keys] if keys else None
         return self._put(columns)
 
+    def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
+        """Send columns as they are, in batches of their own: for messages of the system's, whose headers and flags nobody checks.
+
+        They are made now, or at `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
+        """
+        return self._put(columns, flags, create_time_ms)
+
     def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
         """In batches of their own."""
         bodies = columns.bodies
@@ -185,7 +193,7 @@ class Producer(Backlog):
         batch.until = self._loop.time() + self._timeout_s
         self._taken(batch.size)
         self._last_count = batch.count
-        self._open = OpenBatch()
+        self._open = OpenBatch(self._links.now_ns)
         if self._is_awake:
             self._open.stamp()
         self._pipes.put(batch)
@@ -209,12 +217,13 @@ class Producer(Backlog):
         """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
         return encode(
             self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms, compression=self._compression,
+            create_time_ms=batch.create_time_ms, flags=batch.flags, compression=self._compression,
         )  # fmt: skip
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
         """For the pipes: the batch is stored."""
         self._decided(batch.ticket, batch.size, None)
+        self._tally.stored(batch.count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
         batch.ticket.resolve(self._receipt(group, batch, produced))
 
@@ -227,6 +236,7 @@ class Producer(Backlog):
     def failed(self, batch: Batch, failure: QmqError) -> None:
         """For the pipes: the batch is given up; the failure says whether it may be stored."""
         self._decided(batch.ticket, batch.size, failure)
+        self._tally.failed += batch.count
         batch.ticket.fail(failure)
         self._wake_drained()
 
@@ -252,7 +262,7 @@ class Producer(Backlog):
     def _abandon_all(self) -> None:
         self._pipes.abort(self._abandon)
         self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
-        self._open = OpenBatch()
+        self._open = OpenBatch(self._links.now_ns)
 
     def _abandon(self, batch: Batch, is_inflight: bool) -> None:
         outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED

@@ -17,8 +17,9 @@ from qmq_coordination.groups import Master, group_key
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationError, DeadlineExceeded, NotConnected, NotMaster, Outcome, QmqError, Unavailable
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.rpc import typed_error
 
 BROKER_S: Final = 2.5
 AGAIN_S: Final = 2.0
@@ -57,15 +58,16 @@ class Answers:
 class Brokers:
     """The brokers of a view, and the connections to them."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, view: ClusterView, network: Network = NETWORK) -> None:
         self._view = view
+        self._network = network
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
         """Call a replica's control port. Raises the typed error that it raised, NotConnected, DeadlineExceeded."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._channels[address] = self._network.channel(address)
         stub: Any = control_pb2_grpc.BrokerControlStub(channel)
         if not hasattr(stub, method):
             stub = delay_pb2_grpc.DelayControlStub(channel)

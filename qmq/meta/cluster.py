@@ -34,7 +34,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, count_subjects, hosts_of, move
-from qmq.model import Order, SubjectConfig, check_name
+from qmq.model import Order, SubjectConfig, check_name, is_dead_letters
 from qmq.proto.v1 import meta_pb2 as pb
 
 LOOK_S: Final = 1.5
@@ -65,6 +65,8 @@ class Cluster:
     async def _find(self, name: str) -> SubjectConfig | None:
         """From memory; what is not there may have been created a moment ago, so the store is asked."""
         key = subject_key(name)
+        if is_dead_letters(name):
+            return SubjectConfig(name)  # on all broker groups: where something of the group died
         found = self._view.subject(name)
         if found is None:
             try:
@@ -140,6 +142,8 @@ class Cluster:
         `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, NotConnected and
         ReadOnly (no group can be chosen), CoordinationUnavailable.
         """
+        if is_dead_letters(config.name):
+            raise InvalidArgument(f"{config.name!r} is a dead-letter queue: it is there, and made by brokers")
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)

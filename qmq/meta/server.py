@@ -9,11 +9,12 @@ import grpc
 from qmq_coordination.store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
-from qmq.broker.control import bind
-from qmq.clock import SystemClock
+from qmq.clock import Clock, SystemClock
 from qmq.meta.brokers import Brokers
+from qmq.meta.calls import Calls
 from qmq.meta.cluster import Cluster
 from qmq.meta.delays import Delays
+from qmq.meta.delivery import DeliveryAdmin
 from qmq.meta.ordered.asking import Masters
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.evacuation import Evacuation
@@ -22,6 +23,7 @@ from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.service import MetaService
 from qmq.meta.watchers import Watchers
+from qmq.network import NETWORK, Network, bind
 from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS
 
@@ -45,19 +47,23 @@ class MetaConfig:
 class MetaServer:
     """`start`, then `stop`. Nothing is lost if it is killed instead: it keeps nothing."""
 
-    def __init__(self, store: CoordinationStore, view: ClusterView, config: MetaConfig) -> None:
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, config: MetaConfig, *, clock: Clock | None = None, network: Network = NETWORK
+    ) -> None:
         self._config = config
-        self._brokers = Brokers(view)
+        self._brokers = Brokers(view, network)
         self._watchers = Watchers(view)
+        self.calls = Calls()
         cluster = Cluster(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
-        masters, clock = Masters(self._brokers), SystemClock()
+        masters, clock = Masters(self._brokers), clock or SystemClock()
         self._controller = Controller(store, view, masters, clock)
         self._resharding = Resharding(store, view, masters, self._controller, clock)
         self._evacuation = Evacuation(view, self._controller, clock)
         ordered = OrderedService(
             cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
         )
-        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, Delays(view, self._brokers))
+        delivery = DeliveryAdmin(store, view, cluster, self._brokers, clock)
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, Delays(view, self._brokers), delivery)
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 
@@ -66,9 +72,19 @@ class MetaServer:
         """For clients."""
         return f"{self._config.host}:{self.port}"
 
+    @property
+    def watchers(self) -> int:
+        """Clients that watch for changes here."""
+        return self._watchers.count
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it looks after what stands still."""
+        return self._controller.leader.is_leader
+
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(self.calls,), options=SERVER_OPTIONS)
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
         self.port = bind(self._server, self._config.host, self._config.port)
         await self._server.start()

@@ -15,8 +15,11 @@ from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSu
 from qmq.meta.brokers import CHANGE_S, Brokers
 from qmq.meta.cluster import Cluster
 from qmq.meta.convert import config_of, route_of, settings_of
+from qmq.meta.dead_letters import describe_dead_letters
 from qmq.meta.delays import Delays
+from qmq.meta.delivery import DeliveryAdmin
 from qmq.meta.describe import describe_cluster
+from qmq.meta.inquiries import find_every, trace_message
 from qmq.meta.ordered.service import OrderedService
 from qmq.meta.watchers import Watchers
 from qmq.model import Order, check_name
@@ -31,9 +34,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     """See meta.proto."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService, delays: Delays
-    ) -> None:
+        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService, delays: Delays,
+        delivery: DeliveryAdmin,
+    ) -> None:  # fmt: skip
         self._delays = delays
+        self._delivery = delivery
         self._ordered = ordered
         self._cluster = cluster
         self._view = view
@@ -121,6 +126,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def FindMessage(self, request: control.FindMessageRequest) -> control.FindMessageResponse:
         """See meta.proto."""
+        if request.every:
+            hosts = await self._hosts(check_name("subject", request.subject) if request.subject else "")
+            return await find_every(self._brokers, (*hosts, *self._delays.groups()), request)
         hosts = await self._hosts(check_name("subject", request.subject))
         answers = await self._brokers.ask_masters(hosts, "FindMessage", request, absent=(MessageNotFound, UnknownSubject))
         for answer in answers.found.values():
@@ -128,6 +136,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             return found
         answers.require_all(f"not on {', '.join(answers.absent)}" if answers.absent else "")
         raise MessageNotFound(f"no kept message of {request.subject!r} has the id {request.message_id}: retention may have taken it")
+
+    @answering
+    async def TraceMessage(self, request: control.TraceMessageRequest) -> control.TraceMessageResponse:
+        """See meta.proto."""
+        return await trace_message(self._brokers, request)
 
     @answering
     async def FindTime(self, request: control.FindTimeRequest) -> control.FindTimeResponse:
@@ -210,6 +223,33 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def ExplainReshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
         """See meta.proto."""
         return await self._ordered.explain_reshard(request)
+
+    # --- settings of groups, pauses ------------------------------------------------------------------------------------
+
+    @answering
+    async def SetGroupSettings(self, request: pb.SetGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
+        """See meta.proto."""
+        return await self._delivery.set_settings(request)
+
+    @answering
+    async def DescribeGroupSettings(self, request: pb.DescribeGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
+        """See meta.proto."""
+        return await self._delivery.describe(request.subject, request.group)
+
+    @answering
+    async def SetPause(self, request: pb.SetPauseRequest) -> pb.SetPauseResponse:
+        """See meta.proto."""
+        return await self._delivery.set_pause(request)
+
+    @answering
+    async def ListPauses(self, request: pb.ListPausesRequest) -> pb.ListPausesResponse:
+        """See meta.proto."""
+        return pb.ListPausesResponse(pauses=self._delivery.pauses())
+
+    @answering
+    async def DescribeDeadLetters(self, request: pb.DescribeDeadLettersRequest) -> pb.DescribeDeadLettersResponse:
+        """See meta.proto."""
+        return await describe_dead_letters(self._brokers, self._cluster.group_names(), request.group)
 
     # --- delayed messages ----------------------------------------------------------------------------------------------
 

@@ -55,6 +55,11 @@ class Watchers:
         self._leave = view.on_change(self._push)
         self._is_closed = False
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._watchers)
+
     def _push(self, change: Change) -> None:
         if change.subjects or change.groups:
             for watcher in self._watchers:

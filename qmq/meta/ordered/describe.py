@@ -81,6 +81,7 @@ class Descriptions:
             backlog=round(sum(progress.backlog(each.partition, EVERYTHING) for each in found if each.partition in ahead)),
             parked_keys=sum(each.parked_keys for each in found),
             lanes=[lane_of(lane, owner) for lane, owner in lanes if owner in members],
+            is_paused=self._view.delivery.is_paused(state.subject, name, "", ""),
         )  # fmt: skip
 
 
