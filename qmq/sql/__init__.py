@@ -1,4 +1,4 @@
-"""Messages and a SQL database in one transaction: the outbox (docs/OUTBOX.md), and recognising what was worked on already (docs/DEDUP.md)."""
+"""QMQ beside an application's own database: sending with its transactions (docs/OUTBOX.md), effects that happen once (docs/DEDUP.md)."""
 
 from qmq.sql.dedup import SqlDedup
 
