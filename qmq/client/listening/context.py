@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from qmq.client.listening.outcomes import DONE, Act, Decision
 from qmq.client.message import Message, error_text, retry_ms
@@ -12,6 +12,9 @@ from qmq.client.ordered.message import OrderedMessage
 from qmq.errors import InvalidArgument
 
 AnyMessage = Message | OrderedMessage
+VERDICT_OF_TRANSACTION: Final = (
+    "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
+)
 Say = Callable[[Sequence[AnyMessage], Decision], None]
 """Gives those messages that have no verdict this one."""
 
@@ -79,8 +82,5 @@ class Context:
 
     def _decide(self, decision: Decision) -> None:
         if self._say is None:
-            raise InvalidArgument(
-                "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or "
-                "qmq.Reject to roll back"
-            )
+            raise InvalidArgument(VERDICT_OF_TRANSACTION)
         self._say(self.messages, decision)

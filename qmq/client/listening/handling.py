@@ -16,27 +16,52 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, ExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
 from qmq.client.interceptors import Chain
 from qmq.client.listening.acks import Acks
 from qmq.client.listening.binding import Binding
 from qmq.client.listening.context import AnyMessage, Context, Say
+from qmq.client.listening.idempotence import Idempotent
 from qmq.client.listening.options import Options
 from qmq.client.listening.outcomes import GIVEN_BACK, Act, Decision, Reject, Retry, TimedOut, decide
 from qmq.client.listening.providers import Providers
+from qmq.client.listening.refusing import verdicts_refused
 from qmq.client.listening.threads import say_from_threads
 from qmq.client.message import Message
 from qmq.client.ordered.message import LaneMessage, OrderedMessage
 from qmq.client.payloads import Undecodable, checked
+from qmq.errors import Unavailable
 
 log = logging.getLogger("qmq.client")
 
 _UNSEEN: Final = nullcontext()
+_PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Between asking a store that is away whether a message is done; the last one for ever."""
+
+
+class _NotYet(Exception):
+    """The store does not say whether the message is done."""
+
+
+def _pauses() -> Iterator[float]:
+    return chain(_PAUSES_S, repeat(_PAUSES_S[-1]))
+
+
+@contextmanager
+def _nothing_known() -> Iterator[None]:
+    """Around asking the store: that it is away is no failure of the message."""
+    try:
+        yield
+    except Unavailable as failure:
+        raise _NotYet(str(failure)) from failure
+
+
 _ORDERED_DELAY_MAX: Final = timedelta(days=30)
 
 
@@ -75,6 +100,7 @@ class Handling:
         self._chain, self._group = around.chain, options.group
         self._timeout_s = None if options.timeout is None else options.timeout.total_seconds()
         self._idempotent = options.idempotent
+        self._record = options.record_group
         self._policy = options.policy
         self._loop = asyncio.get_running_loop()
         self.acks = Acks(self._loop.call_soon)
@@ -92,17 +118,18 @@ class Handling:
                     payload = self._payload(message)
                     if not self._binding.is_async:
                         say_from_threads(message, self._loop)
-                        thread = self._start_thread(self._work_in_thread, message, payload, context)
-                        raised = await asyncio.shield(thread)
-                        if raised is not None:
-                            raise raised
+                        for pause_s in _pauses():
+                            thread = self._start_thread(self._work_in_thread, message, payload, context)
+                            raised = await asyncio.shield(thread)
+                            if raised is None:
+                                break
+                            if not isinstance(raised, _NotYet):
+                                raise raised
+                            await self._rest(message, raised, pause_s)
                     elif self._idempotent is None:
                         await self._call(payload, context)
                     else:
-                        async with self._idempotent.once(message, self._group) as once:
-                            if once.is_new:
-                                context.connection = once.connection
-                                await self._call(payload, context)
+                        await self._once(self._idempotent, message, payload, context)
         except asyncio.CancelledError as error:
             if is_cancelled_from_outside():
                 give_back(message)
@@ -114,16 +141,39 @@ class Handling:
         if thread is not None and not thread.done():
             await asyncio.wait([thread])
 
+    async def _once(self, store: Idempotent, message: AnyMessage, payload: object, context: Context) -> None:
+        """The part of an `async def` handler whose effect happens once. While the store does not say whether it did, the message waits."""
+        for pause_s in _pauses():
+            try:
+                async with AsyncExitStack() as stack:
+                    with _nothing_known():
+                        once = await stack.enter_async_context(store.once(message, self._record))
+                    if once.is_new:
+                        context.connection = once.connection
+                        with verdicts_refused(message):
+                            await self._call(payload, context)
+                return
+            except _NotYet as failure:
+                await self._rest(message, failure, pause_s)
+
+    async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
+        """It costs no attempt: nothing was tried."""
+        log.warning("%s: %r waits %g s: %s", self._binding.spoken, message, pause_s, failure)
+        await asyncio.sleep(pause_s)
+
     def _work_in_thread(self, message: AnyMessage, payload: object, context: Context) -> Exception | None:
         """The same part for a plain handler. What it raised is returned: futures do not carry every exception."""
         try:
             if self._idempotent is None:
                 self._call_in_thread(payload, context)
                 return None
-            with self._idempotent.once_sync(message, self._group) as once:
+            with ExitStack() as stack:
+                with _nothing_known():
+                    once = stack.enter_context(self._idempotent.once_sync(message, self._record))
                 if once.is_new:
                     context.connection = once.connection
-                    self._call_in_thread(payload, context)
+                    with verdicts_refused(message):
+                        self._call_in_thread(payload, context)
         except Exception as failure:
             return failure
         except BaseException as failure:

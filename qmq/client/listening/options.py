@@ -12,7 +12,7 @@ from qmq.client.listening.idempotence import Idempotent
 from qmq.client.listening.outcomes import Policy
 from qmq.client.message import retry_ms
 from qmq.errors import InvalidArgument
-from qmq.model import check_name
+from qmq.model import BROADCAST, check_name
 
 _PREFETCH: Final = 2_000
 """Of a consumer, if nothing else is said."""
@@ -94,6 +94,10 @@ class Options:
         if self.batch is not None:
             self._check_batch(*self.batch)
         _check(
+            not self.broadcast or self.idempotent is None or self.name is not None,
+            "each consumer of a broadcast group has effects of its own: give it a `name` under which it finds what it did",
+        )
+        _check(
             not (self.most_once and (self.idempotent is not None or self.retry_delays)),
             "with most_once a message is never handed out again: neither `idempotent` nor `retry_delays` go with it",
         )
@@ -103,6 +107,11 @@ class Options:
         held = self.prefetch or _PREFETCH
         _check(1 <= count <= held, f"a batch of {count} messages never fills: prefetch is {held}")
         _check(self.idempotent is None, "`idempotent` is for one message at a time: leave out `batch`, or record the messages yourself")
+
+    @property
+    def record_group(self) -> str:
+        """Under which group a finished message is recorded: each consumer of a broadcast group has effects of its own."""
+        return self.group + BROADCAST + (self.name or "") if self.broadcast else self.group
 
     @property
     def policy(self) -> Policy:

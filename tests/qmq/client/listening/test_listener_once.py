@@ -73,6 +73,8 @@ async def test_an_effect_happens_once_whatever_becomes_of_the_handler_or_the_com
             context.connection.append(word)
             with pytest.raises(InvalidArgument, match="belongs to the transaction"):
                 context.ack()
+            with pytest.raises(InvalidArgument, match="belongs to the transaction"):
+                context.message.ack_later()
             if word == "fails" and [each for each, _ in calls].count("fails") == 1:
                 raise ValueError
             if word == "rejected":
@@ -88,6 +90,7 @@ async def test_an_effect_happens_once_whatever_becomes_of_the_handler_or_the_com
             # Away, done and fails once each (one of them again, since its commit was lost), fails as it failed, rejected.
             await eventually(lambda: memory.begun.total() == 6)
         assert Counter(word for word, _ in calls) == {"done": 1, "fails": 2, "rejected": 1}
+        assert ("done", 1) in calls, "that the store was away cost no attempt"
         assert sorted(memory.effects) == ["done", "fails"]
         async with mq.consumer("s", "g", ack="explicit") as rest:
             assert len(await rest.pull(10, TINY)) == 0
@@ -107,5 +110,23 @@ async def test_what_does_not_go_with_a_store_is_said_when_the_handler_is_registe
             mq.listen("s", handler, "g", idempotent=memory)
         with pytest.raises(InvalidArgument, match="leave out `batch`"):
             mq.listen("s", many, "g", idempotent=Memory(), batch=(10, NOW))
+        with pytest.raises(InvalidArgument, match="effects of its own"):
+            mq.listen("s", handler, "g", idempotent=Memory(), broadcast=True)
         with pytest.raises(InvalidArgument, match="most_once"):
             mq.listen("s", handler, "g", idempotent=Memory(), most_once=True)
+
+
+async def test_each_consumer_of_a_broadcast_group_has_its_own_effect(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        memory = Memory()
+        memory.begun[0] = 1
+
+        async def work(word: str, context: qmq.Context) -> None:
+            context.connection.append(word)
+
+        for name in ("a", "b"):
+            mq.listen("s", work, "g", name=name, broadcast=True, start="earliest", idempotent=memory)
+        await mq.send("s", "word")
+        async with mq.listening():
+            await eventually(lambda: len(memory.effects) == 2)
+        assert {group for _, group in memory.done} == {"g%a", "g%b"}
