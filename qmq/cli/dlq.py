@@ -29,8 +29,10 @@ Since = Annotated[datetime | None, typer.Option("--since", help="Only those that
 Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
-_LETTERS: Final = ("id", "subject", "broker group", "sequence", "key", "tags", "attempts", "error", "died", "bytes")
-_WHOLE: Final = ("id", "group", *_LETTERS[1:9], "created", "headers", "body")
+_LETTERS: Final = ("id", "subject", "attempts", "error", "died")
+_WHOLE: Final = (
+    "id", "group", "subject", "broker group", "sequence", "key", "tags", "attempts", "error", "died", "created", "headers", "body",
+)  # fmt: skip
 
 
 @app.command("list")
@@ -63,7 +65,7 @@ def show_letters(
     words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 20,
     as_json: Json = False, server: Server = SERVER,
 ) -> None:  # fmt: skip
-    """Show a group's oldest dead letters, with why they failed; in JSON, or one by its id, with headers and body."""
+    """Show a group's oldest dead letters, with why they failed; in JSON, and those named by --id, with headers and body."""
     if _is_key(words):
         given, group, key = words
         show(f"parked key of group {group} on {given}", parked.MORE_COLUMNS, run(parked.shown(server, given, group, key)), as_json=as_json)
@@ -149,17 +151,16 @@ def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) 
 
 
 def _row(each: DeadLetter) -> tuple[Any, ...]:
-    key = parked.key_text(each.key) if each.key else ""
-    return (
-        str(each.id), each.subject, each.broker_group, each.sequence, key, ", ".join(each.tags), each.attempts, each.error,
-        time_text(each.dead_ms), len(each.body),
-    )  # fmt: skip
+    return (str(each.id), each.subject, each.attempts, each.error, time_text(each.dead_ms))
 
 
 def _whole(each: DeadLetter) -> tuple[Any, ...]:
-    head = _row(each)[:9]
+    key = parked.key_text(each.key) if each.key else ""
     own = {name: _text(value) for name, value in each.headers.items()}
-    return (head[0], each.group, *head[1:], time_text(each.create_time_ms), own, _text(each.body))
+    return (
+        str(each.id), each.group, each.subject, each.broker_group, each.sequence, key, ", ".join(each.tags), each.attempts, each.error,
+        time_text(each.dead_ms), time_text(each.create_time_ms), own, _text(each.body),
+    )  # fmt: skip
 
 
 def _text(data: bytes) -> str:
