@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import bench_delay as delay
+import bench_delivery as delivery
 import bench_ordered as ordered
 import bench_spark as spark
 from bench_group import ReplicaSet
@@ -333,6 +334,11 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "100 B, send_many, over a day, acknowledged": lambda: delay.compared(n(1_000_000), 100, "many", 86_400, 1),
             "an hour of 1 M messages": lambda: delay.load_hour(n(1_000_000)),
             "an hour of 10 M messages": lambda: delay.load_hour(n(10_000_000)),
+        },
+        "delivery": {
+            "listener, messages/s": lambda: delivery.listening(n(500_000)),
+            "listener, one of a hundred fails five times, messages/s": lambda: delivery.listening(n(200_000), fails=True),
+            "outbox in SQLite": lambda: delivery.sending(n(20_000)),
         },
         "spark": {
             "10 M of 100 B": lambda: spark.source(spark.session(), n(10_000_000), 100),
