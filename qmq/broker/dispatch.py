@@ -212,7 +212,9 @@ class Dispatch:
             raise InvalidArgument("a settlement's first pull sequence is at most its last, and neither is negative")
         if any([each.verdict in _FAILED for each in settlements]):  # noqa: C419 - faster than a generator
             holder = state.share.holders.get(session.consumer)
-            decided = decide(holder.held if holder else (), settlements, self._settings(state), self._failures(state))
+            can_die = not is_dead_letters(state.queue.id.subject)
+            held = holder.held if holder else ()
+            decided = decide(held, settlements, self._settings(state), self._failures(state), can_die=can_die)
             settled = self._act_settled(state, session.consumer, decided, Cause.VERDICT)
         else:
             kept = tuple([each[:4] for each in settlements])

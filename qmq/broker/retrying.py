@@ -37,10 +37,13 @@ class Decided(NamedTuple):
     """Of what is dead: (number of the settlement, text)."""
 
 
-def decide(held: Sequence[Held], asked: Iterable[Settlement], settings: GroupSettings, failures: Failures) -> Decided:
-    """What a consumer's verdicts mean for what it holds."""
+def decide(
+    held: Sequence[Held], asked: Iterable[Settlement], settings: GroupSettings, failures: Failures, *, can_die: bool = True
+) -> Decided:
+    """What a consumer's verdicts mean for what it holds. Where nothing can die, what is rejected has failed once more, and no worse."""
     found: list[Settlement] = []
-    for each in asked:
+    for given in asked:
+        each = given if can_die or given.verdict != Verdict.DEAD else given._replace(verdict=Verdict.NACK, delay_ms=BY_GROUP_MS)
         if each.verdict == Verdict.NACK:
             found += _failed(held, each, settings, failures) or (each._replace(delay_ms=0),)
         else:

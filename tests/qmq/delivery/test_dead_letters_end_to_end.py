@@ -80,6 +80,7 @@ async def test_thousands_of_dead_messages_are_each_buried_once_in_the_order_in_w
 
 async def test_messages_of_a_dead_letter_queue_never_die_again(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
+        await mq.metadata.set_group_settings("*", "alerts", retry_delays_ms=[0])
         await mq.send("orders", b"poison")
         async with mq.consumer("orders", "billing", ack="explicit") as consumer:
             (await anext(consumer)).reject("first death")
@@ -88,7 +89,9 @@ async def test_messages_of_a_dead_letter_queue_never_die_again(node: Node) -> No
                     letter = await anext(alerts)
                     assert letter.attempt == attempt
                     letter.nack(NOW, error="cannot mail")
-                await (await anext(alerts)).ack()
+                (await anext(alerts)).reject("never mind")
+                assert (await anext(alerts)).attempt == 10
+        assert [queue.group for queue in await mq.metadata.dead_letter_queues()] == ["billing"]
 
 
 async def test_applications_cannot_write_to_a_dead_letter_queue_or_create_one(node: Node) -> None:
