@@ -22,6 +22,7 @@ import json
 import lzma
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -41,6 +42,7 @@ SUBJECT = "logs"
 SERVICES = ("checkout", "payment", "search", "shipping")
 LEVELS, WEIGHTS = ("DEBUG", "INFO", "WARN", "ERROR"), (40, 50, 8, 2)
 CHUNK_BYTES = 64 * 1024
+PATIENCE_S = 120.0
 WAIT = timedelta(milliseconds=200)
 
 
@@ -183,7 +185,10 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
                     collector.save()
                 bar.update(task, completed=result.archived)
             wanted = (result.lines, result.errors, result.lines, result.lines)
+            until = time.monotonic() + PATIENCE_S
             while (result.archived, len(alarms), *map(len, boards)) != wanted and not any(each.done() for each in tasks):
+                if time.monotonic() > until:
+                    break
                 await asyncio.sleep(0.02)
                 bar.update(task, completed=result.archived)
         for each in tasks:

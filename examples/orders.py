@@ -168,7 +168,7 @@ async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quie
                     bar.update(task, completed=number)
                 until = time.monotonic() + PATIENCE_S + remind_s
                 while not (result := await asyncio.to_thread(count, engine, dead)).is_right and time.monotonic() < until:
-                    dead |= {json.loads(letter.body)["number"] for letter in await mq.dead_letters("billing").show()}
+                    dead |= {json.loads(letter.body)["number"] for letter in await mq.dead_letters("billing").show(orders)}
                     bar.update(task, description="waiting", completed=result.shipped)
                     await asyncio.sleep(0.1)
     engine.dispose()

@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 SUBJECT = "accounts.binlog"
 GROUP = "replica"
 WORKERS = 2
+PATIENCE_S = 120.0
 CHUNK = 1_000
 
 
@@ -94,7 +96,8 @@ async def replicate(server: str, folder: Path, count: int, keys: int, *, quiet: 
                 for at in [at for at in steps if at <= result.changes]:
                     await steps.pop(at)(mq, workers)
                 bar.update(task, completed=result.applied)
-            while result.applied < count and all(not worker._running.done() for worker in workers):
+            until = time.monotonic() + PATIENCE_S
+            while result.applied < count and all(not worker._running.done() for worker in workers) and time.monotonic() < until:
                 await asyncio.sleep(0.02)
                 bar.update(task, completed=result.applied)
         result.route_versions = (await mq.metadata.describe_route(SUBJECT)).latest_version

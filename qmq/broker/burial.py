@@ -13,14 +13,15 @@ Rules:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from qmq import headers, limits
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.directed import failures, is_directed
-from qmq.errors import DiskFull, LogDamaged
+from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import Buried
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Dying
@@ -37,6 +38,12 @@ log = logging.getLogger("qmq.broker")
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * limits.MIB
+CREATED_SPAN_MS: Final = 1 << 32
+"""Create times of one batch lie within this."""
+ROUNDS: Final = 4
+"""Batches that one share buries at a time."""
+_OTHERS_BYTES: Final = 600
+"""What is added to a copy at most, besides its error."""
 AGAIN_MS: Final = 10_000
 """How long a share rests whose dead messages could not be copied."""
 _PRODUCER_BIT: Final = 1 << 62
@@ -44,12 +51,18 @@ _PRODUCER_BIT: Final = 1 << 62
 
 @dataclass(slots=True)
 class Grave:
-    """A share with dying messages: those before number `deaths` may be copied once `index` is committed."""
+    """A share with dying messages: those before number `deaths` may be copied, more when what is in `steps` is committed."""
 
     state: GroupState
-    index: int
-    deaths: int
+    deaths: int = 0
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+    """(index of an entry, how many had died by then), in order."""
     not_before_ms: int = 0
+
+    def committed(self, index: int) -> None:
+        """Everything up to `index` is."""
+        while self.steps and self.steps[0][0] <= index:
+            self.deaths = self.steps.popleft()[1]
 
 
 class Opened:
@@ -99,51 +112,54 @@ class Burials:
     def found(self, state: GroupState) -> None:
         """A share was loaded: what is dying in it is committed."""
         if state.share.dying:
-            self._graves[id(state)] = Grave(state, 0, state.share.deaths)
+            self._graves[id(state)] = Grave(state, state.share.deaths)
 
     def written(self, index: int) -> None:
         """What happened in this turn is in the log, up to `index`."""
         if self._fresh:
             for key, state in self._fresh.items():
-                self._graves[key] = Grave(state, index, state.share.deaths)
+                self._graves.setdefault(key, Grave(state)).steps.append((index, state.share.deaths))
             self._fresh = {}
 
     def work(self) -> None:
-        """Copy what may be copied."""
+        """Copy what may be copied, some of each share: others have work too."""
         if not self._graves:
             return
         now_ms = self._broker.clock.monotonic_ms()
         for key, grave in list(self._graves.items()):
-            if grave.index > self._broker.store.committed_index or now_ms < grave.not_before_ms:
+            grave.committed(self._broker.store.committed_index)
+            if now_ms < grave.not_before_ms:
                 continue
-            if self._bury(grave):
-                self._graves.pop(key, None)
-            else:
-                grave.not_before_ms = now_ms + AGAIN_MS
-
-    def _bury(self, grave: Grave) -> bool:
-        """Whether everything of it is copied."""
-        state = grave.state
-        while state.share.dying and state.share.dying[0].number < grave.deaths:
             try:
-                letters, gone = self._letters(state, grave.deaths)
-                done = list(gone)
-                if letters:
-                    done.append((letters[0].number, self._append(state, letters)))
-            except (DiskFull, LogDamaged) as failure:
-                waiting = state.share.dying_messages()
+                for _ in range(ROUNDS):
+                    if not self._bury(grave):
+                        if not grave.steps:
+                            del self._graves[key]
+                        break
+            except QmqError as failure:
+                grave.not_before_ms = now_ms + AGAIN_MS
+                waiting, state = grave.state.share.dying_messages(), grave.state
                 log.warning("%d messages of group %s on %s wait to be buried: %s", waiting, state.name, state.queue.id, failure)
                 if isinstance(failure, LogDamaged):
                     self._broker.mends(failure)
-                return False
-            queue_id = state.queue.id
-            self._broker.store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
-            self._broker.schedule()
+
+    def _bury(self, grave: Grave) -> bool:
+        """One batch; whether there was anything to do. Raises QmqError: they stay dying, and are tried again."""
+        state = grave.state
+        if not state.share.dying or state.share.dying[0].number >= grave.deaths:
+            return False
+        letters, done = self._letters(state, grave.deaths)
+        if letters:
+            done.append((letters[0].number, self._append(state, letters)))
+        queue_id = state.queue.id
+        self._broker.store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
+        self._broker.schedule()
         return True
 
     def _letters(self, state: GroupState, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
         """The next messages to be copied together, numbered without a gap; (number, count) of those that are gone. Raises LogDamaged."""
-        letters, gone, size = list[Letter](), list[tuple[int, int]](), 0
+        letters, gone, size, low, high = list[Letter](), list[tuple[int, int]](), 0, 0, 0
+        opened_at, batch = -1, None
         for item in state.share.dying:
             number, sequence, end = item.number, item.first, item.first + min(item.count, deaths - item.number)
             while sequence < end:
@@ -157,11 +173,15 @@ class Burials:
                     number, sequence = number + lost, sequence + lost
                     continue
                 assert entry is not None
-                batch = Opened(BatchView.parse(b"".join(self._broker.store.read(state.queue, entry))))
+                if batch is None or opened_at != entry.position:
+                    opened_at = entry.position
+                    batch = Opened(BatchView.parse(b"".join(self._broker.store.read(state.queue, entry))))
                 for place in range(sequence - entry.base_sequence, min(end, entry.next_sequence) - entry.base_sequence):
-                    size += entry.total_bytes // entry.count + 1
-                    is_apart = bool(letters) and letters[-1].number + 1 != number
-                    if letters and (is_apart or len(letters) >= BATCH_MESSAGES or size > BATCH_BYTES):
+                    size += _size_of(batch, place, item.error)
+                    created = batch.created_ms[place]
+                    low, high = (min(low, created), max(high, created)) if letters else (created, created)
+                    is_full = len(letters) >= BATCH_MESSAGES or size > BATCH_BYTES or high - low >= CREATED_SPAN_MS
+                    if letters and (is_full or letters[-1].number + 1 != number):
                         return letters, gone
                     letters.append(Letter(number, item, sequence, batch, place))
                     number, sequence = number + 1, sequence + 1
@@ -182,6 +202,13 @@ class Burials:
         entry = queue.index.entry(queue.index.find_sequence(produced.base_sequence))
         self.buried += entry.count
         return min(entry.count, len(letters))
+
+
+def _size_of(batch: Opened, place: int, error: str) -> int:
+    """Bytes of a copy, at most: not compressed, and with the headers that are added."""
+    size = len(batch.bodies[place]) + len(batch.keys[place]) + 4 * len(error) + _OTHERS_BYTES
+    size += sum([16 + len(tag) for tag in batch.tags[place]])
+    return size + sum([16 + len(name) + len(value) for name, value in batch.headers[place].items()])
 
 
 def intake_of(subject: str, queue: Queue, state: GroupState, letters: list[Letter]) -> Intake:

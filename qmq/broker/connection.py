@@ -13,6 +13,7 @@ from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
+from qmq.broker.sessions import Held
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
@@ -199,8 +200,13 @@ class Connection(Flushable):
 
     def _detach(self, each: Frame) -> None:
         number = wire.unpack_session(each.payload)
-        (self._lanes() if number >= FIRST_SESSION else self._consuming()).detach(self, number)
-        self.send(frames.frame(FrameKind.OK, each.request_id))
+        answer = frames.frame(FrameKind.OK, each.request_id)
+        if number >= FIRST_SESSION:
+            self._lanes().detach(self, number)
+            self.send(answer)
+        else:  # who hears it forgets what it said last: that must be committed
+            self._consuming().detach(self, number)
+            self._broker.settled.append(Held(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))

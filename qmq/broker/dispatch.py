@@ -255,7 +255,7 @@ class Dispatch:
         session = self._session(number, peer)
         state, holder = session.group, session.group.share.holders.get(session.consumer)
         begun = state.begun.setdefault(session.consumer, Begun())
-        begun.forget(holder.held[0].pull if holder is not None and holder.held else first)
+        begun.forget(holder.held if holder is not None else ())
         begun.add(first, last)
 
     def heartbeat(self, peer: Peer, number: int) -> None:
@@ -373,5 +373,5 @@ def _check_attach(request: wire.Attach) -> None:
     tags = [*request.tags_any, *request.tags_all]
     if len(tags) > 2 * limits.TAGS_MAX or not all(isinstance(tag, str) and 0 < len(tag) <= 255 for tag in tags):
         raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
-    if request.received < -1:
+    if not -1 <= request.received < 1 << 62:
         raise InvalidArgument(f"received is a pull sequence or -1, not {request.received}")

@@ -25,6 +25,7 @@ from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
 Failures = Callable[[int, int], Sequence[tuple[int, int]]]
 """(first sequence, count) -> [(count, failures before they were sent again)]: together all of them, in order."""
 
+RANGES_MIN: Final = 64
 _pull_of: Final = attrgetter("pull")
 _LOST_TEXT: Final = "its consumer was lost while it worked on it"
 
@@ -114,10 +115,11 @@ def _joined(found: Iterable[Settlement]) -> Decided:
 class Begun:
     """Pull sequences of one consumer on which work has begun, of those that had failed before. The master's memory; lost with it."""
 
-    __slots__ = ("_ranges",)
+    __slots__ = ("_look_at", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
+        self._look_at = RANGES_MIN
 
     def add(self, first: int, last: int) -> None:
         """Both ends included."""
@@ -129,6 +131,13 @@ class Begun:
     def __contains__(self, pull: int) -> bool:
         return any(first <= pull <= last for first, last in self._ranges)
 
-    def forget(self, before: int) -> None:
-        """Nothing before `before` is held any more."""
-        self._ranges = [each for each in self._ranges if each[1] >= before]
+    def forget(self, held: Sequence[Held]) -> None:
+        """Keep what touches something that is held; looked at only when the list has doubled."""
+        if len(self._ranges) >= self._look_at:
+            self._ranges = [each for each in self._ranges if _touches(held, *each)]
+            self._look_at = max(2 * len(self._ranges), RANGES_MIN)
+
+
+def _touches(held: Sequence[Held], first: int, last: int) -> bool:
+    at = bisect_right(held, last, key=_pull_of) - 1
+    return at >= 0 and held[at].pull + held[at].count > first

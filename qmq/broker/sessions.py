@@ -144,7 +144,9 @@ class Groups:
         return state
 
     def drop(self, state: GroupState) -> None:
-        """The group is forgotten; nobody is attached to it."""
+        """The group is forgotten; who was attached to it attaches again."""
+        for session in [each for each in self._sessions.values() if each.group is state]:
+            self.detach(session)
         self._states.pop((id(state.queue), state.name), None)
         self._by_queue[id(state.queue)].remove(state)
 

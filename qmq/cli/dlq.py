@@ -89,6 +89,7 @@ def replay(
     dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
 ) -> None:  # fmt: skip
     """Give dead letters back to the group, their attempts counted anew; or a parked key, in order, before anything newer of it."""
+    _check_whole(words, any((subject, ids, error, since, most)))
     _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server)
 
 
@@ -99,6 +100,7 @@ def purge(
     dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
 ) -> None:  # fmt: skip
     """Throw dead letters away, for good; or count a parked key's messages as done, so that the key flows again from the next one on."""
+    _check_whole(words, any((subject, ids, error, since, most)))
     _give_back(words, chosen_by(subject, ids or [], error, since), most, False, dry_run, as_json, server)
 
 
@@ -123,6 +125,11 @@ async def _done(server: str, group: str, choose: Choose, most: int, is_replay: b
             bar = progress.add_task("replaying" if is_replay else "purging", total=min(most, waiting) if most else waiting)
             work = letters.replay if is_replay else letters.purge
             return await work(choose, messages_max=most, progress=lambda count: progress.update(bar, completed=count))
+
+
+def _check_whole(words: list[str], is_filtered: bool) -> None:
+    if _is_key(words) and is_filtered:
+        raise typer.BadParameter("a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --max")
 
 
 def _is_key(words: list[str]) -> bool:

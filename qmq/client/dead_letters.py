@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from qmq import headers, limits
 from qmq.client.message import Message, Messages
@@ -56,6 +56,7 @@ class DeadLetter:
     body: bytes
 
 
+_M = TypeVar("_M")
 Choose = Callable[[DeadLetter], bool]
 Progress = Callable[[int], None]
 Do = Callable[[Sequence[DeadLetter]], Awaitable[None]]
@@ -110,13 +111,13 @@ class DeadLetters:
                 chosen = [(message, letter) for message, letter in page if choose(letter)]
                 if messages_max:
                     chosen = chosen[: messages_max - done]
-                await do([letter for _, letter in chosen])
-                for message, _ in chosen:
-                    message.ack_later()
-                if chosen:
-                    await chosen[-1][0].ack()
-                done += len(chosen)
-                progress(done)
+                for part in parts_of(chosen):
+                    await do([letter for _, letter in part])
+                    for message, _ in part:
+                        message.ack_later()
+                    await part[-1][0].ack()
+                    done += len(part)
+                    progress(done)
                 if done == messages_max > 0:
                     break
         return done
@@ -141,12 +142,9 @@ class DeadLetters:
                     each.release()
 
     async def _send(self, letters: Sequence[DeadLetter]) -> None:
-        """Returns when all are stored."""
-        by_target: dict[tuple[str, str], list[DeadLetter]] = {}
-        for each in letters:
-            by_target.setdefault((each.subject, each.group), []).append(each)
-        for (subject, group), those in by_target.items():
-            await self._client._send_directed_now(subject, columns_of(those, group), those[0].create_time_ms)
+        """Of one subject and group, see `parts_of`. Returns when all are stored."""
+        columns, create_time_ms = columns_of(letters, letters[0].group)
+        await self._client._send_directed_now(letters[0].subject, columns, create_time_ms)
 
 
 async def _let_go(_letters: Sequence[DeadLetter]) -> None:
@@ -167,12 +165,21 @@ def letter_of(message: Message) -> DeadLetter:
         raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
 
 
-def columns_of(letters: Sequence[DeadLetter], group: str) -> Columns:
-    """As they are sent again, directed to the group; created when the first one was, and as they say. Pure."""
+def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, DeadLetter]]]:
+    """Letters that can be sent in one batch: to one subject and group, with create times that fit together. Pure."""
+    found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
+    for each in chosen:
+        letter = each[1]
+        found.setdefault((letter.subject, letter.group, letter.create_time_ms >> 32), []).append(each)
+    return list(found.values())
+
+
+def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
+    """As they are sent again, directed to the group, with their create times; and the first of these. Pure."""
     keys = [each.key or b"" for each in letters]
     tags = [each.tags for each in letters]
-    first = letters[0].create_time_ms
-    deltas = [max(each.create_time_ms - first, 0) for each in letters]
+    first = min(each.create_time_ms for each in letters)
+    deltas = [each.create_time_ms - first for each in letters]
     return Columns(
         [each.body for each in letters],
         keys=keys if any(keys) else None,
@@ -180,4 +187,4 @@ def columns_of(letters: Sequence[DeadLetter], group: str) -> Columns:
         headers=[{**each.headers, headers.GROUP: group.encode()} for each in letters],
         create_deltas=deltas if any(deltas) else None,
         message_ids=[each.id.to_bytes() for each in letters],
-    )
+    ), first

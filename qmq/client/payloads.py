@@ -33,6 +33,10 @@ class Undecodable(Exception):
     """A body is not what its handler takes. Says what the decoder found."""
 
 
+class UndecodableBody(Undecodable):
+    """That of the message itself: its handler never began."""
+
+
 def encode(value: object) -> bytes:
     """A message's body for a value: bytes as they are, a str as UTF-8, everything else as JSON. Raises InvalidArgument."""
     if isinstance(value, bytes):

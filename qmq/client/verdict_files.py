@@ -65,9 +65,13 @@ class VerdictFile:
     def append(self, settlements: Sequence[Settlement]) -> None:
         """These are not answered either."""
         if self._fd >= 0:
+            size = os.fstat(self._fd).st_size
             try:
                 _write(self._fd, pack_verdicts(settlements, self._now_ms()))
             except OSError as failure:
+                with suppress(OSError):  # half a line must not stay: the next one would stand behind it
+                    os.ftruncate(self._fd, size)
+                    os.lseek(self._fd, size, os.SEEK_SET)
                 self._warn(failure)
 
     def clear(self) -> None:

@@ -21,10 +21,11 @@ back; a RELEASE (never worked on) adds none.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
@@ -236,7 +237,9 @@ class Share:
 
     def _buried(self, action: Buried) -> None:
         for number, count in action.numbers:
-            self.dying = [part for item in self.dying for part in _without(item, number, number + count)]
+            low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
+            high = bisect_left(self.dying, number + count, key=_number_of)
+            self.dying[low:high] = [part for item in self.dying[low:high] for part in _without(item, number, number + count)]
 
     # --- keeping -------------------------------------------------------------------------------------------------------
 
@@ -267,6 +270,7 @@ class Share:
         return share
 
 
+_number_of: Final = attrgetter("number")
 _NOTHING: Final = Settled(0, 0)
 _APPLY: Final[dict[type[Any], Callable[[Share, Any], Settled | None]]] = {
     Begin: Share._begin,

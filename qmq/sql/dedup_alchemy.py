@@ -47,6 +47,13 @@ class _Guard:
             event.listen(handed, "commit", self._connection_commits)
         else:
             event.listen(handed, "before_commit", self._session_commits)
+        self._handed = handed
+
+    def hand(self) -> None:
+        """The handler has it now; of a session, the connection of its transaction too."""
+        if isinstance(self._handed, Session):
+            event.listen(self._handed.connection(), "commit", self._connection_commits)
+        self.is_handed = True
 
     def _connection_commits(self, connection: Connection) -> None:
         if self.is_handed:
@@ -72,7 +79,10 @@ class _AlchemyTransaction:
         return _run(self.handed, work)
 
     def guard(self, is_handed: bool) -> None:
-        self._guard.is_handed = is_handed
+        if is_handed:
+            self._guard.hand()
+        else:
+            self._guard.is_handed = False
 
     def commit(self) -> None:
         self.handed.commit()

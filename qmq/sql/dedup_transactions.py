@@ -10,6 +10,7 @@ commits are refused while it has it: SQLAlchemy's by its event (`dedup_alchemy.p
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -85,7 +86,14 @@ class HandedConnection:
     def __getattr__(self, name: str) -> Any:
         if name in ("commit", "rollback", "close", "executescript"):  # sqlite3's executescript begins with a commit
             raise InvalidArgument(f"{name} {NOT_YOURS}")
+        if name == "cursor" and isinstance(self._connection, sqlite3.Connection):
+            return lambda factory=_Cursor: self._connection.cursor(factory)
         return getattr(self._connection, name)
+
+
+class _Cursor(sqlite3.Cursor):
+    def executescript(self, _script: str) -> sqlite3.Cursor:
+        raise InvalidArgument(f"executescript {NOT_YOURS}")
 
 
 def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:

@@ -129,19 +129,23 @@ class _Line:
         self._arrived.set()
 
     async def _run(self) -> None:
+        is_stuck = False
         try:
             while self._queue or self._held:
-                await self._rest()
-                await self._look(self._take())
+                await self._rest(is_stuck)
+                entries = self._take()
+                is_full = bool(self._queue)
+                await self._look(entries)
+                is_stuck = is_full and len(self._held) == len(entries)  # a full round, and none of it was decided
         finally:
             self._relay.ended(self._subject)
             for entry in (*self._held, *self._queue):
                 self._decided(entry, False)
 
-    async def _rest(self) -> None:
-        """With nothing new, what is held is not looked at all the time."""
+    async def _rest(self, is_stuck: bool) -> None:
+        """With nothing new, or no room for it, what is held is not looked at all the time."""
         self._arrived.clear()
-        if not self._queue:
+        if not self._queue or is_stuck:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s):
                     await self._arrived.wait()

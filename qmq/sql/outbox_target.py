@@ -187,7 +187,7 @@ def autocommits(raw: Any) -> bool:
     if in_transaction(raw):
         return False
     if hasattr(raw, "in_transaction"):
-        return raw.isolation_level is None
+        return raw.isolation_level is None or getattr(raw, "autocommit", None) is True  # the latter from Python 3.12 on
     if hasattr(raw, "get_autocommit"):
         return bool(raw.get_autocommit())
     return getattr(raw, "autocommit", False) is True

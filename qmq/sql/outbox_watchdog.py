@@ -162,13 +162,15 @@ class Watchdog:
     async def _look(self) -> bool:
         """Begin with what can be sent now; whether there is anything under way."""
         after = -1
+        # Of what a page had, or left out, later pages take nothing: it would overtake earlier messages of its keys.
+        seen = [*self._busy, *self._patience.resting(self._now())]
         while len(self._busy) < SUBJECTS_MAX:
-            besides = [*self._busy, *self._patience.resting(self._now())]
-            rows = await self._table.waiting(after, LOOK_ROWS, besides)
-            self._begin(rows)
+            rows = await self._table.waiting(after, LOOK_ROWS, seen)
+            self._begin([row for row in rows if row.subject not in seen])  # a statement leaves out so many subjects at most
             if len(rows) < LOOK_ROWS:
                 break
             after = rows[-1].id
+            seen += {row.subject for row in rows}.difference(seen)
         return bool(self._busy)
 
     def _begin(self, rows: Sequence[WaitingRow]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -225,6 +226,16 @@ async def test_rows_that_are_sent_are_gone_and_many_of_many_subjects_are_sent_at
                 found = await bodies(mq, f"order-{remainder}", 100)
                 assert sorted(int(body.strip(b"\0")) for body in found) == list(range(remainder, 300, 3))
         await is_empty(engine)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_one_large_transaction_does_not_stop_the_event_loop(database: Database, node: Node) -> None:
+    with engine_of(database):
+        async with async_engine_of(database) as engine, qmq.connect(node.address) as mq, asyncio.timeout(40):  # if it does, for 60 s
+            async with mq.outbox(engine) as box:
+                for number in range(2_500):
+                    box.send("order", b"%d" % number)
+            assert sorted(map(int, await bodies(mq, "order", 2_500))) == list(range(2_500))
 
 
 class Traced(BaseInterceptor):

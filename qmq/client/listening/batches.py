@@ -20,7 +20,7 @@ from qmq.client.listening.outcomes import GIVEN_BACK, Act, Decision, decide
 from qmq.client.listening.threads import say_from_threads
 from qmq.client.message import Message
 from qmq.client.ordered.messages import OrderedMessages
-from qmq.client.payloads import Undecodable
+from qmq.client.payloads import Undecodable, UndecodableBody
 
 
 class BatchHandling(Handling):
@@ -80,7 +80,7 @@ class BatchHandling(Handling):
                 good.append(each)
             except Undecodable as failure:
                 if self._policy.on_undecodable != "skip":
-                    raise Undecodable(f"{each!r}: {failure}") from failure
+                    raise UndecodableBody(f"{each!r}: {failure}") from failure
                 self.log(each, failure)
         return good, payloads
 

@@ -35,7 +35,7 @@ from qmq.client.listening.refusing import verdicts_refused
 from qmq.client.listening.threads import say_from_threads
 from qmq.client.message import Message
 from qmq.client.ordered.message import LaneMessage, OrderedMessage
-from qmq.client.payloads import Undecodable, checked
+from qmq.client.payloads import Undecodable, UndecodableBody, checked
 from qmq.errors import Unavailable
 
 log = logging.getLogger("qmq.client")
@@ -184,7 +184,12 @@ class Handling:
 
     def _payload(self, message: AnyMessage) -> Any:
         decode = self._binding.decode
-        return message if decode is None else checked(decode, message.body)
+        if decode is None:
+            return message
+        try:
+            return checked(decode, message.body)
+        except Undecodable as failure:
+            raise UndecodableBody(str(failure)) from failure
 
     async def _call(self, payload: object, context: Context) -> None:
         binding = self._binding

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from qmq.client.message import error_text, retry_ms
-from qmq.client.payloads import Undecodable
+from qmq.client.payloads import Undecodable, UndecodableBody
 
 STOPPED: Final = "the listener was stopped before its handler was done"
 _AT_ONCE: Final = timedelta(0)
@@ -89,7 +89,7 @@ def decide(failure: BaseException | None, attempt: int, policy: Policy) -> Decis
         return Decision(Act.NACK, failure.after, text)
     if isinstance(failure, Reject):
         return Decision(Act.REJECT, None, text)
-    if not isinstance(failure, Undecodable) or policy.on_undecodable == "retry":
+    if not isinstance(failure, UndecodableBody) or policy.on_undecodable == "retry":
         return Decision(Act.NACK, policy.delay(attempt), text)
     return DONE if policy.on_undecodable == "skip" else Decision(Act.REJECT, None, text)
 

@@ -20,7 +20,7 @@ def verdicts_refused(message: AnyMessage) -> Iterator[None]:
 
     From the handler's thread, that is: where the handler took too long, the loop gives its verdict meanwhile.
     """
-    door = _Door()
+    door = _Door(message)
     if isinstance(message, OrderedMessage):
         message.settle_through(lambda settler: _Ordered(settler, door))
     else:
@@ -29,20 +29,18 @@ def verdicts_refused(message: AnyMessage) -> Iterator[None]:
         yield
     finally:
         message.settle_through(lambda refusing: refusing.settler)  # type: ignore[attr-defined]  # ours, from above
-        if door.has_refused:
-            message.is_settled = False
 
 
 class _Door:
     """Closed for the thread that made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: AnyMessage) -> None:
         self._home = threading.get_ident()
-        self.has_refused = False
+        self._message = message
 
     def check(self) -> None:
         if threading.get_ident() == self._home:
-            self.has_refused = True
+            self._message.is_settled = False  # who asked has set it already
             raise InvalidArgument(VERDICT_OF_TRANSACTION)
 
 

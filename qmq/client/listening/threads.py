@@ -25,7 +25,8 @@ def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> No
             loop.call_soon_threadsafe(function, *arguments)
 
     if isinstance(message, OrderedMessage):
-        message.settle_through(lambda settler: _Ordered(settler, call))
+        # One that is tried again has it from its last try.
+        message.settle_through(lambda settler: settler if isinstance(settler, _Ordered) else _Ordered(settler, call))
     else:
         message.settle_through(lambda settler: _Unordered(settler, call))
 

@@ -11,17 +11,19 @@ import pytest
 from support import ManualClock, intake
 
 from qmq import headers
-from qmq.batch import BatchView
+from qmq.batch import BatchView, encode, sent_sizes
 from qmq.broker import burial
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.errors import DiskFull
+from qmq.compression import Compression
+from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
 from qmq.log.config import LogConfig
 from qmq.log.consumption import Share
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
+from qmq.log.store import Intake
 from qmq.model import SubjectConfig, dead_letter_subject
-from qmq.region import BatchFlag
+from qmq.region import BatchFlag, Columns, parse_header
 from qmq.wire import messages as wire
 from qmq.wire.verdicts import Settlement, Verdict
 
@@ -217,3 +219,85 @@ async def test_what_killed_its_consumers_ends_in_the_dead_letter_queue_and_what_
     assert (body, found[headers.ATTEMPT]) == (b"3", b"5")
     assert {item.attempt for item in world.share.holders["c"].held} == {2}
     assert world.share.unacked() == 9
+
+
+async def test_messages_that_were_created_months_apart_are_buried_too(tmp_path: Path) -> None:
+    world = World(tmp_path / "a")
+    queue = world.store.open_queue("s", 0)
+    months = [1, 200 * 86_400_000, 2]
+    for number, created in enumerate(months):
+        envelope, region = encode(b"s", Columns([b"%d" % created]), producer_id=7, batch_sequence=number, create_time_ms=created)
+        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+    world.attach()
+    for _ in months:
+        world.pull(1)
+    world.settle(dead(0, 2))
+    world.bury()
+    assert world.bodies() == [b"%d" % created for created in months]
+
+
+async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp_path: Path) -> None:
+    world = World(tmp_path / "a")
+    queue = world.store.open_queue("s", 0)
+    body = bytes(140_000)
+    for number in range(4):
+        envelope, region = encode(
+            b"s", Columns([body] * 50), producer_id=7, batch_sequence=number, create_time_ms=1, compression=Compression.LZ4
+        )
+        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+    world.attach()
+    for _ in range(4):
+        world.pull(50)
+    world.settle(dead(0, 199))
+    while world.share.dying:
+        world.bury()
+    assert world.bodies() == [body] * 200
+
+
+async def test_the_dead_are_buried_while_others_keep_dying_and_commits_come_late(tmp_path: Path) -> None:
+    world = World(tmp_path / "a")
+    world.send(numbered(20))
+    world.attach()
+    world.pull(20)
+    burials, store = world.broker.dispatch.burials, world.store
+    real = store.committed_index
+    for number in range(20):
+        world.settle(dead(number, number))
+        committed, store.committed_index = store.committed_index, real
+        burials.work()
+        store.committed_index, real = committed, committed
+    assert len(world.bodies()) >= 15
+
+
+async def test_a_batch_that_cannot_be_read_keeps_its_dead_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path / "a")
+    world.send(numbered(2))
+    world.attach()
+    world.pull(2)
+    world.settle(dead(0, 1))
+
+    def unreadable(*_: object) -> object:
+        raise InvalidArgument("a compression whose library is not installed (in this test)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchView, "bodies", unreadable)
+        world.bury()
+    assert world.share.dying_messages() == 2
+    world.clock.now_ms += burial.AGAIN_MS
+    world.bury()
+    assert world.bodies() == numbered(2)
+
+
+async def test_a_consumer_of_a_broadcast_group_that_wakes_up_late_does_not_bring_its_past_back(tmp_path: Path) -> None:
+    world = World(tmp_path / "a")
+    world.send(numbered(10))
+    world.attach("c", "g%c")
+    world.clock.now_ms += 2_000
+    world.broker.dispatch.tick()
+    world.clock.now_ms += 1
+    world.broker.dispatch.tick()
+    world.clock.now_ms += 4 * 86_400_000
+    world.broker.dispatch.tick()
+    with pytest.raises(UnknownConsumer):
+        world.broker.dispatch.detach(world.peer, world.session)
+    assert "g%c" not in world.store.open_queue("s", 0).shares

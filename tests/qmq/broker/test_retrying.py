@@ -89,5 +89,7 @@ def test_what_was_begun_is_forgotten_when_it_is_held_no_more() -> None:
     for pull in (1, 2, 3, 7):
         begun.add(pull, pull)
     assert [pull for pull in range(9) if pull in begun] == [1, 2, 3, 7]
-    begun.forget(5)
-    assert [pull for pull in range(9) if pull in begun] == [7]
+    for pull in range(100, 300, 2):
+        begun.add(pull, pull)
+    begun.forget([Held(7, 0, 1, 2), Held(298, 0, 1, 2)])
+    assert [pull for pull in range(300) if pull in begun] == [7, 298], "one that hangs keeps nothing but itself"

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import qmq
 from qmq.cli.app import app
 from qmq.cli.dlq import chosen_by
-from qmq.client.dead_letters import DeadLetter
-from qmq.errors import InvalidArgument
+from qmq.client.dead_letters import DeadLetter, columns_of, parts_of
+from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev import Node
 
@@ -97,3 +97,33 @@ def test_all_that_is_given_must_hold_for_a_letter_to_be_chosen() -> None:
 def test_what_is_no_message_id_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="32 hexadecimal digits"):
         chosen_by("", ["abc"], "", None)
+
+
+async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with qmq.connect(node.address) as mq:
+        await die(mq, "good", [b"a"], "no")
+        await die(mq, "gone", [b"b"], "no")
+        letters = mq.dead_letters("billing")
+        while sum(each.waiting for each in await letters.describe()) < 2:
+            pass
+        send = mq._send_directed_now
+
+        async def refused(subject: str, columns: Any, create_time_ms: int) -> None:
+            if subject == "gone":
+                raise UnknownSubject("it was deleted (in this test)")
+            await send(subject, columns, create_time_ms)
+
+        monkeypatch.setattr(mq, "_send_directed_now", refused)
+        for _ in range(3):
+            with pytest.raises(UnknownSubject):
+                await letters.replay()
+        async with mq.consumer("good", "billing", ack="explicit") as consumer:
+            assert [message.body for message in await consumer.pull(10)] == [b"a"]
+        assert [each.subject for each in await letters.show()] == ["gone"]
+
+
+def test_letters_are_sent_with_the_time_at_which_each_was_created() -> None:
+    columns, first = columns_of([letter(create_time_ms=2_000), letter(create_time_ms=1_000)], "g")
+    assert (first, columns.create_deltas) == (1_000, [1_000, 0])
+    apart = [(number, letter(create_time_ms=created)) for number, created in enumerate((1, 1 << 40, 2))]
+    assert [[number for number, _ in part] for part in parts_of(apart)] == [[0, 2], [1]]

@@ -234,6 +234,28 @@ def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
     file.clear()
 
 
+def test_half_a_line_that_a_full_disk_took_costs_nothing_that_is_said_before_or_after(
+    store: VerdictStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, original = file_of(store), os.write
+    file.rewrite(SAID[:1])
+    taken = 0
+
+    def full(fd: int, data: bytes) -> int:
+        nonlocal taken
+        taken += 1
+        if taken > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(fd, data[:9])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verdict_files.os, "write", full)
+        file.append(SAID[1:2])
+    file.append(SAID[2:])
+    file.leave()
+    assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
+
+
 def test_a_write_that_takes_a_part_only_goes_on(store: VerdictStore, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.write
     monkeypatch.setattr(verdict_files.os, "write", lambda fd, data: original(fd, data[:7]))

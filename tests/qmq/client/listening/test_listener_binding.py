@@ -15,7 +15,7 @@ from qmq.client.listening.binding import bind
 from qmq.client.listening.context import Context
 from qmq.client.listening.options import options_of
 from qmq.client.listening.outcomes import Act, Policy, Reject, Retry, TimedOut, decide
-from qmq.client.payloads import Undecodable
+from qmq.client.payloads import Undecodable, UndecodableBody
 from qmq.errors import DelayTooLong, InvalidArgument, InvalidName
 
 if TYPE_CHECKING:
@@ -184,13 +184,14 @@ POLICY = Policy((SECOND, 2 * SECOND))
         (Retry("busy"), 1, POLICY, (Act.NACK, SECOND, "busy")),
         (Reject("no such customer"), 1, POLICY, (Act.REJECT, None, "no such customer")),
         (TimedOut("timed out after 5 s"), 1, POLICY, (Act.NACK, SECOND, "timed out after 5 s")),
-        (Undecodable("no JSON"), 1, POLICY, (Act.REJECT, None, "no JSON")),
-        (Undecodable("no JSON"), 1, Policy((), "retry"), (Act.NACK, None, "no JSON")),
-        (Undecodable("no JSON"), 1, Policy((), "skip"), (Act.ACK, None, "")),
+        (UndecodableBody("no JSON"), 1, POLICY, (Act.REJECT, None, "no JSON")),
+        (UndecodableBody("no JSON"), 1, Policy((), "retry"), (Act.NACK, None, "no JSON")),
+        (UndecodableBody("no JSON"), 1, Policy((), "skip"), (Act.ACK, None, "")),
+        (Undecodable("of another service"), 1, Policy((), "skip"), (Act.NACK, None, "of another service")),
     ],
     ids=[
         "returned", "raised", "second", "later", "as the group says", "long", "cannot say", "retry", "retry as usual", "reject", "timeout",
-        "undecodable", "undecodable retry", "undecodable skip",
+        "undecodable", "undecodable retry", "undecodable skip", "undecodable inside",
     ],
 )  # fmt: skip
 def test_how_a_handler_ended_decides_what_becomes_of_its_message(

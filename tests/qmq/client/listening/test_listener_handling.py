@@ -309,7 +309,7 @@ async def test_interceptors_are_around_each_handler_and_see_how_it_ends(node: No
         async with mq.listening():
             await eventually(lambda: len(spy.seen) == 4)
         assert sorted(inside) == ["batch", "loop", "thread"]
-        assert sorted(spy.seen) == ["batch OSError", "loop ValueError", "poison Undecodable", "thread KeyError"]
+        assert sorted(spy.seen) == ["batch OSError", "loop ValueError", "poison UndecodableBody", "thread KeyError"]
 
 
 async def test_what_is_provided_is_made_for_each_message_and_sees_how_the_handler_ends(node: Node) -> None:

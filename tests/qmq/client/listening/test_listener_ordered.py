@@ -11,6 +11,8 @@ import pytest
 from support import eventually
 
 import qmq
+from qmq.client.listening.threads import say_from_threads
+from qmq.client.ordered.message import OrderedMessage
 from qmq.errors import InvalidArgument
 from qmq.node.dev import Node
 
@@ -191,3 +193,25 @@ async def test_what_would_break_the_order_ends_the_listener(node: Node) -> None:
         mq.listen("s", plain, "g", timeout=TINY)
         with pytest.raises(InvalidArgument, match="a thread cannot be cancelled"):
             await mq.run()
+
+
+def test_a_message_may_be_tried_in_threads_any_number_of_times() -> None:
+    class Ends:
+        def __init__(self) -> None:
+            self.failed = 0
+
+        def finish(self, _: OrderedMessage) -> None: ...
+
+        def fail(self, _: OrderedMessage, __: int | None) -> None:
+            self.failed += 1
+
+    ends = Ends()
+    message = OrderedMessage.__new__(OrderedMessage)
+    message._settler, message.is_settled = ends, False
+    loop = asyncio.new_event_loop()
+    for _ in range(2_000):
+        say_from_threads(message, loop)
+        message.is_settled = False
+        message.fail()
+    loop.close()
+    assert ends.failed == 2_000
