@@ -13,7 +13,6 @@ import random
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +80,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
-        (chosen.out / "soak.json").write_text(json.dumps(asdict(report), default=list))
+        (chosen.out / "soak.json").write_text(report.to_json())
         plot(report, chosen.out / "soak.png")
     if chosen.json:
         sys.stdout.write(json.dumps(dict(rows_of(report)), indent=1, ensure_ascii=False) + "\n")

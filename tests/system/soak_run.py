@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -54,6 +55,12 @@ class Report:
     events: Counter[str] = field(default_factory=Counter)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     verdict: Verdict = field(default_factory=Verdict)
+
+    def to_json(self) -> str:
+        """All of it, for machines."""
+        found = {"seconds": self.seconds, "seed": self.seed, "load": self.load, "capacity": self.capacity, "rate": self.rate}
+        samples = {name: [each._asdict() for each in some] for name, some in self.samples.items()}
+        return json.dumps({**found, "events": dict(self.events), "samples": samples, "verdict": asdict(self.verdict)}, indent=1)
 
     @property
     def anomalies(self) -> list[str]:

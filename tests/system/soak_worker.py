@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 import qmq
-from qmq.errors import StaleDelivery
+from qmq.errors import NotConnected, StaleDelivery
 from qmq.model import OPERATORS, dead_letter_subject
 from system.soak_judge import Runs
 
@@ -106,8 +106,8 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
             notes.write(runs_of([number for number in numbers if number % EVERY != FAILS]))
             try:
                 await found.ack()
-            except StaleDelivery:
-                continue  # it hung past its lease: others have them
+            except (StaleDelivery, NotConnected):
+                continue  # it hung past its lease, and others have them; or past the answer, and it is told again
 
 
 async def bury(server: str, notes: Notes, stop: asyncio.Event) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from system.soak_judge import Runs, Sample, judge_messages, judge_samples
-from system.soak_run import Soak
+from system.soak_run import Report, Soak
 
 
 def runs(*found: tuple[int, int]) -> Runs:
@@ -37,6 +38,14 @@ def test_a_soak_in_which_everything_was_handled_or_buried_is_fine() -> None:
 )
 def test_what_was_lost_or_buried_wrongly_is_said(handled: Runs, buried: Runs, says: str) -> None:
     assert any(text.startswith(says) for text in judge_messages(ALL, handled, buried, every=100, fails=37).anomalies)
+
+
+def test_what_a_soak_found_can_be_read_by_machines() -> None:
+    report = Report(1.0, 7, 0.7, samples={"broker": [Sample(0.0, 1.5, 2, 3)]})
+    report.events.update(["join", "crash", "join"])
+    found = json.loads(report.to_json())
+    assert found["events"] == {"join": 2, "crash": 1}
+    assert (found["samples"]["broker"][0]["handles"], found["verdict"]["anomalies"]) == (2, [])
 
 
 def test_growth_of_memory_handles_or_threads_is_said() -> None:
