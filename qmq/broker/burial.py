@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from qmq import headers, limits
 from qmq.batch import BatchView, encode, sent_sizes
+from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.directed import failures, is_directed
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import Buried
@@ -28,7 +29,7 @@ from qmq.log.consumption import Dying
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
 from qmq.model import MessageId, dead_letter_subject
-from qmq.region import Columns, parse_header, tag_bloom, tag_hash
+from qmq.region import parse_header, tag_bloom, tag_hash
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -38,8 +39,6 @@ log = logging.getLogger("qmq.broker")
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * limits.MIB
-CREATED_SPAN_MS: Final = 1 << 32
-"""Create times of one batch lie within this."""
 ROUNDS: Final = 4
 """Batches that one share buries at a time."""
 _OTHERS_BYTES: Final = 600
@@ -206,25 +205,18 @@ class Burials:
 
 def _size_of(batch: Opened, place: int, error: str) -> int:
     """Bytes of a copy, at most: not compressed, and with the headers that are added."""
-    size = len(batch.bodies[place]) + len(batch.keys[place]) + 4 * len(error) + _OTHERS_BYTES
-    size += sum([16 + len(tag) for tag in batch.tags[place]])
-    return size + sum([16 + len(name) + len(value) for name, value in batch.headers[place].items()])
+    copy = size_of_copy(batch.bodies[place], batch.keys[place], batch.tags[place], batch.headers[place])
+    return copy + 4 * len(error) + _OTHERS_BYTES
 
 
 def intake_of(subject: str, queue: Queue, state: GroupState, letters: list[Letter]) -> Intake:
     """The batch of copies."""
-    created = [each.batch.created_ms[each.place] for each in letters]
-    keys = [each.batch.keys[each.place] for each in letters]
     tags = [each.batch.tags[each.place] for each in letters]
-    first = min(created)
-    columns = Columns(
-        [each.batch.bodies[each.place] for each in letters],
-        keys=keys if any(keys) else None,
-        tags=tags if any(tags) else None,
-        headers=[_headers(state, each) for each in letters],
-        create_deltas=[each - first for each in created] if max(created) != first else None,
-        message_ids=[each.batch.id_of(each.place) for each in letters],
-    )
+    columns, first = columns_of_copies(
+        [each.batch.bodies[each.place] for each in letters], [each.batch.keys[each.place] for each in letters], tags,
+        [_headers(state, each) for each in letters], [each.batch.created_ms[each.place] for each in letters],
+        [each.batch.id_of(each.place) for each in letters],
+    )  # fmt: skip
     envelope, region = encode(
         subject.encode(), columns, producer_id=producer_id(state), batch_sequence=letters[0].number, create_time_ms=first
     )

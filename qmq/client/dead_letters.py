@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from qmq import headers, limits
 from qmq.client.message import Message, Messages
+from qmq.copies import CREATED_SPAN_MS, columns_of_copies
 from qmq.errors import InvalidArgument
 from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
 from qmq.region import Columns
@@ -170,21 +171,14 @@ def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, Dea
     found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
     for each in chosen:
         letter = each[1]
-        found.setdefault((letter.subject, letter.group, letter.create_time_ms >> 32), []).append(each)
+        found.setdefault((letter.subject, letter.group, letter.create_time_ms // CREATED_SPAN_MS), []).append(each)
     return list(found.values())
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
     """As they are sent again, directed to the group, with their create times; and the first of these. Pure."""
-    keys = [each.key or b"" for each in letters]
-    tags = [each.tags for each in letters]
-    first = min(each.create_time_ms for each in letters)
-    deltas = [each.create_time_ms - first for each in letters]
-    return Columns(
-        [each.body for each in letters],
-        keys=keys if any(keys) else None,
-        tags=tags if any(tags) else None,
-        headers=[{**each.headers, headers.GROUP: group.encode()} for each in letters],
-        create_deltas=deltas if any(deltas) else None,
-        message_ids=[each.id.to_bytes() for each in letters],
-    ), first
+    return columns_of_copies(
+        [each.body for each in letters], [each.key or b"" for each in letters], [each.tags for each in letters],
+        [{**each.headers, headers.GROUP: group.encode()} for each in letters], [each.create_time_ms for each in letters],
+        [each.id.to_bytes() for each in letters],
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq import headers, limits
 from qmq.client.message import Message
+from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.errors import QmqError
 from qmq.region import Columns
 from qmq.wire.messages import Verdict
@@ -32,8 +33,6 @@ BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 256 * limits.KIB
 _OTHERS_BYTES: Final = 200
 """What a message takes at most besides what it had: the headers that are added, and its due time."""
-_CREATED_SPAN_MS: Final = 1 << 32
-"""Create times of one batch lie within this."""
 
 SendDirected = Callable[[str, Columns, int], Awaitable[None]]
 """(subject, columns, create time of the batch): returns when a delay group has them. Raises QmqError."""
@@ -122,7 +121,7 @@ def batches(retries: Iterable[Retry]) -> Iterator[list[Retry]]:
         message = each.message
         created = message.create_time_ms
         grown = size + _size_of(message)
-        is_apart = max(high, created) - min(low, created) >= _CREATED_SPAN_MS
+        is_apart = max(high, created) - min(low, created) >= CREATED_SPAN_MS
         if batch and (len(batch) >= BATCH_MESSAGES or grown > BATCH_BYTES or is_apart):
             yield batch
             batch, grown = [], grown - size
@@ -135,27 +134,19 @@ def batches(retries: Iterable[Retry]) -> Iterator[list[Retry]]:
 
 
 def _size_of(message: Message) -> int:
-    size = len(message.body) + len(message.key_bytes or b"") + _OTHERS_BYTES
-    size += sum([16 + len(tag) for tag in message.tags])
-    return size + sum([16 + len(name) + len(value) for name, value in message.headers.items()])
+    return size_of_copy(message.body, message.key_bytes or b"", message.tags, message.headers) + _OTHERS_BYTES
 
 
 def columns_of(batch: Sequence[Retry], group: str) -> tuple[Columns, int]:
     """The copies, directed to the group; and the batch's create time. Raises CorruptBatch."""
     messages = [each.message for each in batch]
-    created = [message.create_time_ms for message in messages]
-    keys = [message.key_bytes or b"" for message in messages]
-    tags = [message.tags for message in messages]
-    first = min(created)
-    return Columns(
-        [message.body for message in messages],
-        keys=keys if any(keys) else None,
-        tags=tags if any(tags) else None,
-        headers=[_headers_of(message, group) for message in messages],
-        create_deltas=[each - first for each in created] if max(created) != first else None,
-        message_ids=[message.id.to_bytes() for message in messages],
-        dues=[each.due_ms for each in batch],
-    ), first
+    columns, first = columns_of_copies(
+        [message.body for message in messages], [message.key_bytes or b"" for message in messages], [message.tags for message in messages],
+        [_headers_of(message, group) for message in messages], [message.create_time_ms for message in messages],
+        [message.id.to_bytes() for message in messages],
+    )  # fmt: skip
+    columns.dues = [each.due_ms for each in batch]
+    return columns, first
 
 
 def _headers_of(message: Message, group: str) -> dict[str, bytes]:

@@ -1,0 +1,37 @@
+"""Copies of messages that are stored once more: for a delay group, in a dead-letter queue, out of one. Pure.
+
+A copy keeps its message's id, key, tags and create time. In one batch create times lie within `CREATED_SPAN_MS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from qmq.region import Columns
+
+CREATED_SPAN_MS: Final = 1 << 32
+"""A batch keeps 32 bits of each create time, counted from its first."""
+
+
+def columns_of_copies(
+    bodies: list[bytes], keys: list[bytes], tags: list[tuple[str, ...]], headers: Sequence[Mapping[str, bytes]], created_ms: Sequence[int],
+    message_ids: list[bytes],
+) -> tuple[Columns, int]:  # fmt: skip
+    """The columns of a batch, without those that nothing is in; and the first create time, milliseconds since 1970."""
+    first = min(created_ms)
+    columns = Columns(
+        bodies,
+        keys=keys if any(keys) else None,
+        tags=tags if any(tags) else None,
+        headers=list(headers),
+        create_deltas=[each - first for each in created_ms] if max(created_ms) != first else None,
+        message_ids=message_ids,
+    )
+    return columns, first
+
+
+def size_of_copy(body: bytes, key: bytes, tags: Sequence[str], headers: Mapping[str, bytes]) -> int:
+    """Bytes of one message, at most, not compressed."""
+    size = len(body) + len(key) + sum([16 + len(tag) for tag in tags])
+    return size + sum([16 + len(name) + len(value) for name, value in headers.items()])
