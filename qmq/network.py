@@ -134,11 +134,9 @@ class Network:
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """A control connection, opened when it is used first; whoever asks closes it."""
-        import grpc
+        from qmq.rpc_channel import RpcChannel  # gRPC takes half of a client's import time
 
-        from qmq.rpc import CHANNEL_OPTIONS
-
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return RpcChannel(address)
 
 
 NETWORK: Final = Network()

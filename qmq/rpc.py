@@ -99,6 +99,12 @@ def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callabl
     return answered
 
 
+def status_of(failure: grpc.RpcError) -> grpc.StatusCode:
+    """The status with which a call ended."""
+    assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
+    return failure.code()
+
+
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
     """The error that the server raised, or what the transport's own failure means; of a call that blocks, too."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure

@@ -139,7 +139,8 @@ def _id_text(given: object) -> str:
 def _may_be_done(failure: Unavailable) -> bool:
     """Whether it is possible that the delay group did what it was asked for. A broken connection says nothing."""
     cause = failure.__cause__
-    is_said = isinstance(cause, grpc.aio.AioRpcError) and CODE in {key for key, _ in cause.trailing_metadata() or ()}
+    trailers = cause.trailing_metadata() or () if isinstance(cause, grpc.aio.AioRpcError | grpc.Call) else ()
+    is_said = CODE in {key for key, _ in trailers}
     return failure.outcome is Outcome.UNKNOWN or not is_said
 
 

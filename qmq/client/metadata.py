@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -35,7 +36,7 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import typed_error
+from qmq.rpc import status_of, typed_error
 
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
@@ -76,7 +77,7 @@ class MetadataClient(DeliveryAdmin):
         call: Callable[..., Awaitable[Any]] = getattr(meta_pb2_grpc.MetaStub(self._channels[address]), method)
         try:
             return await call(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as cause:
+        except grpc.RpcError as cause:
             failure = typed_error(cause, address)
             # Of those who find it away at the same time one is enough: two turns may lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
@@ -120,13 +121,14 @@ class MetadataClient(DeliveryAdmin):
         attempt, strangers = 0, 0
         addresses = itertools.cycle(self._channels)
         while strangers < len(self._channels):
-            stub = meta_pb2_grpc.MetaStub(self._channels[next(addresses)])
+            stub: Any = meta_pb2_grpc.MetaStub(self._channels[next(addresses)])
             try:
-                async for change in stub.Watch(pb.WatchRequest()):
-                    attempt = strangers = 0
-                    yield Pushed(change.subjects, change.broker_groups)
-            except grpc.aio.AioRpcError as cause:
-                strangers = strangers + 1 if cause.code() is grpc.StatusCode.UNIMPLEMENTED else 0
+                async with aclosing(stub.Watch(pb.WatchRequest())) as changes:
+                    async for change in changes:
+                        attempt = strangers = 0
+                        yield Pushed(change.subjects, change.broker_groups)
+            except grpc.RpcError as cause:
+                strangers = strangers + 1 if status_of(cause) is grpc.StatusCode.UNIMPLEMENTED else 0
             await asyncio.sleep(WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             attempt += 1
             if not strangers:
@@ -193,7 +195,7 @@ class MetadataClient(DeliveryAdmin):
                 found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(channel).ResetGroup(
                     request, timeout=CALL_TIMEOUT_S
                 )
-            except grpc.aio.AioRpcError as cause:
+            except grpc.RpcError as cause:
                 raise typed_error(cause, address) from cause
         return found
 

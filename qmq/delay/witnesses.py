@@ -42,7 +42,7 @@ class ControlPorts:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
-        """See `AskTime`. Raises grpc.aio.AioRpcError."""
+        """See `AskTime`. Raises grpc.RpcError."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(address)

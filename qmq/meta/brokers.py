@@ -74,7 +74,7 @@ class Brokers:
         call: Callable[..., Awaitable[Any]] = getattr(stub, method)
         try:
             return await call(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as cause:
+        except grpc.RpcError as cause:
             raise typed_error(cause, address) from cause
 
     async def ask_master(self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False) -> Any:

@@ -93,7 +93,7 @@ class Donor:
         self.data = b""
 
     async def more(self) -> bool:
-        """Get more entries; False if there are none, or what came is not whole. Raises grpc.aio.AioRpcError."""
+        """Get more entries; False if there are none, or what came is not whole. Raises grpc.RpcError."""
         damage, position = self._damage, self._damage.position + len(self.data)
         answer: pb.ReadLogResponse = await self._stub.ReadLog(
             pb.ReadLogRequest(log=damage.log, position=position, bytes_max=ASK_BYTES), timeout=ASK_S
@@ -115,7 +115,7 @@ async def ask(
                 while len(donor.data) < HOLE_BYTES_MAX and await donor.more():
                     if fits(donor.data):
                         return donor.data
-            except grpc.aio.AioRpcError as cause:
+            except grpc.RpcError as cause:
                 log.warning("replica %s cannot mend %d: %s", name, damage.position, typed_error(cause, address))
             else:
                 log.warning("what replica %s has at %d of the %s log does not fit here", name, damage.position, _NAMES[damage.log])

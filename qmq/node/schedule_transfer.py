@@ -166,7 +166,7 @@ class ScheduleTransfer:
             async with self._network.channel(address) as channel:
                 try:
                     await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
-                except grpc.aio.AioRpcError as cause:
+                except grpc.RpcError as cause:
                     log.warning("replica %s does not give its schedule: %s", name, typed_error(cause, address))
                 except (DiskFull, LogDamaged, Unavailable) as failure:
                     log.warning("the schedule could not be taken from replica %s: %s", name, failure)
@@ -253,6 +253,6 @@ async def _has_schedule(address: str, network: Network) -> bool:
     async with network.channel(address) as channel:
         try:
             await delay_pb2_grpc.DelayControlStub(channel).DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
-        except grpc.aio.AioRpcError:
+        except grpc.RpcError:
             return False
         return True

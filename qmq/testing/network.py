@@ -9,15 +9,14 @@ it took too, without a word: that is what a killed process leaves of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import grpc
 
 from qmq.network import Factory, Listener, Network, parse
-from qmq.rpc import CHANNEL_OPTIONS
+from qmq.rpc_channel import RpcChannel
 from qmq.wire.stream import FrameStream
 
 CLIENTS: Final = "clients"
@@ -103,8 +102,14 @@ class Door(Network):
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """See Network."""
-        guard = _Guard(self, self._parties.owner(address))
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=[guard])
+        other = self._parties.owner(address)
+
+        def guard() -> None:
+            if not self.reaches(other):
+                nothing, why = grpc.aio.Metadata(), f"nothing passes from {self.party} to {other}"
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
+
+        return RpcChannel(address, guard)
 
     def drop(self, other: str) -> None:
         """End the connections to another party."""
@@ -119,20 +124,6 @@ class Door(Network):
             listener.close()
         for protocol in list(self._opened):
             _abort(protocol)
-
-
-class _Guard(grpc.aio.UnaryUnaryClientInterceptor):
-    """Has calls fail that would not arrive."""
-
-    def __init__(self, door: Door, other: str) -> None:
-        self._door = door
-        self._other = other
-
-    async def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        if not self._door.reaches(self._other):
-            nothing, why = grpc.aio.Metadata(), f"nothing passes from {self._door.party} to {self._other}"
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
-        return await continuation(client_call_details, request)
 
 
 def _abort(protocol: asyncio.BaseProtocol) -> None:

@@ -1,0 +1,144 @@
+"""A gRPC channel whose calls are awaited, and that does not depend on `grpc.aio`.
+
+`grpc.aio` keeps one completion queue for the whole process, and every event loop of the process reads that queue. With two loops, one
+after the other (two calls of `asyncio.run`) or at the same time (`qmq.blocking` beside asyncio), a loop finds completions that belong to
+a loop which is closed, or finds the queue emptied by the other loop, and prints a traceback for each (grpc issues 25364 and 42357).
+
+`RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes each result to the loop that asked.
+Servers use `grpc.aio`: a server process has one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+
+from qmq.rpc import CHANNEL_OPTIONS
+
+AHEAD: Final = 4
+"""Messages of a stream that are read before the caller asks for them."""
+
+_ONE_REQUEST: Final = "RpcChannel calls methods with one request only"
+
+Guard = Callable[[], None]
+"""Called before each unary call; raises what the call shall fail with."""
+
+
+class RpcChannel(grpc.aio.Channel):
+    """Connects to `address` on the first call. Close it, or use it with `async with`."""
+
+    def __init__(self, address: str, guard: Guard | None = None) -> None:
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._guard = guard
+
+    async def __aenter__(self) -> RpcChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Cancel the calls that are under way, and disconnect. `grace` is not used."""
+        self._channel.close()
+
+    def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and awaited."""
+        callable_ = self._channel.unary_unary(method, *serializers, **options)
+
+        async def ask(request: Any, timeout: float | None = None) -> Any:
+            if self._guard is not None:
+                self._guard()
+            return await _answer(callable_.future(request, timeout=timeout))
+
+        return ask
+
+    def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and iterated."""
+        callable_ = self._channel.unary_stream(method, *serializers, **options)
+        return lambda request, timeout=None: _answers(callable_(request, timeout=timeout))
+
+    # QMQ's control plane has no calls of these kinds, and its clients do not watch a channel's state.
+
+    def stream_unary(self, *_: Any, **__: Any) -> Any:
+        """Made by generated stubs; fails when it is called."""
+        return _unsupported
+
+    def stream_stream(self, *_: Any, **__: Any) -> Any:
+        """Made by generated stubs; fails when it is called."""
+        return _unsupported
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Not supported."""
+        raise NotImplementedError(_ONE_REQUEST)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Not supported."""
+        raise NotImplementedError(_ONE_REQUEST)
+
+    async def channel_ready(self) -> None:
+        """Not supported."""
+        raise NotImplementedError(_ONE_REQUEST)
+
+
+def _unsupported(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(_ONE_REQUEST)
+
+
+async def _answer(call: Any) -> Any:
+    """The result of a call under way. Raises grpc.RpcError."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    call.add_done_callback(lambda _: _tell(loop, _resolve, ended))
+    try:
+        await ended
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return call.result()
+
+
+def _resolve(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
+    """Have a loop call back. A loop that is closed waits for nothing any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
+async def _answers(call: Any) -> AsyncIterator[Any]:
+    """What a stream brings; a thread reads it, at most `AHEAD` messages ahead. Raises grpc.RpcError."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
+    room = threading.Semaphore(AHEAD)
+
+    def read() -> None:
+        failure: BaseException | None = None
+        try:
+            for each in call:
+                _tell(loop, arrived.put_nowait, (each, None))
+                room.acquire()
+        except grpc.RpcError as cause:
+            failure = cause
+        _tell(loop, arrived.put_nowait, (None, failure or StopAsyncIteration()))
+
+    threading.Thread(target=read, name="qmq-rpc-stream", daemon=True).start()
+    try:
+        while True:
+            each, end = await arrived.get()
+            if isinstance(end, StopAsyncIteration):
+                return
+            if end is not None:
+                raise end
+            yield each
+            room.release()
+    finally:
+        call.cancel()
+        room.release()
