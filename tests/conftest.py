@@ -15,6 +15,22 @@ settings.register_profile("ci", deadline=None, max_examples=100, derandomize=Fal
 settings.load_profile("ci")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--no-skips`: for CI, which installs what tests need."""
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `--no-skips`, a test that was skipped fails the run; the summary lists each with its reason."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--no-skips") or reporter is None:
+        return
+    if [each for each in reporter.stats.get("skipped", ()) if "docker" not in each.keywords]:
+        reporter.write_line("tests were skipped that are not to be skipped here: see the list below", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What clients keep for themselves is not to be found in the home of who runs the tests, nor by them there."""

@@ -194,6 +194,7 @@ def has_engine() -> bool:
 
 
 @pytest.mark.docker
+@pytest.mark.docker
 @pytest.mark.skipif(not has_engine(), reason="no container engine: no DOCKER_HOST and no docker socket")
 async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
     from testcontainers.core.container import DockerContainer

