@@ -5,19 +5,33 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import forms
 import pytest
 from hypothesis import settings
 from support import NodeProcess, node_config, running
 
 from qmq.node.dev import Node
 
-settings.register_profile("ci", deadline=None, max_examples=100, derandomize=False)
-settings.load_profile("ci")
+settings.register_profile("qmq", deadline=None, max_examples=forms.examples(100), derandomize=False)
+settings.load_profile("qmq")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--no-skips`: for CI, which installs what tests need."""
     parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The gate leaves out what is marked `long`."""
+    left_out = [each for each in items if forms.FORM == "gate" and each.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [each for each in items if not each.get_closest_marker("long")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What it takes to repeat the run."""
+    terminalreporter.write_line(f"repeat with QMQ_TEST_FORM={forms.FORM} QMQ_TEST_SEED={forms.SEED}")
 
 
 @pytest.hookimpl(tryfirst=True)

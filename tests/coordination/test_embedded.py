@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from etcd_support import Follower
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_coordination.embedded import EmbeddedStore
@@ -50,7 +51,7 @@ class Model:
             self.states.append(state)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.lists(OPERATIONS, min_size=1, max_size=3), max_size=25))
 def test_random_transactions_agree_with_a_model_now_and_at_every_revision(transactions: list[list[Operation]]) -> None:
     async def check() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from forms import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 NOWHERE = 10_000
 DRAW = st.data()
 # Most drawn histories have what a lie needs; those that have not are drawn again.
-lies = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=50)
+lies = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=examples(50))
 
 
 def pick(data: st.DataObject, choices: list[T]) -> T:

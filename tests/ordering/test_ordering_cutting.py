@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.algebra import cut_by_load
@@ -59,7 +60,7 @@ def test_a_range_of_the_largest_subject_is_cut_at_once() -> None:
     assert heaviest < sum(load) / 64 + 1000
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0, 1000])), min_size=1, max_size=9), st.integers(0, 50), st.data())
 def test_no_other_cuts_make_the_heaviest_part_lighter(load: list[float], first: int, data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(load)))

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import forms
 import pytest
 
 from ordersim.bugs import BUGS
@@ -19,8 +20,8 @@ from ordersim.checks import Checks
 from ordersim.run import simulate
 from ordersim.violation import Violation
 
+SEEDS = forms.seeds(gate=9, every=30, changing=9)
 SEEDS_PER_TEST = 3
-SEED_CHUNKS = 10
 EXTRA_SEEDS = 40
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
 
@@ -63,10 +64,10 @@ FOUND_AT = {
 """The seed that finds it first (scripts/sim_order --bugs --json)."""
 
 
-@pytest.mark.parametrize("chunk", range(SEED_CHUNKS))
+@pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
 def test_order_holds_while_subjects_split_merge_and_move(chunk: int) -> None:
     """Two rounds of faults each, after each of which everything must come to its end."""
-    for seed in range(1 + chunk * SEEDS_PER_TEST, 1 + (chunk + 1) * SEEDS_PER_TEST):
+    for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
         assert not result.failure, f"scripts/sim_order --replay {seed}: {result.failure}"
         assert result.stored > 0
@@ -99,7 +100,7 @@ def test_what_is_set_aside_is_no_hole_in_a_replay_and_what_is_left_out_is_one() 
 
 def tell() -> str:
     """Some seeds, as one line."""
-    found = [simulate(seed) for seed in (3, 12)]
+    found = [simulate(seed) for seed in (3,)]
     return str([(each.trace, each.events, each.stored, each.handed) for each in found])
 
 

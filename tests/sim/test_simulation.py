@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forms
 import pytest
 
 from sim.bugs import BUGS
 from sim.run import simulate
 
+SEEDS = forms.seeds(gate=40, every=300, changing=40)
 SEEDS_PER_TEST = 20
-SEED_CHUNKS = 15
 EXTRA_SEEDS = 60
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
 
@@ -73,10 +74,10 @@ FOUND_AT = {
 """The seed that finds it first (scripts/sim --bugs --json)."""
 
 
-@pytest.mark.parametrize("chunk", range(SEED_CHUNKS))
+@pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
 def test_nothing_that_was_promised_is_broken(chunk: int) -> None:
     """Ten simulated minutes of faults each, in four rounds, after each of which the group must recover."""
-    for seed in range(1 + chunk * SEEDS_PER_TEST, 1 + (chunk + 1) * SEEDS_PER_TEST):
+    for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
         assert not result.failure, f"scripts/sim --replay {seed}: {result.failure}"
         assert result.acknowledged > 0
@@ -95,8 +96,8 @@ def test_every_planted_bug_has_a_seed_and_no_seed_is_left_over() -> None:
 
 
 def tell() -> str:
-    """Some dozens of seeds, as one line."""
-    return str([(found.trace, found.events, found.acknowledged) for found in (simulate(seed, 3) for seed in range(40, 88))])
+    """Some seeds, as one line."""
+    return str([(found.trace, found.events, found.acknowledged) for found in (simulate(seed, 3) for seed in range(40, 48))])
 
 
 def test_a_seed_always_tells_the_same_story() -> None:

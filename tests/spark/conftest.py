@@ -9,16 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark_qmq import session
 
-TIMEOUT_S = 300
-"""The first test also starts the session, and, once on a machine, makes the class archive."""
-
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Before xdist looks at groups. A test that says more of itself keeps it."""
-    if "spark" in getattr(item, "fixturenames", ()):
-        for mark in (pytest.mark.xdist_group("spark"), pytest.mark.timeout(TIMEOUT_S)):
-            if item.get_closest_marker(mark.name) is None:
-                item.add_marker(mark)
+    """Before xdist looks at groups. A test that is in a group already stays there."""
+    if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

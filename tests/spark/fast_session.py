@@ -23,7 +23,7 @@ MASTER = "local[2]"
 FOLDER = Path(sys.prefix, "var", "spark-classes")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector for short lives."""
-TRAINING_S = 150
+TRAINING_S = 600
 TRAINING = """
 import json, sys
 import pyarrow as pa

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-import pytest
 from publishing import create_ordered
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -23,8 +22,6 @@ MESSAGES = 1_000_000
 CHANGES = 100
 KEYS = 10_000
 BY = "json:n"
-
-pytestmark = [pytest.mark.timeout(600)]
 
 
 async def publish(server: str, subject: str) -> None:

@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pyarrow as pa
 import pytest
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -72,7 +73,7 @@ def queues(draw: st.DrawFn) -> list[StoredBatch]:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(queues(), st.integers(0, 40), st.integers(0, 40), SELECTION | st.just(Selection()), LPS, st.none() | st.integers(1, 9))
 def test_rows_are_those_of_a_loop_over_messages(
     batches: list[StoredBatch], first: int, count: int, selection: Selection, lps: tuple[LpRange, ...], version: int | None
@@ -137,7 +138,7 @@ def test_a_batch_that_is_no_data_gives_nothing() -> None:
     assert list(Projector(NAMES).convert([command], whole())) == []
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(queues(), st.data())
 def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[StoredBatch], data: st.DataObject) -> None:
     """The checksums of such a batch may hold: whoever wrote it computed them."""

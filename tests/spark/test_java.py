@@ -160,7 +160,6 @@ print(json.dumps([java, [list(map(float, row)) for row in rows]]))
 
 
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(240)
 def test_spark_runs_on_the_java_of_the_package_where_the_machine_has_none(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_qmq.sink import loads, regions, vectors
@@ -79,7 +80,7 @@ def view_of(load: Load, to: Target, fields: Fields, *, is_ordered: bool = False,
     return view
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_row, min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=6), st.sampled_from(list(Compression)))
 def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], cuts: list[int], compression: Compression) -> None:
     fields = fields_of(SCHEMA)
@@ -107,7 +108,7 @@ def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], 
     assert sorted(seen) == list(range(len(rows)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(_row, min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=6), st.lists(st.integers(1, 9), max_size=6))
 def test_rows_are_cut_alike_however_spark_cuts_its_record_batches(rows: list[dict[str, Any]], one: list[int], other: list[int]) -> None:
     found = [[(subject, late, each.number, each.rows.tolist()) for subject, late, each in loads_of(rows, cuts)] for cuts in (one, other)]

@@ -15,7 +15,7 @@ from support import NodeProcess
 
 import qmq
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("spark")
 MESSAGES = 3000
 
 READ = """

@@ -9,7 +9,7 @@ import pytest
 
 from system.group import CONTROL_PORT, ETCD, Cluster, describe
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 DELAYS = ("d1-a", "d1-b", "d1-c")
 

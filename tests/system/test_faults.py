@@ -20,7 +20,7 @@ from system.workload import Workload
 
 ETCD_AWAY_S = int(os.environ.get("QMQ_ETCD_AWAY_S", "8"))
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 needs_namespaces = pytest.mark.skipif(not can_use_namespaces(), reason="no network namespaces: they need root and apt-get install iproute2")
 

@@ -8,20 +8,22 @@ import random
 from collections import Counter
 from datetime import timedelta
 
+import forms
 import pytest
 from support import NodeProcess
 
 import qmq
 from qmq.errors import QmqError
 
-KILLS = int(os.environ.get("QMQ_KILLS", "50"))
+KILLS = int(os.environ.get("QMQ_KILLS", "50" if forms.FORM == "all" else "10"))
 POLL = timedelta(seconds=0.1)
 
 
 class Load:
     """A producer and a consumer that go on through every kill, and what they were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
         self.acknowledged: set[bytes] = set()
         self.sent = 0
         self.seen: Counter[bytes] = Counter()
@@ -36,7 +38,7 @@ class Load:
         while asyncio.get_running_loop().time() < until:
             bodies = []
             for _ in range(20):
-                bodies.append(b"%d:%s" % (self.sent, os.urandom(random.randrange(200)).hex().encode()))
+                bodies.append(b"%d:%s" % (self.sent, self.chance.randbytes(self.chance.randrange(200)).hex().encode()))
                 self.sent += 1
             tickets = producer.send_many(bodies)
             waiting.append(asyncio.create_task(self._note(tickets, bodies)))
@@ -72,20 +74,13 @@ async def one_round(node: NodeProcess, load: Load, number: int) -> None:
     """Start, load, kill in the middle."""
     node.start()
     mq = qmq.connect(node.address)
-    seconds = random.uniform(0.05, 0.4)
+    seconds = load.chance.uniform(0.05, 0.4)
     work = [load.produce(mq, seconds + 0.2), load.consume(mq, seconds + 0.2, f"c{number}")]
     loop = asyncio.get_running_loop()
     loop.call_later(seconds, node.process.send_signal, 9)  # type: ignore[union-attr]
     await asyncio.gather(*work)
     node.kill()
-    mq._links.is_closed = True
-    for producer in [*mq._producers.values(), *mq._owned]:
-        producer.abort()
-    for consumer in mq._consumers:
-        await consumer.close()
-    await mq._links.close()
-    if mq._metadata is not None:
-        await mq._metadata.close()
+    await mq.close()
 
 
 async def drain(node: NodeProcess) -> Counter[bytes]:
@@ -98,11 +93,10 @@ async def drain(node: NodeProcess) -> Counter[bytes]:
         return found
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, flush: str) -> None:
     node_process.options = ("--flush", flush)
-    load = Load()
+    load = Load(random.Random(forms.SEED))
     for number in range(KILLS // 2):
         await one_round(node_process, load, number)
     node_process.start()

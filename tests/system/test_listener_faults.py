@@ -12,7 +12,7 @@ from support import eventually
 import qmq
 from system.group import Group
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 
 async def test_every_message_is_handled_and_settled_though_the_master_is_killed_in_the_middle(group: Group) -> None:

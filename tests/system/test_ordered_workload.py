@@ -25,8 +25,6 @@ ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 10.0
 """How long anything takes is no matter here."""
 
-pytestmark = pytest.mark.timeout(180)
-
 
 async def create(server: str, subject: str, partitions: int) -> None:
     async with qmq.connect(server) as client:

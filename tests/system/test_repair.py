@@ -17,7 +17,7 @@ from qmq.errors import DeadlineExceeded, Outcome
 from system.group import Group, can_use_namespaces
 from system.test_faults import load
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 BULK = [bytes(10_000)] * 800
 """More than a broker writes before it looks at its free space again."""

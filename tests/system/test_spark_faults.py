@@ -8,7 +8,7 @@ import pytest
 
 from system.spark_run import archive_run, cluster, sink_run
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 
 def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
 from system.group import Group
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.xdist_group("faults")
 
 BATCHES, COUNT = 200, 20
 PRODUCER = 4711

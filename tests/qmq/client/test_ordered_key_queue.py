@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -134,12 +135,12 @@ class KeyMachine(RuleBasedStateMachine):
         assert self.queue.waiting == len(self.lines)
 
 
-KeyMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+KeyMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 TestKeyMachine = KeyMachine.TestCase
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 5), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_key_that_could_go_on_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
     """So no key waits for more than one turn of each other one."""
     queue = filled(*[("l", bytes([key]), place) for place, key in enumerate(stream)])

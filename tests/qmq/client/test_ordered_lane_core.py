@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -587,7 +588,7 @@ class BulkLaneMachine(LaneMachine):
         self.bulk.split(count)
 
 
-LaneMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+LaneMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
 BulkLaneMachine.TestCase.settings = LaneMachine.TestCase.settings
 TestLaneMachine = LaneMachine.TestCase
 TestBulkLaneMachine = BulkLaneMachine.TestCase
@@ -628,7 +629,7 @@ def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> None:
     """Every sequence is settled exactly once, whatever the order in which messages finish, and however they are gathered."""
     length = data.draw(st.integers(1, 40))

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 import pytest
+from forms import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -422,7 +423,8 @@ class Machine(RuleBasedStateMachine):
 
 TestStreams = Machine.TestCase
 TestStreams.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(200), stateful_step_count=50, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 import pytest
+from forms import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -172,7 +173,7 @@ def test_over_ten_years_no_run_is_lost_or_doubled(cron: str, zone: str) -> None:
 fields = st.sampled_from(["*", "*/7", "0", "1", "2", "5-20/3", "0,2", "L", "LW", "MON#2", "5L", "jan", "31", "x", "1-", "/", "#", "1/2"])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(fields, min_size=5, max_size=5).map(" ".join), st.sampled_from([BERLIN, NEW_YORK, "UTC"]), st.integers(0, 4 * 10**12))
 @example("0 0 L/2 * *", "UTC", 0)
 def test_any_expression_is_refused_or_runs_after(cron: str, zone: str, after_ms: int) -> None:
@@ -186,7 +187,7 @@ def test_any_expression_is_refused_or_runs_after(cron: str, zone: str, after_ms:
     assert next_run(cron, zone, run - 1) == run
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text("0123456789*/-,#L MON²\t", max_size=40))
 def test_no_text_breaks_the_check(cron: str) -> None:
     refused = ""

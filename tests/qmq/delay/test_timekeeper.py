@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -405,7 +406,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(moves)
 def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str, int, int]]) -> None:
     true, boot, off = T0, 10_000, 0
@@ -425,7 +426,7 @@ def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str,
         assert keeper.is_attested == model.attested
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(moves)
 def test_the_kept_time_moves_by_itself_or_to_where_the_wall_clock_or_a_witness_is(moves: list[tuple[str, int, int]]) -> None:
     true, boot, off = T0, 10_000, 0

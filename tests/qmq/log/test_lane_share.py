@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -91,7 +92,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert {key: (each.lp, each.sequences) for key, each in self.share.parked.items()} == self.parked
 
 
-LaneMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LaneMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 test_lanes_agree_with_the_model = LaneMachine.TestCase
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -203,4 +204,4 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 
 TestReplicas = ReplicaMachine.TestCase
-TestReplicas.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestReplicas.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

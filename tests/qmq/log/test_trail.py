@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.route import LpRange
@@ -79,7 +80,7 @@ def begins_nothing(share: Share) -> bool:
     return not share.next_sequence and not share.holders
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.randoms(use_true_random=False))
 def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> None:
     share = Share()

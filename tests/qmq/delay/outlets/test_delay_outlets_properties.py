@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 import pytest
 from fake_brokers import KEYS, Fault, World
+from forms import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jumping_time import play, until
@@ -180,7 +181,7 @@ async def unfold(history: History, script: list[tuple[Event, int, float]]) -> No
     await history.outlets.stop()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(events, max_size=30), st.lists(faults, max_size=60))
 def test_each_message_is_stored_once_and_each_key_in_order(script: list[tuple[Event, int, float]], its: list[Fault]) -> None:
     play(lambda: unfold(History(its), script))

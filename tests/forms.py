@@ -1,0 +1,34 @@
+"""How much of the tests runs. `QMQ_TEST_FORM` says which form; `scripts/test` sets it.
+
+    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds
+    ci     .ci/run              the same, the tests marked `long`, and seeds that change from run to run
+    all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
+
+`QMQ_TEST_SEED` is the number from which changing seeds follow. The end of a run prints it; setting it repeats the run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Final
+
+FORMS: Final = ("gate", "ci", "all")
+FORM: Final = os.environ.get("QMQ_TEST_FORM", "gate")
+if FORM not in FORMS:
+    raise ValueError(f"QMQ_TEST_FORM is one of {', '.join(FORMS)}, not {FORM!r}")
+# xdist's workers inherit the environment of the process that starts them, so all of them have one seed.
+SEED: Final = int(os.environ.setdefault("QMQ_TEST_SEED", str(random.randrange(1, 1 << 31))))
+
+
+def examples(of_all: int) -> int:
+    """How many examples Hypothesis tries, where the form `all` tries so many."""
+    return of_all if FORM == "all" else max(of_all // 4, 10)
+
+
+def seeds(*, gate: int, every: int, changing: int) -> list[int]:
+    """Seeds for a simulator: 1 to `gate`, or to `every` in the form `all`; outside the gate also `changing` ones that follow from SEED."""
+    fixed = list(range(1, (every if FORM == "all" else gate) + 1))
+    if FORM == "gate":
+        return fixed
+    return fixed + [SEED + number for number in range(changing)]
