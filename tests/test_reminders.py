@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import reminders
 
 from qmq.node.dev import Node, NodeConfig
@@ -29,6 +30,7 @@ def test_what_is_missing_doubled_or_early_is_said() -> None:
     assert not result.is_right
 
 
+@pytest.mark.long
 async def test_every_flight_of_a_month_is_reminded_of_once_and_in_time(tmp_path: Path) -> None:
     node = Node(NodeConfig(tmp_path, meta_port=0, data_port=0, control_port=0))
     await node.start()

@@ -115,6 +115,7 @@ def died(root: Path, fatal: int, *, is_behind: bool) -> bool:
     return status == DEATH
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_behind", [False, True], ids=["before", "behind"])
 def test_a_process_that_dies_at_any_call_leaves_whole_changes_and_the_next_one_finishes(tmp_path: Path, is_behind: bool) -> None:
     fatal = 0

@@ -90,6 +90,7 @@ def plain(spark: SparkSession, root: Path) -> DataFrame:
     return spark.read.parquet(str(root / "data"))
 
 
+@pytest.mark.long
 def test_a_message_belongs_to_the_day_in_utc_of_its_millisecond_whatever_the_session_thinks(spark: SparkSession, tmp_path: Path) -> None:
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -133,6 +134,7 @@ class CrashingDisk(ArchiveDisk):
         setattr(self, call, crash)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "is_behind"),
     [("sync_tree", False), ("create", False), ("create", True), ("link", True), ("make_folder", False)],
@@ -154,6 +156,7 @@ def test_an_epoch_that_is_repeated_after_a_crash_is_in_the_archive_once(
     assert sequences(plain(spark, tmp_path)) == expected(30)
 
 
+@pytest.mark.long
 def test_of_a_lost_checkpoint_s_new_epochs_only_what_is_new_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     give(spark, tmp_path, [0, 1], 10, 25)
     assert give(spark, tmp_path, [0], 20) == []
@@ -179,6 +182,7 @@ def compacted(spark: SparkSession, root: Path) -> list[Any]:
         return archive_compaction.compact(spark, folder, DISK, LATER_MS)
 
 
+@pytest.mark.long
 def test_compaction_keeps_every_row_for_every_reader_and_late_messages_are_taken_in(spark: SparkSession, tmp_path: Path) -> None:
     give(spark, tmp_path, [0, 1, 2], 10, 25, 30)
     before = read_archive(spark, str(tmp_path))
@@ -197,6 +201,7 @@ def test_compaction_keeps_every_row_for_every_reader_and_late_messages_are_taken
     assert len(list((tmp_path / "_qmq" / "files").rglob("*.parquet"))) == 2
 
 
+@pytest.mark.long
 def test_a_compaction_that_would_change_rows_changes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+import pytest
 from publishing import create_ordered
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -51,6 +52,7 @@ async def publish(server: str, subject: str) -> None:
         assert made == CHANGES
 
 
+@pytest.mark.long
 def test_the_audit_passes_a_million_messages_over_a_hundred_changes_and_finds_a_planted_violation(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -203,6 +203,7 @@ def tables_of(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield each["name"], [dict(zip(each["columns"], row, strict=True)) for row in each["rows"]]
 
 
+@pytest.mark.long
 async def test_a_folder_of_a_node_tells_what_failed_and_why(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +220,7 @@ async def test_a_folder_of_a_node_tells_what_failed_and_why(
     assert spark.read.parquet(str(tmp_path / "out" / "letters.parquet")).count() == 3
 
 
+@pytest.mark.long
 async def test_parked_keys_are_given_back_by_the_brokers(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)

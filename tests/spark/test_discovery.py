@@ -56,11 +56,13 @@ def python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("spark")
 def test_spark_submit_finds_the_source_without_us(tmp_path: Path) -> None:
     assert submit(tmp_path, PLAIN, PYSPARK_PYTHON=sys.executable) == COLUMNS_READ
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("spark")
 def test_register_works_where_a_broken_neighbour_keeps_spark_from_finding_anything(tmp_path: Path) -> None:
     neighbour = tmp_path / "packages" / "pyspark_broken"

@@ -73,6 +73,7 @@ def ordered(subject: str, again: list[int]) -> list[Stored]:
     return first + copied
 
 
+@pytest.mark.long
 def test_each_cause_is_told_as_such(spark: SparkSession) -> None:
     carried = f"{1:016x}{2:012x}0000"
     messages = [
@@ -120,6 +121,7 @@ def test_each_cause_is_told_as_such(spark: SparkSession) -> None:
     assert (plot.x[0], plot.series["replay"]) == (BEGIN, [3.0])
 
 
+@pytest.mark.long
 def test_allowed_copies_are_no_findings(spark: SparkSession) -> None:
     rows = prepare(frame(spark, [*ordered("replay", [2, 3, 4]), *unordered("once")]))
     found = report(rows, copies(rows).unionByName(gaps(rows)))

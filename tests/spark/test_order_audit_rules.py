@@ -28,6 +28,7 @@ def found_in(findings: Findings) -> set[Found]:
 # --- any history -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["create_time", "header:n"])
 def test_histories_of_splits_merges_moves_and_fences_are_clean(spark: SparkSession, by: str) -> None:
     """Also if retention took the oldest of some partitions, and all of some."""
@@ -52,6 +53,7 @@ def retain(history: History) -> None:
         history.forget(partition, history.random.randrange(30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("by", "clock_ms", "is_dense"), [("create_time", 3, False), ("header:n", 0, True), ("json:at.n", 0, False)]
 )
@@ -267,6 +269,7 @@ def test_whatever_is_planted_is_found_at_exactly_its_key(spark: SparkSession, by
 # --- what is no violation ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_allowed_is_no_violation(spark: SparkSession) -> None:
     """Retention's cut, a bent message, a replay that was given up, a delayed message's old time, two clients that interleave."""
     cut, bent, given_up, delayed, two = (small(seed) for seed in range(5))
@@ -287,6 +290,7 @@ def test_what_is_allowed_is_no_violation(spark: SparkSession) -> None:
     assert (findings.facts["bent"], findings.facts["unfinished_replays"], findings.facts["unjudged"]) == (1, 1, 1)
 
 
+@pytest.mark.long
 def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession) -> None:
     history = small(0)
     late = history.of(history.keys[0])[3]
@@ -299,6 +303,7 @@ def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession)
     assert audit(frame, history.routes, clock_ms=5).is_clean
 
 
+@pytest.mark.long
 def test_what_best_effort_order_does_not_promise_is_told_and_is_no_violation(spark: SparkSession) -> None:
     history = small(0)
     late_over_the_move(history)
@@ -309,6 +314,7 @@ def test_what_best_effort_order_does_not_promise_is_told_and_is_no_violation(spa
     assert not replace(findings, routes=history.routes).is_clean
 
 
+@pytest.mark.long
 def test_missing_ends_are_found_and_keys_beyond_the_limit_are_still_compared_with_each_other(spark: SparkSession) -> None:
     history = small(0)
     alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)

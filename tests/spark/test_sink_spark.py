@@ -57,6 +57,7 @@ def test_a_column_that_no_message_has_is_refused_before_anything_is_written(spar
         wrong.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
 
 
+@pytest.mark.long
 def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repeated(node: NodeThread) -> None:
     for subject, partitions in (("retried", 0), ("retried-in-order", 3)):
         node.create(subject, partitions=partitions)
@@ -68,6 +69,7 @@ def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repea
         assert node.heads(subject, 6) == [b"%06d" % row for row in range(10_000)]
 
 
+@pytest.mark.long
 def test_a_stream_whose_driver_is_killed_three_times_leaves_each_row_once(node: NodeThread, tmp_path: Path) -> None:
     node.create("killed")
     node.create("killed-in-order", partitions=2)

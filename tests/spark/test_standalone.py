@@ -39,6 +39,7 @@ def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 async def test_a_cluster_reads_every_message_once(tmp_path: Path, node_process: NodeProcess) -> None:
     address = node_process.start()
     async with qmq.connect(address) as client:
@@ -48,6 +49,7 @@ async def test_a_cluster_reads_every_message_once(tmp_path: Path, node_process: 
     assert found == {"counts": [MESSAGES] * 3, "first": "000000", "last": f"{MESSAGES - 1:06d}", "executors": 1}
 
 
+@pytest.mark.long
 def test_nothing_of_a_cluster_outlives_a_block_that_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), standalone(tmp_path) as cluster:
         leaders = [cluster.master, cluster.worker]

@@ -144,6 +144,7 @@ _AGAIN = re.compile(f"dedup.py:once|dedup_records.py|{BEHIND}")
 _AROUND = re.compile(f"dedup.py:once|dedup_(alchemy|driver).py:commit|dedup_handlers.py|handling.py:(conclude|settle)|{BEHIND}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "first", "again"),
     [("async-engine", _EVERY, _AGAIN), ("driver", _ON_THE_WHOLE, _AROUND)],
@@ -155,6 +156,7 @@ async def test_a_consumer_that_dies_at_any_line_neither_skips_nor_repeats_an_eff
     await kill_at_lines(node, sqlite_database(tmp_path / "business.sqlite"), way, first, again)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("database", "way"), [("postgresql", "async-session"), ("mariadb", "session")], indirect=["database"])
 async def test_on_a_server_too_a_consumer_may_die_around_its_effect_its_commit_and_its_acknowledgement(
     node: Node, database: Database, way: str

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from system.delay_run import DelayRun
 
 FAULTS = ("kill", "crash", "brokers", "off", "hand-over", "jump")
 
 
+@pytest.mark.long
 async def test_no_delayed_message_is_early_lost_or_doubled_whatever_dies(tmp_path: Path) -> None:
     run = DelayRun(tmp_path, seed=1, faults=FAULTS, away_s=2.0)
     outcome = await run.run(len(FAULTS))

@@ -50,6 +50,7 @@ async def stop(work: OrderedWorkload) -> OrderedReport:
     return await work.stop(slow_s=SLOW_S)
 
 
+@pytest.mark.long
 async def test_flights_of_each_aircraft_stay_in_order_while_partitions_are_split_merged_and_moved(
     node_process: NodeProcess, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ async def test_flights_of_each_aircraft_stay_in_order_while_partitions_are_split
     assert report.write_pauses["a change"].found_ns
 
 
+@pytest.mark.long
 async def test_a_table_that_follows_a_binlog_through_changes_of_the_route_is_the_source_byte_for_byte(
     node_process: NodeProcess, tmp_path: Path
 ) -> None:

@@ -273,6 +273,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_ten_million_messages_of_one_hour_take_less_than_500_mib() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True)
     count, held, peak = map(int, ran.stdout.split())
