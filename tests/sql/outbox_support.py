@@ -68,6 +68,16 @@ async def bodies(mq: qmq.Client, subject: str, count: int, group: str = "readers
     return [message.body for message in await received(mq, subject, count, group)]
 
 
+async def change(engine: Engine, statement: str) -> None:
+    """Change rows in a transaction, in a thread: the loop goes on, so that whoever holds a lock there can give it back."""
+
+    def execute() -> None:
+        with engine.begin() as connection:
+            connection.execute(text(statement))
+
+    await asyncio.to_thread(execute)
+
+
 def left(engine: Engine, columns: str = "subject", table: str = "qmq_outbox") -> Sequence[Any]:
     """What is in the outbox, in order."""
     with engine.connect() as connection:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from database_servers import Database
-from outbox_support import async_engine_of, committed_rows, engine_of, is_empty, left, received, watching
-from sqlalchemy import text
+from outbox_support import async_engine_of, change, committed_rows, engine_of, is_empty, left, received, watching
 from support import node_config, running
 
 import qmq
@@ -112,7 +111,6 @@ async def test_a_row_that_keeps_being_claimed_holds_back_its_key_until_it_is_sen
                 await mq.send("flow", b"0", key="other")
                 assert await in_order(mq, 1) == {"other": [b"0"]}
                 assert [row.body for row in left(engine, "body")] == [b"1", b"2"]
-                with engine.begin() as connection:
-                    connection.execute(text("UPDATE qmq_outbox SET claimed_until = 0 WHERE id = 1"))
+                await change(engine, "UPDATE qmq_outbox SET claimed_until = 0 WHERE id = 1")
                 assert await in_order(mq, 2) == {"k": [b"1", b"2"]}
                 assert await box.committed()

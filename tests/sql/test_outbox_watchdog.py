@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from database_servers import Database
-from outbox_support import async_engine_of, bodies, committed_rows, engine_of, hold_lease, is_empty, left, received, watching
+from outbox_support import async_engine_of, bodies, change, committed_rows, engine_of, hold_lease, is_empty, left, received, watching
 from sqlalchemy import Engine, text
 from support import NodeProcess, eventually, node_config, running
 
@@ -39,8 +39,7 @@ async def test_what_its_sender_still_claims_it_leaves_alone(database: Database, 
         async with qmq.connect(node.address) as mq, watching(mq, engine):
             assert await bodies(mq, "order", 1) == [b"free"]
             await eventually(lambda: len(left(engine)) == 2)
-            with engine.begin() as connection:
-                connection.execute(text("UPDATE qmq_outbox SET claimed_until = 0"))
+            await change(engine, "UPDATE qmq_outbox SET claimed_until = 0")
             assert await bodies(mq, "order", 2) == [b"claimed", b"behind it"]
             await is_empty(engine)
 
