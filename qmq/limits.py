@@ -48,6 +48,15 @@ KEY_BYTES_MAX: Final = 4 * KIB
 HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""
 
+STORED_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX + 16 * KIB
+"""The same as a broker takes it: with the headers that QMQ's clients and brokers add."""
+
+BATCH_SEQUENCE_END: Final = 1 << 48
+"""Numbers of a producer's batches lie below this: a message id has six bytes for them."""
+
+CREATE_TIME_MS_END: Final = 1 << 53
+"""Create times lie below this: readers keep times as floats of 64 bits, too (JSON)."""
+
 DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
 """Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15 minutes)."""
 

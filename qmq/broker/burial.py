@@ -22,7 +22,7 @@ from qmq import headers, limits
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.directed import failures, is_directed
-from qmq.errors import LogDamaged, QmqError
+from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.log.actions import Buried
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Dying
@@ -141,6 +141,11 @@ class Burials:
                 log.warning("%d messages of group %s on %s wait to be buried: %s", waiting, state.name, state.queue.id, failure)
                 if isinstance(failure, LogDamaged):
                     self._broker.mends(failure)
+            except (AssertionError, OSError):
+                raise
+            except Exception:
+                grave.not_before_ms = now_ms + AGAIN_MS
+                log.exception("dead messages of group %s on %s could not be copied", grave.state.name, grave.state.queue.id)
 
     def _bury(self, grave: Grave) -> bool:
         """One batch; whether there was anything to do. Raises QmqError: they stay dying, and are tried again."""
@@ -149,7 +154,9 @@ class Burials:
             return False
         letters, done = self._letters(state, grave.deaths)
         if letters:
-            done.append((letters[0].number, self._append(state, letters)))
+            copies = self._copies(state, letters)
+            count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)
+            done.append((letters[0].number, count))
         queue_id = state.queue.id
         self._broker.store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
         self._broker.schedule()
@@ -172,9 +179,15 @@ class Burials:
                     number, sequence = number + lost, sequence + lost
                     continue
                 assert entry is not None
-                if batch is None or opened_at != entry.position:
-                    opened_at = entry.position
-                    batch = Opened(BatchView.parse(b"".join(self._broker.store.read(state.queue, entry))))
+                if opened_at != entry.position:
+                    opened_at, batch = entry.position, self._opened(state, entry)
+                if batch is None:
+                    if letters:
+                        return letters, gone
+                    count = min(end, entry.next_sequence) - sequence
+                    gone.append((number, self._set_aside(state, sequence, count)))
+                    number, sequence = number + count, sequence + count
+                    continue
                 for place in range(sequence - entry.base_sequence, min(end, entry.next_sequence) - entry.base_sequence):
                     size += _size_of(batch, place, item.error)
                     created = batch.created_ms[place]
@@ -192,15 +205,42 @@ class Burials:
         number = state.reader.number_of(max(sequence, queue.start_sequence))
         return state.reader.entry(number) if number < queue.index.count else None
 
-    def _append(self, state: GroupState, letters: list[Letter]) -> int:
-        """How many of them, from the first one on, are in the dead-letter queue now. Raises DiskFull."""
-        store = self._broker.store
+    def _opened(self, state: GroupState, entry: IndexEntry) -> Opened | None:
+        """None if what was stored there is no batch of messages. Raises LogDamaged; InvalidArgument: a library is not installed here."""
+        stored = self._broker.store.read(state.queue, entry)
+        try:
+            return Opened(BatchView.parse(b"".join(stored)))
+        except (InvalidArgument, AssertionError, OSError, MemoryError):
+            raise
+        except Exception as cause:
+            log.error("the batch at sequence %d of %s cannot be read: %r", entry.base_sequence, state.queue.id, cause)
+            return None
+
+    def _copies(self, state: GroupState, letters: list[Letter]) -> Intake | None:
+        """A batch of copies of all, or, if there is none that holds them all, of the first one; None if that cannot be copied either."""
         subject = dead_letter_subject(state.name)
-        queue = store.open_queue(subject, 0)
-        produced = self._broker.append_own([intake_of(subject, queue, state, letters)])[0]
-        entry = queue.index.entry(queue.index.find_sequence(produced.base_sequence))
+        queue = self._broker.store.open_queue(subject, 0)
+        for part in (letters, letters[:1]):
+            try:
+                return intake_of(subject, queue, state, part)
+            except (AssertionError, OSError, MemoryError):
+                raise
+            except Exception as cause:
+                log.error("message %d of %s or one behind it cannot be copied: %r", part[0].sequence, state.queue.id, cause)
+        return None
+
+    def _set_aside(self, state: GroupState, sequence: int, count: int) -> int:
+        """So many messages, from `sequence` on, are dead, and cannot be copied: they count as buried, so that others are. Gives `count`."""
+        log.error("%d dead messages of group %s from sequence %d of %s on cannot be copied", count, state.name, sequence, state.queue.id)
+        state.tally.uncopied += count
+        return count
+
+    def _append(self, copies: Intake) -> int:
+        """How many of them, from the first one on, are in the dead-letter queue now. Raises DiskFull."""
+        produced = self._broker.append_own([copies])[0]
+        entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.buried += entry.count
-        return min(entry.count, len(letters))
+        return min(entry.count, copies.header.count)
 
 
 def _size_of(batch: Opened, place: int, error: str) -> int:

@@ -16,6 +16,7 @@ from qmq_ordering.route import LpRange
 
 from qmq import directed, limits
 from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
+from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
@@ -24,6 +25,7 @@ from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_regi
 
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""
+_COMPRESSIONS: Final = frozenset(map(int, Compression))
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
 
 CheckDues = Callable[[bytes, RegionHeader, Layout], None]
@@ -74,6 +76,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     """One batch, checked. Raises as `read_batches`."""
     check_region(region, region_crc)
     header = parse_header(region)
+    _check_header(header)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
     queue, body_bytes_max, lps, _, check_dues = find_queue(subject, header.partition)
@@ -97,6 +100,17 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     return Intake(queue, region, region_crc, header, bloom)
 
 
+def _check_header(header: RegionHeader) -> None:
+    """Refuse what no reader of the log could make a message of: dead letters and delayed messages are built from what is stored."""
+    if header.compression not in _COMPRESSIONS:
+        raise InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
+    if header.batch_sequence >= limits.BATCH_SEQUENCE_END:
+        text = f"batch number {header.batch_sequence} is over {limits.BATCH_SEQUENCE_END - 1}: begin again under a new producer id"
+        raise InvalidArgument(text)
+    if not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END:
+        raise InvalidArgument(f"create time {header.create_time_ms} is no number of milliseconds since 1970: look at the producer's clock")
+
+
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
     """A partition of an ordered subject takes messages with a key, of its own logical partitions."""
     if layout.key < 0 or layout.logical_partition < 0:
@@ -118,14 +132,31 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
         total = _last(region, layout.header_list, count)
         _check_offsets(region, layout.header_name, total, limits.BATCH_BYTES_MAX)
         _check_offsets(region, layout.header_value, total, limits.BATCH_BYTES_MAX)
+        _check_header_bytes(region, layout, count, total)
     if layout.tag_list < 0:
         return 0
     most = _check_offsets(region, layout.tag_list, count, limits.BATCH_BYTES_MAX)
     if most > limits.TAGS_MAX:
         raise InvalidArgument(f"a message with {most} tags; the most is {limits.TAGS_MAX}")
     total = _last(region, layout.tag_list, count)
-    _check_offsets(region, layout.tag, total, limits.BATCH_BYTES_MAX)
+    if _check_offsets(region, layout.tag, total, limits.BATCH_BYTES_MAX) > limits.TAG_BYTES_MAX:
+        raise InvalidArgument(f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
     return tag_bloom(set(int_column(region, layout.tag_hash, "Q", total)))
+
+
+def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -> None:
+    """Names and values of each message together. Offsets were checked; a batch whose headers are short as a whole needs no closer look."""
+    names, values = _last(region, layout.header_name, total), _last(region, layout.header_value, total)
+    most = limits.STORED_HEADER_BYTES_MAX
+    if names + values + total <= most:
+        return
+    marks = np.frombuffer(region, "<i4", count + 1, layout.header_list)
+    begins = np.frombuffer(region, "<i4", total + 1, layout.header_name).astype(np.int64)
+    begins += np.frombuffer(region, "<i4", total + 1, layout.header_value)
+    begins += np.arange(total + 1)  # a byte for each header, so that empty ones are bounded, too
+    longest = int(np.diff(begins[marks]).max())
+    if longest > most:
+        raise MessageTooLarge(f"headers of {longest} bytes; the most is {limits.HEADER_BYTES_MAX}")
 
 
 def _last(region: bytes, at: int, count: int) -> int:

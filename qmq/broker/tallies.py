@@ -53,6 +53,8 @@ class GroupTally:
     released: int = 0
     dead: int = 0
     """Messages that failed for good."""
+    uncopied: int = 0
+    """Of those, messages that could not be copied into the dead-letter queue."""
     leases_lost: int = 0
     lanes_granted: int = 0
 

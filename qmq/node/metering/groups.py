@@ -46,6 +46,9 @@ ACKED: Final = Figure("qmq_acked_messages_total", COUNTER, _GROUP, "Messages tha
 NACKED: Final = Figure("qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers said had failed.")
 RELEASED: Final = Figure("qmq_released_messages_total", COUNTER, _GROUP, "Messages that consumers gave back without having worked on them.")
 DEAD: Final = Figure("qmq_dead_messages_total", COUNTER, _GROUP, "Messages that failed for good: they go to the group's dead-letter queue.")
+UNCOPIED: Final = Figure(
+    "qmq_dead_messages_uncopied_total", COUNTER, _GROUP, "Dead messages without a copy in the dead-letter queue: the log says why."
+)
 LEASES_LOST: Final = Figure(
     "qmq_leases_lost_total", COUNTER, _GROUP, "Consumers, or lanes, that were taken from a consumer that was silent."
 )
@@ -54,7 +57,8 @@ GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of an
 _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupTally], int]], ...]] = (
     (PULLED, lambda tally: tally.pulled), (PULLED_BYTES, lambda tally: tally.pulled_bytes), (RETRIED, lambda tally: tally.retried),
     (ACKED, lambda tally: tally.acked), (NACKED, lambda tally: tally.nacked), (RELEASED, lambda tally: tally.released),
-    (DEAD, lambda tally: tally.dead), (LEASES_LOST, lambda tally: tally.leases_lost), (GRANTED, lambda tally: tally.lanes_granted),
+    (DEAD, lambda tally: tally.dead), (UNCOPIED, lambda tally: tally.uncopied),
+    (LEASES_LOST, lambda tally: tally.leases_lost), (GRANTED, lambda tally: tally.lanes_granted),
 )  # fmt: skip
 Names = tuple[str, str]
 """Subject and group."""

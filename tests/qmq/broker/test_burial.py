@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from poison import LIES, crc, region_of
 from support import ManualClock, intake
 
 from qmq import headers
@@ -110,6 +111,27 @@ async def test_nothing_is_copied_before_the_death_is_written(tmp_path: Path) -> 
     world.broker.turn()
     world.bury()
     assert (world.bodies(), world.share.dying_messages()) == (numbered(3), 0)
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, lie: str) -> None:
+    """It was stored by an earlier version, or is garbage that claims to be compressed."""
+    world = World(tmp_path / "a")
+    world.send([b"before"], 1)
+    region, queue = region_of(lie), world.store.open_queue("s", 0)
+    world.broker.append_own([Intake(queue, region, crc(region), parse_header(region), 0)])
+    world.send([b"behind"], 2)
+    world.attach()
+    world.pull(3)
+    world.settle(dead(0, 2))
+    for _ in range(3):
+        world.bury()
+        world.broker.turn()
+    copied = [body for body in world.bodies() if body != b"poison"]
+    assert (copied, world.share.dying_messages()) == ([b"before", b"behind"], 0)
+    after = world.crashed("b")
+    after.bury()
+    assert after.share.dying_messages() == 0
 
 
 async def test_a_crash_after_the_copy_and_before_buried_makes_no_second_copy(tmp_path: Path) -> None:
