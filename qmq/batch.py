@@ -226,7 +226,11 @@ class BatchView:
             return bytes_column(self.region, layout.body, layout.body_data, header.count)
         size = _last_offset_of(self.region, layout.body, header.count)
         stored = self.region[layout.body_data : layout.body_data + header.body_bytes]
-        data = decompress(Compression(header.compression), stored, size)
+        try:
+            kind = Compression(header.compression)
+        except ValueError:
+            raise CorruptBatch(f"a batch with compression {header.compression} cannot be read: 0 is none, 1 zstd, 2 lz4") from None
+        data = decompress(kind, stored, size)
         marks = unpack_from(f"<{header.count + 1}i", self.region, layout.body)
         return [data[a:b] for a, b in pairwise(marks)]
 

@@ -54,8 +54,8 @@ STORED_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX + 16 * KIB
 BATCH_SEQUENCE_END: Final = 1 << 48
 """Numbers of a producer's batches lie below this: a message id has six bytes for them."""
 
-CREATE_TIME_MS_END: Final = 1 << 53
-"""Create times lie below this: readers keep times as floats of 64 bits, too (JSON)."""
+CREATE_TIME_MS_END: Final = 253_370_764_800_000
+"""Create times lie before the year 9999: readers make dates of them."""
 
 DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
 """Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15 minutes)."""

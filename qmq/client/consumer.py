@@ -129,8 +129,10 @@ class Consumer:
         slices = [first]
         room = messages_max - first.count
         while room > 0 and attachment.slices and not self._most_once:
-            slices.append(attachment.take(room))
-            room -= slices[-1].count
+            part = attachment.take(room)
+            if self._is_readable(part):
+                slices.append(part)
+                room -= part.count
         return Messages(slices)
 
     async def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
@@ -152,13 +154,22 @@ class Consumer:
             attachment = None if self.is_paused else self._whose_turn()
             if attachment is not None:
                 part = attachment.take(messages_max)
-                if not self._most_once or await self._is_ours_for_good(part):
+                if (not self._most_once or await self._is_ours_for_good(part)) and self._is_readable(part):
                     return attachment, part
                 continue
             self._check_open()
             self._start_running()
             if not await self._wait(until):
                 return None, None
+
+    def _is_readable(self, part: Slice) -> bool:
+        """Whether its bodies can be decompressed. What cannot be counts as failed, so that it ends among the dead letters."""
+        failure = part.batch.unreadable
+        if failure is not None:
+            log.error("%d messages of %s, the first of attempt %d, cannot be read: %s", part.count, self.subject, part.attempt, failure)
+            if not self._most_once:
+                part.settler.nack(part, None, error_text(failure))
+        return failure is None
 
     async def _is_ours_for_good(self, part: Slice) -> bool:
         """At most once: acknowledge first. What went to somebody else in the meantime is not ours to show."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from qmq import limits
 from qmq.batch import BatchView
 from qmq.directed import failures
-from qmq.errors import DelayTooLong, InvalidArgument
+from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.wire.verdicts import ERROR_CHARS_MAX, Verdict
 
@@ -39,11 +39,12 @@ class Settler(Protocol):
 class Decoded:
     """A batch with its columns decoded at first use, shared by all its messages."""
 
-    __slots__ = ("_bodies", "_columns", "view")
+    __slots__ = ("_bodies", "_columns", "_unreadable", "view")
 
     def __init__(self, view: BatchView) -> None:
         self.view = view
         self._bodies: list[bytes] | None = None
+        self._unreadable: CorruptBatch | None = None
         self._columns: dict[str, Any] = {}
 
     @property
@@ -52,8 +53,18 @@ class Decoded:
         return -(-self.view.envelope.total_bytes // max(self.view.count, 1))
 
     @property
+    def unreadable(self) -> CorruptBatch | None:
+        """Why the bodies cannot be decompressed: the producer sent garbage. Raises InvalidArgument if a library is not installed."""
+        if self.view.header.compression and self._bodies is None and self._unreadable is None:
+            try:
+                self._bodies = self.view.bodies()
+            except CorruptBatch as failure:
+                self._unreadable = failure
+        return self._unreadable
+
+    @property
     def bodies(self) -> list[bytes]:
-        """All bodies of the batch."""
+        """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not installed."""
         if self._bodies is None:
             self._bodies = self.view.bodies()
         return self._bodies

@@ -257,6 +257,9 @@ class OrderedConsumer:
         while True:
             self._check_open()
             message = None if self.is_paused else self._desk.take()
+            if message is not None and message.unreadable is not None:
+                message.fail(error=message.unreadable)
+                continue
             if message is not None:
                 self._notify()  # there may be another one, for another who waits
                 return message

@@ -11,6 +11,7 @@ from qmq_ordering.route import LpRange
 
 from qmq.client.message import Decoded, StoredMessage, delay_ms, error_text
 from qmq.client.ordered.lane_core import Cell, LaneCore
+from qmq.errors import CorruptBatch
 
 log = logging.getLogger("qmq.client")
 
@@ -63,9 +64,9 @@ class LaneMessage(StoredMessage):
 
     __slots__ = ("lane", "route_version", "token")
 
-    def __init__(self, lane: Source, batch: Decoded, index: int, attempt: int, token: int, version: int) -> None:
+    def __init__(self, lane: Source, batch: Decoded, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
         # Not by super(): this is made for every message.
-        self.body = batch.bodies[index]
+        self.body = body
         self.attempt = attempt
         self.is_settled = False
         self._batch = batch
@@ -106,9 +107,15 @@ class OrderedMessage(LaneMessage):
     __slots__ = ("_settler", "cell")
 
     def __init__(self, settler: Settler, lane: Source, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
-        LaneMessage.__init__(self, lane, batch, index, cell.attempt, token, version)
+        body = batch.bodies[index] if batch.unreadable is None else b""
+        LaneMessage.__init__(self, lane, batch, index, body, cell.attempt, token, version)
         self._settler = settler
         self.cell = cell
+
+    @property
+    def unreadable(self) -> CorruptBatch | None:
+        """Why its body cannot be decompressed; then nobody is handed the message."""
+        return self._batch.unreadable
 
     def again(self) -> OrderedMessage:
         """The same message for another try: what is said of the earlier one counts no more."""

@@ -53,7 +53,8 @@ class Run:
 
     def message(self, place: int) -> LaneMessage:
         """One of them."""
-        return LaneMessage(self.lane, self.batch, self.indices[place], self.attempt, self.token, self.version)
+        index = self.indices[place]
+        return LaneMessage(self.lane, self.batch, index, self.batch.bodies[index], self.attempt, self.token, self.version)
 
     def again(self) -> Run:
         """The same messages for another try."""
