@@ -146,6 +146,10 @@ class Disk:
         temporary.rename(path)
         self.sync_folder(path.parent)
 
+    def delete(self, path: Path) -> None:
+        """Delete a file, if it is there. Raises OSError."""
+        path.unlink(missing_ok=True)
+
     def free_bytes(self, folder: Path) -> int:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize

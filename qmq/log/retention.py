@@ -91,7 +91,7 @@ class Retention:
         left: list[Path] = []
         for path in self.deletable:
             try:
-                path.unlink(missing_ok=True)
+                self.store.disk.delete(path)
             except OSError as cause:
                 self._failed("%s cannot be deleted, it is tried again: %s", path, cause)
                 left.append(path)
