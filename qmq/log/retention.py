@@ -132,10 +132,10 @@ class Retention:
             try:
                 if index.first < index.count and index.entry(index.first).position < start:
                     self.dropped += index.drop_before(index.find_position(start))
-                    yield
             except (LogDamaged, OSError) as damage:
                 is_complete = False
                 self._failed("the consume log of %s: %s", queue.id, damage)
+            yield
         if is_complete:
             self._index_start = start
 
