@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from qmq.batch import ENVELOPE_BYTES, BatchView
+from qmq.batch import ENVELOPE_BYTES
 from qmq.broker.broker import Broker
 from qmq.broker.finding import Finding, Found
 from qmq.broker.sessions import GroupState
 from qmq.broker.trails import Trails
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, UnknownGroup
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, UnknownGroup
 from qmq.limits import MIB
-from qmq.log.consume_log import IndexEntry
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.log.tail import ACTIONS, MESSAGES
 from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name
 
+_T = TypeVar("_T")
+
+LOOKS_AT_ONCE: Final = 20
+"""Queues, or groups of queues, that are looked at in one go."""
 READ_BYTES_MAX: Final = 4 * MIB
 """What one look into a log gives."""
 
@@ -110,18 +115,28 @@ class BrokerAdmin:
         self._broker.require_serving()
         return self._broker.store
 
-    def queues(self, subject: str) -> list[QueueInfo]:
+    async def queues(self, subject: str) -> list[QueueInfo]:
         """The queues of a subject, or of all if it is empty."""
-        return [queue_info(queue) for queue in self._queues(subject)]
+        return [queue_info(queue) async for queue in self._unhurried(self._queues(subject))]
+
+    async def _unhurried(self, each: Iterable[_T]) -> AsyncIterator[_T]:
+        """Give way now and then: each may read a file. Raises NotMaster where the mastership was lost meanwhile."""
+        store = self._store
+        for count, one in enumerate(each, 1):
+            yield one
+            if count % LOOKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if self._store is not store:
+                    raise NotMaster("it lost the mastership while it looked: ask its successor")
 
     def _queues(self, subject: str) -> list[Queue]:
         found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
         return sorted(found, key=lambda queue: queue.id)
 
-    def groups(self, subject: str, group: str) -> list[GroupInfo]:
+    async def groups(self, subject: str, group: str) -> list[GroupInfo]:
         """What groups consumed of a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
         clients = self._broker.dispatch.groups.clients()
-        found = [self._group_info(state, clients) for state in self._states(subject, group)]
+        found = [self._group_info(state, clients) async for state in self._unhurried(self._states(subject, group))]
         if not found and subject and group:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
         return sorted(found, key=lambda info: (info.queue.id, info.group))
@@ -166,18 +181,19 @@ class BrokerAdmin:
             self._broker.dispatch.reset(state, sequence)
         return moved
 
-    def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
+    async def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         self._broker.subject(check_name("subject", subject))
-        return [(queue, resolve(queue, AtTime(TimeMs(time_ms)))) for queue in self._queues(subject)]
+        target = AtTime(TimeMs(time_ms))
+        return [(queue, resolve(queue, target)) async for queue in self._unhurried(self._queues(subject))]
 
-    def find_message(self, subject: str, message_id: MessageId) -> Found:
-        """A message by its id. Raises UnknownSubject, MessageNotFound, LogDamaged."""
+    async def find_message(self, subject: str, message_id: MessageId) -> Found:
+        """A message by its id, sought by its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
         self._broker.subject(check_name("subject", subject))
+        store = self._store
         for queue in self._queues(subject):
-            for entry in _candidates(queue, message_id):
-                found = self._look_into(queue, entry, message_id)
-                if found is not None:
+            async with aclosing(self.finding.of_producer(store, queue, message_id)) as places:
+                async for found in places:
                     return found
         raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: retention may have taken it")
 
@@ -203,24 +219,6 @@ class BrokerAdmin:
             if not found:
                 raise damaged(segments, begin, cause, log) from cause
         return begin, b"".join(found)
-
-    def _look_into(self, queue: Queue, entry: IndexEntry, message_id: MessageId) -> Found | None:
-        envelope, region = self._store.read(queue, entry)
-        view = BatchView.parse(envelope + region)
-        stored = view.message_ids()
-        if stored is not None:
-            wanted = message_id.to_bytes()
-            return Found(queue, view, stored.index(wanted)) if wanted in stored else None
-        is_here = (entry.producer_id, entry.batch_sequence) == (message_id.producer_id, message_id.batch_sequence)
-        return Found(queue, view, message_id.index) if is_here and message_id.index < entry.count else None
-
-
-def _candidates(queue: Queue, message_id: MessageId) -> Iterator[IndexEntry]:
-    """Index entries of the producer's batch. Its id begins with the time of its birth, so nothing older is looked at."""
-    born_ms = message_id.producer_id >> 20
-    for _, entry in queue.index.scan(max(queue.index.find_time(born_ms - 60_000), queue.index.first)):
-        if entry.producer_id == message_id.producer_id and entry.batch_sequence == message_id.batch_sequence:
-            yield entry
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:

@@ -40,7 +40,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
         """See control.proto."""
-        return pb.DescribeQueuesResponse(queues=[self._queue(info) for info in self._admin.queues(request.subject)])
+        return pb.DescribeQueuesResponse(queues=[self._queue(info) for info in await self._admin.queues(request.subject)])
 
     def _queue(self, info: QueueInfo) -> pb.Queue:
         return pb.Queue(
@@ -52,7 +52,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
         """See control.proto."""
-        found = self._admin.groups(request.subject, request.group)
+        found = await self._admin.groups(request.subject, request.group)
         return pb.DescribeGroupsResponse(groups=[self._describe(info) for info in found])
 
     def _describe(self, info: GroupInfo) -> pb.Group:
@@ -86,7 +86,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         """See control.proto."""
         message_id = MessageId.parse(request.message_id)
         if not request.every:
-            found = self._admin.find_message(request.subject, message_id)
+            found = await self._admin.find_message(request.subject, message_id)
             return pb.FindMessageResponse(message=self._message(found, request.message_id))
         places, is_incomplete = await self._admin.finding.find(request.subject, message_id, request.since_ms)
         found_at = [self._message(each, request.message_id) for each in places]
@@ -127,7 +127,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
         """See control.proto."""
-        found = self._admin.find_time(request.subject, request.time_ms)
+        found = await self._admin.find_time(request.subject, request.time_ms)
         return pb.FindTimeResponse(found=[self._moved(queue, sequence, sequence) for queue, sequence in found])
 
 

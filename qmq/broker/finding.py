@@ -12,7 +12,7 @@ was found nowhere and there are more of them, the answer says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -60,7 +60,7 @@ class Finding:
             self._broker.subject(subject)
         queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
         queues.sort(key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id))
-        found = [each for queue in queues async for each in self._of_producer(store, queue, message_id)]
+        found = [each for queue in queues async for each in self.of_producer(store, queue, message_id)]
         others, is_incomplete = await self._with_own_ids(store, queues, message_id, since_ms)
         known = {(id(each.queue), each.view.base_sequence + each.index) for each in found}
         found += [each for each in others if (id(each.queue), each.view.base_sequence + each.index) not in known]
@@ -68,7 +68,8 @@ class Finding:
             raise MessageNotFound(f"no kept message of {subject or 'any subject'} has the id {message_id}: retention may have taken it")
         return found[:PLACES_MAX], is_incomplete and not found
 
-    async def _of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncIterator[Found]:
+    async def of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncGenerator[Found]:
+        """Where a queue keeps the message, sought by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
         index = queue.index
         first = max(index.find_time(birth_ms(message_id.producer_id)), index.first)
         before = index.count

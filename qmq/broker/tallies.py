@@ -96,6 +96,8 @@ class Tallies:
         self.checkpoint_ms = 0
         """When the last one was written, milliseconds since 1970."""
         self.files_deleted = 0
+        self.retention_failures = 0
+        """Queues that retention could not look at, and files that it could not delete; each time counts."""
         self.damaged = 0
         """Entries that the scrubber found damaged."""
         self.stored: dict[str, Stored] = {}

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from qmq.limits import MIB
 from qmq.log.checkpointing import CheckpointPlan, begin_checkpoint, end_checkpoint
 from qmq.log.commit_mark import Marker
 from qmq.log.config import Flush
-from qmq.log.retention import begin_retention, end_retention
+from qmq.log.retention import Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.store import FlushPlan, Store
 
@@ -49,15 +49,18 @@ def stop_process(cause: BaseException) -> None:
 class Upkeep:
     """Runs a broker's background work in its event loop."""
 
-    def __init__(self, broker: Broker, fatal: Callable[[BaseException], None] = stop_process) -> None:
+    def __init__(self, broker: Broker, fatal: Callable[[BaseException], None] = stop_process, *, tick_s: float = TICK_S) -> None:
         self._broker = broker
         self._fatal = fatal
+        self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "qmq-disk")
         self._flush: asyncio.Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
         self._marker = Marker(broker.store)
+        self._retention = Retention(broker.store)
+        self._is_stopping = False
         self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -73,7 +76,11 @@ class Upkeep:
         self._ticker = self._loop.create_task(self._tick_forever())
 
     async def stop(self) -> None:
-        """Finish what is under way. The caller closes the store, which flushes."""
+        """Finish what is under way. The caller closes the store, which flushes.
+
+        A checkpoint that waits for a majority is given up: the majority may be away for good.
+        """
+        self._is_stopping = True
         if self._ticker is not None:
             self._ticker.cancel()
         for task in (self._flush, self._checkpoint):
@@ -133,7 +140,7 @@ class Upkeep:
     async def _tick_forever(self) -> None:
         count = 0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._tick_s)
             count += 1
             try:
                 self._broker.tick()
@@ -158,11 +165,22 @@ class Upkeep:
         if self._flush is None and not store.is_flushed and is_late:
             self._begin_flush()
         if self._checkpoint is None and self._is_checkpoint_due(now_ms):
-            self._checkpoint = self._loop.create_task(self._take_checkpoint())
+            self._begin(self._take_checkpoint())
         elif now_ms - self._retention_ms >= self._broker.config.retention_interval_ms:
             self._retention_ms = now_ms
             if self._checkpoint is None:
-                self._checkpoint = self._loop.create_task(self._retain())
+                self._begin(self._retain())
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Checkpoints and retention run one at a time; whoever stops waits for the one that runs."""
+        self._checkpoint = self._loop.create_task(work)
+        self._checkpoint.add_done_callback(self._ended)
+
+    def _ended(self, done: asyncio.Task[Any]) -> None:
+        self._checkpoint = None
+        failure = None if done.cancelled() else done.exception()
+        if failure is not None:
+            self._fatal(failure)
 
     def _scrub(self) -> None:
         """Look at a little more of what lies on the disk, so that damage is found while another replica has it whole."""
@@ -176,8 +194,12 @@ class Upkeep:
     def _scrubbed(self, done: asyncio.Future[LogDamaged | None]) -> None:
         if done.cancelled():
             return
-        if done.exception() is not None:
-            self._fatal(done.exception() or RuntimeError("the scrubber failed"))
+        failure = done.exception()
+        if isinstance(failure, OSError):
+            log.warning("scrubbing goes on later: %s", failure)
+            return
+        if failure is not None:
+            self._fatal(failure)
             return
         damage = done.result()
         self._broker.tallies.damaged += damage is not None
@@ -198,9 +220,9 @@ class Upkeep:
             store = self._store
             plan = begin_checkpoint(store)
             self._checkpoint_ms = self._broker.clock.monotonic_ms()
-            while store.is_replicated and store.committed_index < plan.checkpoint.index and store is self._store:  # noqa: ASYNC110
-                await asyncio.sleep(TICK_S)
-            if store is not self._store:
+            while self._awaits_commit(store, plan):  # noqa: ASYNC110
+                await asyncio.sleep(self._tick_s)
+            if store is not self._store or not _may_be_written(store, plan):
                 return False
             await self._in_thread(plan.run)
             if store is not self._store:
@@ -212,9 +234,10 @@ class Upkeep:
         except Exception as cause:
             self._fatal(cause)
             return False
-        finally:
-            self._checkpoint = None
         return True
+
+    def _awaits_commit(self, store: Store, plan: CheckpointPlan) -> bool:
+        return store is self._store and not self._is_stopping and not _may_be_written(store, plan)
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
         self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
@@ -223,16 +246,45 @@ class Upkeep:
         self._broker.turn()
 
     async def _retain(self) -> None:
-        """Forget what retention takes, write that down, and only then delete."""
+        """Forget what retention takes, write that down, and only then delete. What fails is tried again by the next one."""
+        if self._retention.store is not self._store:
+            self._retention = Retention(self._store)
+        retention, tallies = self._retention, self._broker.tallies
         try:
-            if self._flush is not None:  # it may hold a file that retention would close under it
-                await asyncio.wait([self._flush])
-            taken = begin_retention(self._store, self._broker.subject_or_none)
-            if taken and await self._take_checkpoint():
-                await self._in_thread(end_retention, taken)
-                self._broker.tallies.files_deleted += len(taken)
+            if not await self._forget_old(retention):
+                return
+            may_hold_files = list(self._running)
+            if retention.dropped and await self._take_checkpoint():
+                retention.written()
+            if retention.deletable:
+                await self._close_dropped(retention.store, may_hold_files)
+                tallies.files_deleted += await self._in_thread(retention.delete)
+        except OSError as failure:
+            retention.failures += 1
+            log.error("retention is tried again later: %s", failure)
         finally:
-            self._checkpoint = None
+            tallies.retention_failures += retention.failures
+            retention.failures = 0
+
+    async def _forget_old(self, retention: Retention) -> bool:
+        """In slices, giving way between them; False if it must not go on."""
+        for _ in retention.steps(self._broker.subject_or_none):
+            await asyncio.sleep(0)
+            if retention.store is not self._store or self._is_stopping:
+                return False
+        return True
+
+    async def _close_dropped(self, store: Store, may_hold_files: list[Future[Any]]) -> None:
+        """A flush that runs may be syncing a file that was dropped under it."""
+        if may_hold_files:
+            await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in may_hold_files])
+        for segments in store.logs:
+            segments.close_set_aside()
+
+
+def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:
+    """What a checkpoint knows is never taken back."""
+    return not store.is_replicated or store.committed_index >= plan.checkpoint.index
 
 
 def _timed(run: Callable[[], None]) -> float:

@@ -74,10 +74,11 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.qmc"), reverse=True)
 
 
-def load(folder: Path) -> Checkpoint | None:
+def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole."""
+    door = disk or Disk()
     for path in _files(folder):
-        found = decode(path.read_bytes())
+        found = decode(door.read_file(path))
         if found is not None:
             return found
     return None

@@ -95,7 +95,7 @@ def take_back(store: Store) -> None:
     path = store.folder / FILE
     if not path.exists():
         return
-    found = decode(path.read_bytes())
+    found = decode(store.disk.read_file(path))
     leads = found is None or (
         found.index > store.index or found.message_position > store.messages.end or found.action_position > store.actions.end
     )

@@ -11,14 +11,20 @@ time lookup and lookup by id need:
 
 The newest entries are in memory; `spill` hands out what is to be written to the queue's files, `spilled` forgets it. Files are named by a
 digest of the queue's name (a name never becomes a path) and the number of their first entry, 65,536 entries each.
+
+A search narrows on one open file by single reads to a block of entries, and reads that at once. A file that the disk cannot read (EIO) is
+marked (`.bad`), so that the next start rebuilds the queue's consume log; until then what needs it gets LogDamaged.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -39,6 +45,12 @@ ENTRY_TYPE: Final = np.dtype([
 """The same as `ENTRY`, for many at once."""
 FILE_ENTRIES: Final = 65_536
 SUFFIX: Final = ".idx"
+BAD_SUFFIX: Final = ".bad"
+_BLOCK_ENTRIES: Final = 64
+
+
+_BASE_SEQUENCE, _POSITION, _APPEND_TIME, _CUMULATIVE_BYTES = 0, 1, 2, 6
+"""Where a search looks in an entry."""
 
 
 class IndexEntry(NamedTuple):
@@ -131,42 +143,89 @@ class ConsumeLog:
         base = number - number % FILE_ENTRIES
         return self._folder / f"{self._name}-{base:012d}{SUFFIX}"
 
-    def _read(self, number: int, most: int) -> bytes:
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[int]:
         path = self._file(number)
         try:
             fd = self._disk.open_read(path)
         except FileNotFoundError:
-            raise LogDamaged(f"consume log {path.name} is gone: restart the broker, it will be rebuilt") from None
+            raise self._damaged(number, "is gone") from None
         try:
-            data = self._disk.read(fd, most * ENTRY_BYTES, number % FILE_ENTRIES * ENTRY_BYTES)
+            yield fd
         finally:
             self._disk.close(fd)
+
+    def _read(self, number: int, most: int) -> bytes:
+        with self._opened(number) as fd:
+            return self._read_from(fd, number, most)
+
+    def _read_from(self, fd: int, number: int, most: int) -> bytes:
+        try:
+            data = self._disk.read(fd, most * ENTRY_BYTES, number % FILE_ENTRIES * ENTRY_BYTES)
+        except OSError as cause:
+            if cause.errno != errno.EIO:
+                raise
+            self._mark_bad()
+            raise self._damaged(number, f"cannot be read ({cause})") from cause
         if len(data) != most * ENTRY_BYTES:
-            raise LogDamaged(f"consume log {path.name} is cut short: restart the broker, it will be rebuilt")
+            raise self._damaged(number, "is cut short")
         return data
+
+    def _damaged(self, number: int, how: str) -> LogDamaged:
+        return LogDamaged(f"consume log {self._file(number).name} {how}: restart the broker, it will be rebuilt")
+
+    @property
+    def _bad_mark(self) -> Path:
+        return self._folder / f"{self._name}{BAD_SUFFIX}"
+
+    def _mark_bad(self) -> None:
+        with suppress(OSError):  # then the next read tries again
+            self._bad_mark.touch()
+
+    def discard(self) -> None:
+        """Delete the queue's files: it is indexed anew."""
+        for path in (*self._folder.glob(f"{self._name}-*{SUFFIX}"), self._bad_mark):
+            path.unlink(missing_ok=True)
 
     def find_sequence(self, sequence: int) -> int:
         """Number of the last entry that begins at or before `sequence`, at least `first`."""
-        return self._last_where(lambda entry: entry.base_sequence, sequence)
+        return max(self._first_where(_BASE_SEQUENCE, sequence + 1) - 1, self.first)
 
     def find_position(self, position: int) -> int:
         """Number of the first entry that lies at or behind `position` in the message log; `count` if none does."""
-        return self._first_where(lambda entry: entry.position, position)
+        return self._first_where(_POSITION, position)
 
     def find_time(self, time_ms: int) -> int:
         """Number of the first entry appended at or after `time_ms`; `count` if none was."""
-        return self._first_where(lambda entry: entry.append_time_ms, time_ms)
+        return self._first_where(_APPEND_TIME, time_ms)
 
     def find_bytes(self, cumulative_bytes: int) -> int:
         """Number of the first entry with at least so many of the queue's bytes before it; `count` if there is none."""
-        return self._first_where(lambda entry: entry.cumulative_bytes, cumulative_bytes)
+        return self._first_where(_CUMULATIVE_BYTES, cumulative_bytes)
 
-    def _first_where(self, key: Callable[[IndexEntry], int], value: int) -> int:
-        numbers = range(self.first, self.count)
-        return self.first + bisect_left(numbers, value, key=lambda number: key(self.entry(number)))
+    def _first_where(self, column: int, value: int) -> int:
+        """Number of the first entry with at least `value` in a column that never falls; `count` if there is none."""
+        in_memory = max(self.first, self.persisted)
+        if self.first < self.persisted and (not self._tail or self.entry(in_memory)[column] >= value):
+            return self._first_in_files(column, value)
+        numbers = range(in_memory, self.count)
+        return in_memory + bisect_left(numbers, value, key=lambda number: self.entry(number)[column])
 
-    def _last_where(self, key: Callable[[IndexEntry], int], value: int) -> int:
-        return max(self._first_where(key, value + 1) - 1, self.first)
+    def _first_in_files(self, column: int, value: int) -> int:
+        """The same among the entries that files have; `persisted` if there is none."""
+        low, high = self.first, self.persisted
+        later = range(low - low % FILE_ENTRIES + FILE_ENTRIES, high, FILE_ENTRIES)
+        file = bisect_left(later, value, key=lambda number: self.entry(number)[column])
+        low, high = later[file - 1] if file else low, later[file] if file < len(later) else high
+        with self._opened(low) as fd:
+            while high - low > _BLOCK_ENTRIES:
+                middle = (low + high) // 2
+                if ENTRY.unpack(self._read_from(fd, middle, 1))[column] < value:
+                    low = middle + 1
+                else:
+                    high = middle
+            block = list(ENTRY.iter_unpack(self._read_from(fd, low, high - low)))
+        return low + bisect_left(block, value, key=itemgetter(column))
 
     def scan(self, number: int) -> Iterator[tuple[int, IndexEntry]]:
         """Every entry from `number` on, with its number."""
@@ -244,7 +303,9 @@ class ConsumeLog:
         return [self._file(each * FILE_ENTRIES) for each in old]
 
     def is_whole(self) -> bool:
-        """Whether the files hold every entry that was persisted."""
+        """Whether the files hold every entry that was persisted, and no file was found unreadable."""
+        if self._bad_mark.exists():
+            return False
         for base in range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES):
             path = self._file(base)
             need = min(self.persisted - base, FILE_ENTRIES) * ENTRY_BYTES

@@ -1,25 +1,39 @@
 """The disk, as a door: the few calls that storage makes, so that tests can hand in one that fails.
 
 Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second try would lie: "fsyncgate"); no space
-raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker.
+raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker. Only a sector of a log that cannot be
+read any more is no reason to stop: `read_around` gives other bytes for it, no checksum holds for them, and so it is damage like any other.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from qmq.errors import DiskFull, FlushFailed
 
+log = logging.getLogger("qmq.log")
+
 _IOV_MAX: Final = 1024
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+
+BLOCK_BYTES: Final = 4096
+"""What a disk fails to read comes in pieces of this size; a write that covers one whole needs nothing of what is there."""
+
+_UNREADABLE: Final = b"\xa5"
+"""Stands for each byte that could not be read: not zero, since zeros at a log's end are what a power cut leaves."""
 
 
 class Disk:
     """The real file system."""
+
+    unreadable = 0
+    """How often a block could not be read."""
 
     def open_append(self, path: Path) -> int:
         """A file for reading and for writing at given places; made if absent. Raises DiskFull, OSError."""
@@ -62,6 +76,37 @@ class Disk:
             data += more
         return data
 
+    def read_around(self, fd: int, size: int, at: int) -> bytes:
+        """Like `read`, for what is protected by checksums: blocks that cannot be read (EIO) come as bytes that no checksum holds for."""
+        try:
+            return self.read(fd, size, at)
+        except OSError as cause:
+            if cause.errno != errno.EIO:
+                raise
+        end = min(at + size, self.size(fd))
+        cuts = [at, *range(at - at % BLOCK_BYTES + BLOCK_BYTES, end, BLOCK_BYTES), end]
+        before = self.unreadable
+        data = b"".join([self._read_block(fd, following - begin, begin) for begin, following in pairwise(cuts) if following > begin])
+        log.warning("the disk could not read %d blocks in %d bytes of a file from byte %d on (EIO)", self.unreadable - before, size, at)
+        return data
+
+    def _read_block(self, fd: int, size: int, at: int) -> bytes:
+        try:
+            return self.read(fd, size, at)
+        except OSError as cause:
+            if cause.errno != errno.EIO:
+                raise
+            self.unreadable += 1
+            return _UNREADABLE * size
+
+    def read_file(self, path: Path) -> bytes:
+        """A small file, whole; as `read_around` gives it."""
+        fd = self.open_read(path)
+        try:
+            return self.read_around(fd, self.size(fd), 0)
+        finally:
+            self.close(fd)
+
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
@@ -93,10 +138,17 @@ class Disk:
             self.truncate(fd, 0)
             self.write(fd, [data], 0)
             self.sync(fd)
+        except DiskFull:
+            self.truncate(fd, 0)  # it must not keep what it took of a full disk
+            raise
         finally:
             self.close(fd)
         temporary.rename(path)
         self.sync_folder(path.parent)
+
+    def delete(self, path: Path) -> None:
+        """Delete a file, if it is there. Raises OSError."""
+        path.unlink(missing_ok=True)
 
     def free_bytes(self, folder: Path) -> int:
         found = os.statvfs(folder)

@@ -127,6 +127,8 @@ def judge(
         raise damaged(segments, bad, cause, log)
     if not trusts_envelopes:
         return
+    if segments.is_unreadable_behind(bad):
+        raise _unreadable(segments, bad, log)
     for entry in _whole_entries_after(segments, bad):
         if entry.envelope.flushed_position > bad:
             raise damaged(segments, bad, cause, log)
@@ -159,6 +161,17 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
         f"was flushed, so acknowledged entries are hurt. Nothing was cut. Restore the segment from a copy; "
+        f"`qmq log dump` shows what is whole",
+        log=log, position=bad,
+    )  # fmt: skip
+
+
+def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
+    """The error for a tail that the disk cannot read: no torn write leaves that."""
+    base = segments.base_of(bad)
+    return LogDamaged(
+        f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so nobody can say "
+        f"whether acknowledged entries are hurt. Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
         f"`qmq log dump` shows what is whole",
         log=log, position=bad,
     )  # fmt: skip

@@ -21,6 +21,7 @@ def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: C
     for queue, bytes_ever in lost:
         tails[id(queue)] = [entry for entry in queue.index.entries_in_memory() if entry.position >= until]
         cumulative[id(queue)] = bytes_ever - stored.get(id(queue), 0)
+        queue.index.discard()
         queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id)
     for entry in _data_before(store, until):
         queue, indexed = store.index_entry(entry.position, entry.envelope, entry.region)

@@ -9,7 +9,8 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     damage in a flushed part, a missing segment   LogDamaged: refuses to open, cuts nothing
     a log that ends before its checkpoint         LogDamaged: acknowledged data is gone
     checkpoint damaged, empty or absent           the older one, or a full replay
-    consume log gone or short                     rebuilt from the message log
+    consume log gone, short or once unreadable    rebuilt from the message log
+    a sector that cannot be read (EIO)            like a checksum that does not hold, but never taken for a torn tail
     empty log files                               an empty log
     a commit mark that names what is not here     taken back, before anything is appended
 
@@ -75,7 +76,7 @@ def open_store(
 
 
 def _recover(store: Store, progress: Progress, until: int | None) -> None:
-    found = checkpoints.load(store.folder / "checkpoint")
+    found = checkpoints.load(store.folder / "checkpoint", store.disk)
     lost: list[tuple[Queue, int]] = []
     place = [store.messages.start, store.actions.start]
     if found is not None:

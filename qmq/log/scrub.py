@@ -114,7 +114,7 @@ class _Walk:
         self._end = end
 
         def read(position: int, size: int) -> bytes:
-            return segments.disk.read(fd, min(size, end - position), position - base)
+            return segments.disk.read_around(fd, min(size, end - position), position - base)
 
         self._window = Window(read, _READ_BYTES)
 

@@ -6,13 +6,15 @@ Rules:
 * A gap between two segments is damage, not an accident of retention: retention only takes from the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
 * A segment that a cut would leave empty goes too, unless it is the only one: the log may grow on in the one before it.
-* A file that a thread may be syncing is not closed under it: `truncate` sets it aside, and `close` closes it.
+* A file that a thread may be syncing is not closed under it: `truncate` and `drop_before` set it aside; `close` closes it, or
+  `close_set_aside`, once what was syncing then has ended.
 * Flushing is split in three, so that the slow part can run in a thread: `begin_sync` says what to do, `SyncPlan.run` does it,
   `end_sync` notes that it was done.
 """
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,9 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import LogDamaged
+from qmq.limits import MIB
 from qmq.log.disk import Disk
 
 _OPEN_FILES_MAX: Final = 64
+_LOOK_BYTES: Final = 8 * MIB
 SUFFIX: Final = ".log"
 
 
@@ -97,7 +101,10 @@ class Segments:
         return self._bases
 
     def mend(self, position: int, data: bytes) -> None:
-        """Write bytes again that lie there already, and sync them: they were damaged, and are here as another replica has them."""
+        """Write bytes again that lie there already, and sync them: they were damaged, and are here as another replica has them.
+
+        All of a segment's damage at once: the kernel reads a block before it changes a part of it, and a damaged one may be unreadable.
+        """
         base = self.base_of(position)
         fd = self.disk.open_append(self._path(base))
         try:
@@ -141,7 +148,21 @@ class Segments:
         if not self.start <= position <= self.end:
             raise LogDamaged(f"position {position} is outside the log ({self.start} to {self.end})")
         base = self.base_of(position)
-        return self.disk.read(self._reader(base), size, position - base)
+        return self.disk.read_around(self._reader(base), size, position - base)
+
+    def is_unreadable_behind(self, position: int) -> bool:
+        """Whether the disk cannot read something between a position and the log's end."""
+        while position < self.end:
+            base = self.base_of(position)
+            size = min(_LOOK_BYTES, self.segment_end(base) - position)
+            try:
+                self.disk.read(self._reader(base), size, position - base)
+            except OSError as cause:
+                if cause.errno != errno.EIO:
+                    raise
+                return True
+            position += size
+        return False
 
     def _reader(self, base: int) -> int:
         if base == self._bases[-1]:
@@ -201,7 +222,13 @@ class Segments:
     def _forget_reader(self, base: int) -> None:
         fd = self._readers.pop(base, None)
         if fd is not None:
+            self._set_aside.append(fd)
+
+    def close_set_aside(self) -> None:
+        """Close the files that were set aside. Whatever may be syncing one of them must have ended."""
+        for fd in self._set_aside:
             self.disk.close(fd)
+        self._set_aside.clear()
 
     def begin_sync(self) -> SyncPlan:
         """What is to be flushed now."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -201,10 +201,14 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
     hole = find_hole(segments, damage, data, knows)
     if hole is None:
         return False
-    for entry in hole:
-        at = entry.position - damage.position
-        segments.mend(entry.position, data[at : at + entry.envelope.total_bytes])
     size = sum(entry.envelope.total_bytes for entry in hole)
+    try:
+        for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
+            begin = (entries := list(part))[0].position - damage.position
+            segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
+    except OSError as cause:  # nothing was promised that is not promised already: what serves goes on, and it is tried again
+        log.error("%d bytes of the %s log at %d cannot be written again: %s", size, _NAMES[damage.log], damage.position, cause)
+        return False
     log.warning("mended %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
     return True
 
@@ -222,11 +226,13 @@ async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged,
 
 
 async def repair_folder(
-    addresses: Mapping[str, str], folder: Path, segment_bytes: int, damage: LogDamaged, network: Network = NETWORK
-) -> bool:
+    addresses: Mapping[str, str], folder: Path, segment_bytes: int, damage: LogDamaged, network: Network = NETWORK,
+    disk: Disk | None = None,
+) -> bool:  # fmt: skip
     """The same for a store that cannot be opened; its folder must not be in use."""
-    segments = Segments(Disk(), folder / _NAMES[damage.log], segment_bytes)
-    knows = _history(folder)
+    door = disk or Disk()
+    segments = Segments(door, folder / _NAMES[damage.log], segment_bytes)
+    knows = _history(folder, door)
     try:
         data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
         return data is not None and mend(segments, damage, data, knows)
@@ -234,9 +240,9 @@ async def repair_folder(
         segments.close()
 
 
-def _history(folder: Path) -> Knows:
+def _history(folder: Path, disk: Disk) -> Knows:
     """What the newest whole checkpoint says."""
-    found = checkpoints.load(folder / "checkpoint")
+    found = checkpoints.load(folder / "checkpoint", disk)
     if found is None:
         return _knows_nothing
     epochs, last = found.epochs, found.index

@@ -171,7 +171,8 @@ class ReplicaNode:
         )
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
-        return await mending.repair_folder(self._peers_control(), folder, self.config.log.segment_bytes, damage, self.doors.network)
+        where = self._peers_control(), folder, self.config.log.segment_bytes, damage
+        return await mending.repair_folder(*where, self.doors.network, self._disk)
 
     def _judge_past(self, *, is_new: bool) -> None:
         """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""

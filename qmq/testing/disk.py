@@ -48,6 +48,11 @@ class MortalDisk(Disk):
         self._require_alive()
         super().sync_folder(folder)
 
+    def delete(self, path: Path) -> None:
+        """See Disk."""
+        self._require_alive()
+        super().delete(path)
+
     def replace(self, path: Path, data: bytes) -> None:
         """See Disk."""
         self._require_alive()

@@ -25,13 +25,19 @@ CHECKPOINT_AT: Final = Figure(
     "qmq_checkpoint_timestamp_seconds", GAUGE, _OF, "When the last one was written, seconds since 1970; 0 before the first."
 )
 DELETED: Final = Figure("qmq_retention_deleted_files_total", COUNTER, _OF, "Files that retention deleted.")
+RETENTION_FAILURES: Final = Figure(
+    "qmq_retention_failures_total", COUNTER, _OF, "Queues that retention could not look at and files that it could not delete, each time."
+)
+UNREADABLE: Final = Figure("qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO), each try.")
 DAMAGED: Final = Figure("qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entries that the scrubber found damaged.")
 
 
 class LogSource:
     """See the module."""
 
-    figures: Final = (LOG_BYTES, DISK_FREE, DISK_RESERVED, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED, DAMAGED)
+    figures: Final = (
+        LOG_BYTES, DISK_FREE, DISK_RESERVED, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED, RETENTION_FAILURES, DAMAGED, UNREADABLE,
+    )  # fmt: skip
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker
@@ -49,4 +55,6 @@ class LogSource:
         yield one(CHECKPOINTS, tallies.checkpoints, group)
         yield one(CHECKPOINT_AT, tallies.checkpoint_ms / 1000, group)
         yield one(DELETED, tallies.files_deleted, group)
+        yield one(RETENTION_FAILURES, tallies.retention_failures, group)
         yield one(DAMAGED, tallies.damaged, group)
+        yield one(UNREADABLE, store.disk.unreadable, group)
