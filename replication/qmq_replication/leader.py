@@ -15,9 +15,10 @@ committed with it (Raft, section 5.4.2, figure 8).
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from qmq.errors import InvalidArgument, Unavailable
+from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
 from qmq_replication.history import History, Run, divergence
 from qmq_replication.membership import Membership
 from qmq_replication.messages import Ack, Append, Mismatch, Place, Reset, TakeOver
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 class Progress:
     """How far one peer is. `match`: what it holds durably; `next`: what it is sent next, which lies at `place`."""
 
-    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
+    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round", "sent")
 
     def __init__(self, now_ms: int) -> None:
         self.match = 0
         self.goal = 0
         """What a learner must hold to become a voter."""
         self.next = 0
+        self.sent = 0
+        """The highest index that it was ever sent; besides, it may hold of our log what was there before our epoch."""
         self.place: Place = None
         self.is_in_step = False
         self.round = 0
@@ -157,6 +160,7 @@ class Leader:
             runs = history.between(after, chunk.last_index)
             replica.send(name, Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload))
             peer.next, peer.place = chunk.last_index + 1, chunk.place
+            peer.sent = max(peer.sent, chunk.last_index)
             peer.inflight.append((chunk.last_index, chunk.bytes))
             peer.inflight_bytes += chunk.bytes
 
@@ -179,6 +183,8 @@ class Leader:
         peer.heard_ms = self.replica.now_ms
         if ack.round != peer.round:
             return  # it was sent before the peer lost its place, and may tell of entries that it lost too
+        if not 0 <= ack.stored <= ack.last_index <= max(peer.sent, self.barrier - 1):
+            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, and was sent {peer.sent}")
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
         peer.free(ack.stored)
@@ -197,6 +203,8 @@ class Leader:
         peer.heard_ms = self.replica.now_ms
         if mismatch.round != peer.round:
             return
+        if not is_shape(mismatch):
+            raise ProtocolViolation(f"{sender} tells of a log that cannot be: {mismatch.runs[:3]} up to {mismatch.last_index}")
         peer.round += 1
         peer.match = min(peer.match, mismatch.last_index)
         peer.is_in_step = False
@@ -281,3 +289,11 @@ class Leader:
         peer = self.peers.get(self.transfer_to)
         if peer is not None and peer.match == self.replica.history.last_index:
             self.replica.send(self.transfer_to, TakeOver(self.epoch))
+
+
+def is_shape(told: Mismatch) -> bool:
+    """Whether a log can look like this. Its oldest run may have begun before what is left of it."""
+    if not 0 <= told.start_index <= told.last_index:
+        return False
+    ascend = all(left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs))
+    return ascend and (not told.runs or (told.runs[0].first >= 0 and told.runs[-1].first <= told.last_index))
