@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 class Progress:
     """How far one peer is. `match`: what it holds durably; `next`: what it is sent next, which lies at `place`."""
 
-    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round", "sent")
+    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
 
     def __init__(self, now_ms: int) -> None:
         self.match = 0
         self.goal = 0
         """What a learner must hold to become a voter."""
         self.next = 0
-        self.sent = 0
-        """The highest index that it was ever sent; besides, it may hold of our log what was there before our epoch."""
         self.place: Place = None
         self.is_in_step = False
         self.round = 0
@@ -160,7 +158,6 @@ class Leader:
             runs = history.between(after, chunk.last_index)
             replica.send(name, Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload))
             peer.next, peer.place = chunk.last_index + 1, chunk.place
-            peer.sent = max(peer.sent, chunk.last_index)
             peer.inflight.append((chunk.last_index, chunk.bytes))
             peer.inflight_bytes += chunk.bytes
 
@@ -183,8 +180,9 @@ class Leader:
         peer.heard_ms = self.replica.now_ms
         if ack.round != peer.round:
             return  # it was sent before the peer lost its place, and may tell of entries that it lost too
-        if not 0 <= ack.stored <= ack.last_index <= max(peer.sent, self.barrier - 1):
-            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, and was sent {peer.sent}")
+        last = self.replica.history.last_index
+        if not 0 <= ack.stored <= ack.last_index <= last:
+            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, and there are {last}")
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
         peer.free(ack.stored)

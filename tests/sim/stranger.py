@@ -67,7 +67,7 @@ class Stranger:
         self._simulation.faults[kind] += 1
         for message in self._volley(node):
             if kind == "forge":
-                self._forge(node, self._random.choice(others), message)
+                self._forge(node, self._random.choice(others or ["nobody"]), message)
             else:
                 self._say(node, "outcast", message)
 
