@@ -76,7 +76,7 @@ def is_proof(proof: str, secret: bytes, who: str, hello: PeerHello, challenge: s
 def _fields(payload: memoryview) -> dict[str, object]:
     try:
         found = json.loads(bytes(payload))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise ProtocolViolation(f"no replica's hello: {cause}") from None
     if not isinstance(found, dict):
         raise ProtocolViolation("no replica's hello")
