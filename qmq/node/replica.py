@@ -244,7 +244,8 @@ class ReplicaNode:
     def sources(self) -> list[Source]:
         """What reads its figures."""
         own = serving.sources_of(
-            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles
+            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles,
+            lambda: self.driver.refused,
         )
         return [*own, CoordinationSource(self.coordination, self.view)]
 

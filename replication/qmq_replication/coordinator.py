@@ -32,7 +32,7 @@ from qmq_replication.membership import Membership
 
 LEASE_S: Final = 5.0
 RETRY_S: Final = 0.2
-SECRET: Final = "secret"
+SECRET: Final = "secret"  # noqa: S105 - the key's name
 SECRET_BYTES: Final = 32
 
 Sleep = Callable[[float], Awaitable[None]]

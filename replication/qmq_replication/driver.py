@@ -195,6 +195,11 @@ class Driver:
         """Another replica has connected, or says so. Raises ProtocolViolation, Unavailable."""
         return self.arrivals.accept(first, door)
 
+    @property
+    def refused(self) -> dict[str, int]:
+        """How often what was refused of peers, or of who says to be one. Of the core: since it began."""
+        return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
+
     def know_secret(self, secret: bytes) -> None:
         """The coordination store has it."""
         self.secret.know(secret)

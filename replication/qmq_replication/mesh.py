@@ -17,8 +17,8 @@ from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.stream import FrameStream
 from qmq.wire.messages import unpack_error
+from qmq.wire.stream import FrameStream
 from qmq_replication.arrivals import new_nonce
 from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
 

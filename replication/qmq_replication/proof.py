@@ -1,4 +1,4 @@
-"""How a replica proves that it may speak for its group: it knows the group's secret, which the coordination store hands to nobody else. Pure.
+"""How a replica proves that it speaks for its group: it knows the group's secret, which lies in the coordination store. Pure.
 
     who dials                      who listens
     Hello(group, replica, to, nonce)   ─▶

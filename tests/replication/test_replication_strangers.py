@@ -1,4 +1,4 @@
-"""What a replica believes: members only, epochs that can have been won, claims that can be true. And whom it accuses: not when late itself."""
+"""What a replica believes: members only, epochs that can have been won, claims that can be true; and whom it accuses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_a_log_that_cannot_be_is_refused(runs: tuple[Run, ...], start: int, last
 
 
 @pytest.mark.parametrize(
-    ("runs", "last"), [((), 1), ((Run(1, 2),), 2), ((Run(3, 1),), 1), ((Run(2, 1), Run(1, 2)), 2), ((Run(1, 1), Run(2, 3)), 2), ((Run(1, 1),), 0)]
+    ("runs", "last"),
+    [((), 1), ((Run(1, 2),), 2), ((Run(3, 1),), 1), ((Run(2, 1), Run(1, 2)), 2), ((Run(1, 1), Run(2, 3)), 2), ((Run(1, 1),), 0)],
 )
 def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[Run, ...], last: int) -> None:
     group = Group()

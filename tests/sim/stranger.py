@@ -75,12 +75,13 @@ class Stranger:
         core = node.core
         assert core is not None
         epoch, last, far = core.promised, core.history.last_index, self._random.choice((1, 1, 10**15, (1 << 63) - 1 - core.promised))
+        run = Run(epoch + 1, last + 1)
         peer = next(iter(core.leader.peers.values()), None) if core.leader is not None else None
         everything: list[Message] = [
             PromiseRequest(epoch + far), Refusal(epoch + far), TakeOver(epoch), Promise(epoch, 0, 0, True),
             Append(epoch, 0, core.history.last_epoch, last, (), last, last, False, None),
             Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
-            Append(epoch + 1, 0, core.history.last_epoch, last, (Run(epoch + 1, last + 1),), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
+            Append(epoch + 1, 0, core.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
             Reset(epoch + 1, 0, 0, 0, [0, 0], 0),
             Ack(epoch, 0 if peer is None else peer.round, last, last, last), Ack(epoch, 0, 1 << 40, 1 << 40, last),
         ]  # fmt: skip
@@ -90,7 +91,7 @@ class Stranger:
         """Proofs that fit another connection, another direction, another secret."""
         hello = PeerHello("g", name, node.name, "nonce")
         proof = self._random.choice(
-            ("", prove(SECRET, DIALS, hello, "heard before"), prove(SECRET, LISTENS, hello, "heard before"), prove(b"guessed", DIALS, hello, ""))
+            [prove(*each) for each in ((SECRET, DIALS, hello, "before"), (SECRET, LISTENS, hello, "before"), (b"guess", DIALS, hello, ""))]
         )
         try:
             arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoDoor())

@@ -220,7 +220,8 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
         await qmq_cluster.restart(name)
     await qmq_cluster.until_master()
     later = {node.driver.secret.value for node in nodes_of(qmq_cluster).values()}
-    assert len(later) == 1 and not later & earlier
+    assert len(later) == 1
+    assert not later & earlier
     await qmq_cluster.client().send("s", b"second")
 
 

@@ -180,7 +180,7 @@ async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Pa
         await mq.send("s", b"first")
         await cluster.stop("a")
         refusing = Refusing()
-        refusing.__dict__.update({name: value for name, value in cluster.store.__dict__.items()})
+        refusing.__dict__.update(cluster.store.__dict__)
         node = cluster.nodes["a"] = ReplicaNode(config(tmp_path, "a"), refusing)
         await node.start()
         await eventually(lambda: node.view.subject("s") is not None)
