@@ -66,7 +66,7 @@ FOUND_AT = {
     "cut entries, but still count them as stored, and cut committed ones": 7,
     "count a new disk at once": 5,
     "forget with a new disk what was promised": 14,
-    "count at once after a power cut without flushes": 27,
+    "count at once after a power cut without flushes": 55,
     "answer everything that waits at any commit": 1,
     "acknowledge when the master has it": 1,
     "believe a hello without its proof": 4,
