@@ -60,7 +60,7 @@ FOUND_AT = {
     "acknowledge before the flush": 2,
     "believe a flush that began before a cut": 28,
     "keep promises in memory only": 3,
-    "send before the promise is saved": 224,
+    "send before the promise is saved": 164,
     "do not cut what diverged": 1,
     "count written as stored": 2,
     "cut entries, but still count them as stored, and cut committed ones": 7,
