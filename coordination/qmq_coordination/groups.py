@@ -5,6 +5,7 @@
     /qmq/groups/GROUP/master             Master, JSON, under the master's lease: where clients find it
     /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
     /qmq/groups/GROUP/delay              DelaySettings, JSON: it is a delay group (docs/DELAY.md). Put when it is founded, never changed
+    /qmq/groups/GROUP/secret             what its replicas prove to each other (qmq_replication/proof.py); put once
     /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
     /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
 

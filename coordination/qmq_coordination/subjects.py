@@ -8,8 +8,9 @@ A lost answer is no trouble here: each change is a compare-and-swap to a state t
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, fields, replace
 from enum import Enum
 from typing import Final
@@ -19,6 +20,8 @@ from qmq.model import Fencing, Order, SubjectConfig, check_name
 from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
+PAUSE_S: Final = 0.1
+"""Before a change whose outcome is unknown is looked at again: a store in trouble is not hammered."""
 _KNOWN: Final = frozenset(each.name for each in fields(SubjectConfig))
 _TUPLES: Final = ("groups", "former_groups")
 
@@ -44,8 +47,9 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
 class SubjectCatalog:
     """Subjects in the coordination store."""
 
-    def __init__(self, store: CoordinationStore) -> None:
+    def __init__(self, store: CoordinationStore, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._store = store
+        self._sleep = sleep
 
     async def create(self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()) -> SubjectConfig:
         """Create a subject; one that is there with the same settings is fine, and is what is returned.
@@ -59,7 +63,8 @@ class SubjectCatalog:
                 if (await self._store.txn([absent(key)], [Put(key, encode_subject(config)), *also])).succeeded:
                     return config
             except CoordinationUnknown:
-                continue  # if it was made, the comparison fails now, and what is there is ours
+                await self._sleep(PAUSE_S)  # if it was made, the comparison fails then, and what is there is ours
+                continue
             found = await self.get(config.name)
             if found is None:
                 continue
@@ -97,7 +102,7 @@ class SubjectCatalog:
                 if (await self._store.txn([unchanged(found)], [Put(key, encode_subject(after))])).succeeded:
                     return after
             except CoordinationUnknown:
-                continue  # if it was made, `change` has nothing left to do
+                await self._sleep(PAUSE_S)  # if it was made, `change` has nothing left to do then
 
 
 def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:

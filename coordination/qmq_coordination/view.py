@@ -336,6 +336,8 @@ class ClusterView:
                 log.info("the watch fell behind: listing again")
             except CoordinationError as failure:
                 log.warning("the watch broke: %s", failure)
+            except Exception:
+                log.exception("the watch broke")
             failures = await _pause(failures)
             await self._relist()
 
@@ -347,6 +349,9 @@ class ClusterView:
             except CoordinationError as failure:
                 log.warning("the coordination store is silent for %d ms, answering from memory: %s", self.silent_ms, failure)
                 continue
+            except Exception:
+                log.exception("the coordination store's revision is not known")
+                continue
             self._heard_s = self._monotonic_s()
             if revision != self._picture.revision and self._heard_s - self._listed_s >= self._relist_s:
                 await self._relist()
@@ -356,6 +361,8 @@ class ClusterView:
             await self.refresh()
         except CoordinationError as failure:
             log.warning("cannot list: %s", failure)
+        except Exception:
+            log.exception("cannot list")
 
     async def stop(self) -> None:
         """Follow no more; what is known stays."""

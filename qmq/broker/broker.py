@@ -30,6 +30,7 @@ from qmq.broker.intake import Destination, read_batches
 from qmq.broker.lanes import Lanes
 from qmq.broker.loads import Loads
 from qmq.broker.ordering import Admission, Barrier, NoRouting, Routing
+from qmq.broker.peers import ReplicaDoor, ReplicaPeer
 from qmq.broker.rules import NoRules, Rules
 from qmq.broker.sessions import Held, Peer
 from qmq.broker.tallies import Tallies
@@ -121,8 +122,8 @@ class Broker:
         """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
         self.mends: Callable[[LogDamaged], bool] = lambda _: False
         """Told of damage; True if it is being repaired, and the broker will be woken."""
-        self.on_peer: Callable[[Frame], Callable[[Frame], None]] | None = None
-        """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation."""
+        self.on_peer: Callable[[Frame, ReplicaDoor], ReplicaPeer] | None = None
+        """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False

@@ -13,6 +13,7 @@ from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
+from qmq.broker.peers import ReplicaPeer
 from qmq.broker.sessions import Held
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.wire import frame as frames
@@ -54,8 +55,8 @@ class Connection(Flushable):
         self.has_said_hello = False
         self.client = ""
         """The client's name, as it says."""
-        self._on_peer_frame: Callable[[Frame], None] | None = None
-        """Set if the other end is a replica of our group."""
+        self._peer: ReplicaPeer | None = None
+        """Set if the other end says that it is a replica of our group."""
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
             on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX,
@@ -125,8 +126,8 @@ class Connection(Flushable):
         return True
 
     def _handle(self, each: Frame) -> None:
-        if self._on_peer_frame is not None:
-            self._on_peer_frame(each)
+        if self._peer is not None:
+            self._peer.take(each)
             return
         if not self.has_said_hello:
             self._hello(each)
@@ -138,10 +139,7 @@ class Connection(Flushable):
 
     def _hello(self, each: Frame) -> None:
         if each.kind == FrameKind.REPLICA_HELLO and self._broker.on_peer is not None:
-            self._on_peer_frame = self._broker.on_peer(each)
-            self.has_said_hello = True
-            self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
-            self.stream.reader.grow(REPLICA_BUFFER_BYTES)
+            self._peer = self._broker.on_peer(each, self)
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
@@ -155,6 +153,25 @@ class Connection(Flushable):
             self._broker.config.inflight_bytes_max,
         )  # fmt: skip
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
+
+    # --- a replica at the other end ------------------------------------------------------------------------------------
+
+    def answer_peer(self, payload: bytes) -> None:
+        """See ReplicaDoor."""
+        self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
+        self.stream.flush()
+
+    def trust_peer(self) -> None:
+        """See ReplicaDoor. Only now has it said its hello, and may send frames that are large."""
+        self.has_said_hello = True
+        self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
+        self.stream.reader.grow(REPLICA_BUFFER_BYTES)
+
+    def close_peer(self) -> None:
+        """See ReplicaDoor."""
+        self.stream.close()
+
+    # --- requests ------------------------------------------------------------------------------------------------------
 
     def _produce(self, each: Frame, *, is_fast: bool = False) -> None:
         size = HEADER_BYTES + len(each.payload)
@@ -261,6 +278,8 @@ class Connection(Flushable):
         self._serve_fetches()
 
     def _closed(self, _cause: Exception | None) -> None:
+        if self._peer is not None:
+            self._peer.ended()
         self._broker.disconnected(self)
         self._on_closed(self)
 

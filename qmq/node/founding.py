@@ -15,7 +15,7 @@ from typing import Final
 
 from qmq_coordination.groups import DelaySettings, GroupState, group_key
 from qmq_coordination.store import CoordinationStore
-from qmq_replication.coordinator import found_group
+from qmq_replication.coordinator import SECRET, found_group, new_secret
 from qmq_replication.membership import Membership
 
 from qmq.delay.config import BUCKET_MS
@@ -75,7 +75,7 @@ def _days(ms: int) -> str:
 
 async def found(store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None) -> Membership:
     """The group's membership; founded now if it is new, however long the store is away. Raises InvalidArgument if it is of another kind."""
-    also = {} if wanted is None else {"delay": wanted.encode()}
+    also = {SECRET: new_secret(), **({} if wanted is None else {"delay": wanted.encode()})}
     while True:
         try:
             membership = await found_group(store, group, replicas, also)

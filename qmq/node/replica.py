@@ -15,6 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ from qmq_coordination.groups import DelaySettings, Master, Mode, ReplicaRecord
 from qmq_coordination.registry import Registration
 from qmq_coordination.view import Change, ClusterView
 from qmq_replication import identity as identities
-from qmq_replication.coordinator import Coordinator
+from qmq_replication.coordinator import SECRET, Coordinator, find_secret
 from qmq_replication.driver import Driver
 from qmq_replication.identity import Identity
 from qmq_replication.membership import Membership
@@ -66,6 +67,8 @@ STOP_GRACE_S: Final = 1.0
 KNOWN_WAIT_S: Final = 3.0
 """How long a replica that knows its group waits for the coordination store before it takes part without."""
 MEND_TRIES: Final = 1_000
+VIEW_RETRY_S: Final = 0.1
+VIEW_RETRY_S_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class ReplicaNode:
         config.data.mkdir(parents=True, exist_ok=True)
         found = identities.load(config.data, config.group, config.replica)
         self._identity = found or identities.new(config.group, config.replica)
-        self._viewing = asyncio.ensure_future(self.view.start())
+        self._viewing = asyncio.ensure_future(self._begin_view())
         await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
         try:
             self._membership = await self._join()
@@ -140,11 +143,26 @@ class ReplicaNode:
         await self._take_part()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
 
+    async def _begin_view(self) -> None:
+        """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
+        pause_s = VIEW_RETRY_S
+        while True:
+            try:
+                await self.view.start()
+                return
+            except Exception as failure:
+                log.warning("the coordination store cannot be listed, trying again in %.1f s: %s", pause_s, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, VIEW_RETRY_S_MAX)
+
     async def _join(self) -> Membership:
         """Who belongs to the group, which is of our kind."""
         config, known = self.config, self._identity.members()
         if known is None:
             known = await founding.found(self.coordination, config.group, config.replicas, self.kind)
+            with suppress(CoordinationError):  # it is asked for again when this replica registers
+                secret = await find_secret(self.coordination, config.group)
+                self._identity = replace(self._identity, secret=secret.decode())
             founding.note_folder(self._disk, config.data, self.kind)
             return known
         founding.check_folder(config.data, config.group, self.kind)
@@ -227,7 +245,8 @@ class ReplicaNode:
     def sources(self) -> list[Source]:
         """What reads its figures."""
         own = serving.sources_of(
-            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles
+            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles,
+            lambda: self.driver.refused,
         )
         return [*own, CoordinationSource(self.coordination, self.view)]
 
@@ -243,6 +262,7 @@ class ReplicaNode:
     async def _register(self) -> None:
         while True:
             try:
+                self.driver.know_secret(await find_secret(self.coordination, self.config.group))
                 await self._registration.start()
                 return
             except (CoordinationError, DiskFull) as failure:
@@ -295,9 +315,11 @@ class ReplicaNode:
         self.driver.mesh.update(addresses)
         self.broker.forget_routes()
         self.broker.is_read_only = state.mode is Mode.READ_ONLY
+        if SECRET in state.items:
+            self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = Membership.decode(state.members)
-            self.driver.act(lambda _: self.driver.core.membership_is(membership))
+            self.driver.act(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
             self.driver.remember(self.driver.core.membership, addresses)
         if state.master is not None:
             self.broker.master_address = state.master.data_address

@@ -16,6 +16,7 @@ The functions await nothing but the store and the `sleep` they are given, so tha
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,10 +27,13 @@ from qmq_coordination.groups import Claim, GroupState, Master, group_key, read_g
 from qmq_coordination.store import NO_LEASE, Compare, CoordinationStore, LeaseId, Put, Target, absent, unchanged
 
 from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound
+from qmq_replication.core import EPOCH_MAX
 from qmq_replication.membership import Membership
 
 LEASE_S: Final = 5.0
 RETRY_S: Final = 0.2
+SECRET: Final = "secret"  # noqa: S105 - the key's name
+SECRET_BYTES: Final = 32
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -70,6 +74,21 @@ async def found_group(
             await store.txn([absent(key)], [Put(key, Membership(1, voters).encode()), *puts])
 
 
+def new_secret() -> bytes:
+    """What a group's replicas prove to each other, as stored."""
+    return secrets.token_hex(SECRET_BYTES).encode()
+
+
+async def find_secret(store: CoordinationStore, group: str) -> bytes:
+    """The group's secret; a group that was founded without one gets it from the first that asks. Raises CoordinationError."""
+    key = group_key(group, SECRET)
+    while True:
+        found = await store.get(key)
+        if found is not None:
+            return found.value
+        await store.txn([absent(key)], [Put(key, new_secret())])
+
+
 class Coordinator:
     """One replica's dealings with the store. `new_attempt` gives numbers that are never used twice."""
 
@@ -98,10 +117,18 @@ class Coordinator:
         """The group's membership; the first one to ask founds the group with `voters`. Raises CoordinationError."""
         return await found_group(self._store, self._group, voters)
 
+    async def look_up(self) -> tuple[int, Membership | None]:
+        """The group's highest epoch, and its membership. Raises CoordinationError."""
+        state = await read_group(self._store, self._group)
+        return state.claim.epoch, None if state.members is None else Membership.decode(state.members)
+
     # --- epochs --------------------------------------------------------------------------------------------------------
 
-    async def campaign(self, promised: int | None = None) -> Won | None:
+    async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
         """Try once to win the next epoch, over whoever is master. None if it was not won, or nobody knows, or a try is under way.
+
+        The epoch is also above `promised` and `above`, which replicas have promised: if the store does not have those, it lost its
+        memory or somebody was lied to, and an epoch between would be refused for ever. Epochs need to rise, not to be without gaps.
 
         Nor is it tried if somebody has won an epoch since `promised`, the highest that our replica promised: that one may be about to
         ask for our promise, and to win over it would only cost the group a second election. The next try does not wait any more.
@@ -110,11 +137,11 @@ class Coordinator:
             return None
         self._is_campaigning = True
         try:
-            return await self._campaign(promised)
+            return await self._campaign(promised, above)
         finally:
             self._is_campaigning = False
 
-    async def _campaign(self, promised: int | None) -> Won | None:
+    async def _campaign(self, promised: int | None, above: int) -> Won | None:
         lease = NO_LEASE
         try:
             state = await read_group(self._store, self._group)
@@ -124,7 +151,8 @@ class Coordinator:
             if state.members is None or self._record.replica not in Membership.decode(state.members).voters:
                 return None
             lease = await self._store.grant(self._lease_s)
-            claim = Claim(state.claim.epoch + 1, self._record.replica, self._new_attempt())
+            highest = max(state.claim.epoch, min(max(promised or 0, above), EPOCH_MAX))
+            claim = Claim(highest + 1, self._record.replica, self._new_attempt())
             if await self._claim_epoch(state, claim, lease):
                 self._claim, self._lease = claim, lease
                 return Won(claim.epoch, Membership.decode(state.members))

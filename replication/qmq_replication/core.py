@@ -16,6 +16,8 @@ Rules it keeps (docs/REPLICATION.md argues them):
   never before what is committed. While a slave is `in_step`, its whole log is a prefix of the master's.
 * An Ack tells only of entries that are stored as durably as the flush policy asks.
 * The commit position never goes back.
+* A peer's word is taken only if the peer belongs to the group, and its epoch is one that the coordination store can have given by now. What
+  no replica would say is refused (ProtocolViolation) before anything of it is taken: it ends the peer's link, never this process.
 
 This file owns what every role needs and the slave's side; `leader.py` the master's, `election.py` the way between them.
 """
@@ -26,8 +28,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
+from qmq.errors import ProtocolViolation
 from qmq_replication.election import Election
-from qmq_replication.history import History
+from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
 from qmq_replication.membership import Membership
 from qmq_replication.messages import (
@@ -43,10 +46,18 @@ from qmq_replication.messages import (
     Reset,
     TakeOver,
 )
-from qmq_replication.ready import DurableState, Log, Ready, Role, Timing
+from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
 
 HISTORY_RUNS_MAX: Final = 200
 """Runs that a Mismatch tells of; the older ones cannot matter unless so many masters followed each other unheard."""
+EPOCH_SLACK: Final = 16
+"""So many epochs may have been won since the coordination store was last heard; for anything further it is asked first."""
+
+EPOCH_MAX: Final = 1 << 52
+"""No group ever comes so far by winning epochs. A higher promise is one that nobody can have asked for."""
+
+EXCUSES_MAX: Final = 3
+"""Times in a row that a slave which was late itself waits for the master again; a machine that is always late must come to suspect it."""
 
 
 class InvariantBroken(Exception):
@@ -80,6 +91,14 @@ class Replica:
         self.master_commit = 0
         self.round = 0
         """The master's latest attempt to get in step with us, as we heard it; our acknowledgements belong to it."""
+        self.known_epoch = self.promised if self.promised <= EPOCH_MAX else 0
+        """The coordination store has given this epoch, or a higher one, to somebody."""
+        self.refused_epoch = 0
+        """The highest that a peer promised and refused us for: the next epoch to be won must be above it."""
+        self.strangers_heard = 0
+        """Messages that were not taken, since the sender does not belong to the group, or the store has not given such an epoch."""
+        self._look_up_again_ms = now_ms
+        self._excuses = 0
         self.election = Election(self)
         self.leader: Leader | None = None
         self.ready = Ready()
@@ -104,9 +123,14 @@ class Replica:
         ready, self.ready = self.ready, Ready()
         return ready
 
-    def tick(self, now_ms: int) -> None:
-        """Time has passed."""
+    def tick(self, now_ms: int, late_ms: int = 0) -> None:
+        """Time has passed. `late_ms`: by how much later than was meant, since this process did not get to run."""
         self.now_ms = now_ms
+        if self.promised > EPOCH_MAX:
+            self._look_up()
+        if late_ms > self.timing.late_ms and self._excuses < EXCUSES_MAX:
+            self._excuses += 1
+            self._wait_longer()
         if self.leader is not None:
             self.leader.tick()
         elif self.role is not Role.SLAVE:
@@ -115,9 +139,46 @@ class Replica:
             self.election.poll()
 
     def step(self, now_ms: int, sender: str, message: Message) -> None:
-        """A peer says something. Raises InvariantBroken."""
+        """A peer says something. Raises ProtocolViolation if no replica of the group would say that; it changes nothing then."""
         self.now_ms = now_ms
+        if not self._belongs(sender) or (isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)):
+            self.strangers_heard += 1
+            self._look_up()
+            return
         _STEPS[type(message)](self, sender, message)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who belongs to the group, as far as the store, or we as its master, know."""
+        change = self.leader.change if self.leader is not None else None
+        return self.membership.replicas if change is None else (*self.membership.replicas, *change.replicas)
+
+    def _belongs(self, sender: str) -> bool:
+        return sender != self.name and sender in self.members
+
+    def _can_be_given(self, epoch: int) -> bool:
+        """Whether the store can have given the epoch to somebody."""
+        return epoch <= self.known_epoch + EPOCH_SLACK
+
+    def _look_up(self) -> None:
+        """Have the store asked for the group's epoch and members, now and then."""
+        if self.now_ms >= self._look_up_again_ms:
+            self._look_up_again_ms = self.now_ms + self.timing.poll_ms
+            self.ready.requests.append(LookUp())
+
+    def looked_up(self, now_ms: int, epoch: int, membership: Membership | None = None) -> None:
+        """The coordination store has `epoch` as the highest, and this membership.
+
+        A promise beyond EPOCH_MAX is given up: a release that believed everybody took it from a stranger.
+        """
+        self.now_ms = now_ms
+        self.known_epoch = max(self.known_epoch, epoch)
+        if membership is not None:
+            self.membership_is(membership)
+        if self.promised > EPOCH_MAX >= epoch:
+            self.become_slave()
+            self.promise(max(epoch, self.history.last_epoch))
+            self.master, self.is_master_lost = "", True
 
     def stored(self, index: int) -> None:
         """Everything up to `index` is as durable as the flush policy asks."""
@@ -149,6 +210,7 @@ class Replica:
     def campaign_won(self, now_ms: int, epoch: int, membership: Membership) -> None:
         """The coordination store gave us `epoch`, under this membership."""
         self.now_ms = now_ms
+        self.known_epoch = max(self.known_epoch, epoch)
         self.election.won(epoch, membership)
 
     def campaign_lost(self, now_ms: int) -> None:
@@ -160,6 +222,7 @@ class Replica:
     def superseded(self, now_ms: int, epoch: int) -> None:
         """The coordination store has a higher epoch than the one we lead in."""
         self.now_ms = now_ms
+        self.known_epoch = max(self.known_epoch, epoch)
         if self.leader is not None and epoch > self.leader.epoch:
             self.become_slave()
 
@@ -212,6 +275,11 @@ class Replica:
         patience = self.timing.suspect_ms if patience_ms is None else patience_ms
         self.suspect_at_ms = self.now_ms + patience + int(self.random.random() * patience * 0.3)
 
+    def _wait_longer(self) -> None:
+        """We were late ourselves: what the master said meanwhile may lie unread, so it gets its full time once more."""
+        if self.role is Role.SLAVE and not self.is_master_lost:
+            self.expect_master()
+
     def _suspect_within(self, ms: int) -> None:
         self.suspect_at_ms = min(self.suspect_at_ms, self.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
 
@@ -248,28 +316,35 @@ class Replica:
             self.election.campaign()
 
     def _on_refusal(self, _: str, message: Refusal) -> None:
-        if message.epoch > self.promised and self.role in (Role.MASTER, Role.FENCING):
+        if self.promised < message.epoch <= EPOCH_MAX and self.role in (Role.MASTER, Role.FENCING):
+            self.refused_epoch = max(self.refused_epoch, message.epoch)
             self.become_slave()
 
     # --- the slave's side ----------------------------------------------------------------------------------------------
 
     def _heed(self, sender: str, epoch: int) -> bool:
-        """Whether the master of `epoch` is to be obeyed. Raises InvariantBroken if an epoch has two masters."""
+        """Whether the master of `epoch` is to be obeyed. Raises ProtocolViolation if that epoch is ours, or another one's."""
         if epoch < self.promised:
             self.send(sender, Refusal(self.promised))
             return False
         if epoch == self.promised and self.role in (Role.MASTER, Role.FENCING) and sender != self.name:
-            raise InvariantBroken(f"{sender} leads in epoch {epoch}, which is {self.name}'s")
+            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.name}'s")
+        if epoch == self.promised and self.master not in ("", sender, self.name):
+            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.master}'s")
         if epoch > self.promised:
             self.become_slave()
             self.promise(epoch)
         elif self.role is not Role.SLAVE:
             self.become_slave()
         self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
+        self._excuses = 0
         self.expect_master()
         return True
 
     def _on_append(self, sender: str, message: Append) -> None:
+        epochs = message.prev_epoch, message.epoch
+        if not follow_each_other(message.runs, after=message.prev_index, last=message.last_index, epochs=epochs):
+            raise ProtocolViolation(f"{sender} sends entries {message.prev_index + 1} to {message.last_index} that are no part of a log")
         if not self._heed(sender, message.epoch) or not self.continues(message):
             return
         if message.last_index > self.history.last_index:
@@ -300,9 +375,9 @@ class Replica:
         return False
 
     def truncate(self, index: int) -> None:
-        """What lies behind `index` was never committed: cut it. Raises InvariantBroken if it was."""
+        """What lies behind `index` was never committed: cut it. Raises ProtocolViolation if it was."""
         if index < self.commit:
-            raise InvariantBroken(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
+            raise ProtocolViolation(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
         self.history.truncate(index)
         self.durable = min(self.durable, index)
         self.ready.truncate = index
@@ -315,7 +390,7 @@ class Replica:
         if self.in_step and message.start_index <= self.history.last_index and not holds_nothing:
             return
         if message.start_index < self.commit:
-            raise InvariantBroken(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")
+            raise ProtocolViolation(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")
         self.history = History((), message.start_index, message.start_index, message.start_epoch)
         self.durable = self.commit = message.start_index
         self.is_whole, self.resetting_until = False, message.until_index
@@ -325,6 +400,8 @@ class Replica:
 
     def commit_to(self, index: int) -> None:
         """Entries up to `index` are committed."""
+        if index > self.history.last_index:
+            raise InvariantBroken(f"{self.name} commits {index}, but its log ends at {self.history.last_index}")
         if index > self.commit:
             self.commit = index
             self.ready.commit = index
@@ -366,6 +443,9 @@ class Replica:
         if self.leader is not None:
             self.leader.mismatched(sender, mismatch)
 
+
+_ORDERS: Final = (PromiseRequest, Append, Reset, TakeOver)
+"""What is only said in an epoch that was won."""
 
 _STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
     Probe: Replica._on_probe,

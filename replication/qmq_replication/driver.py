@@ -27,15 +27,17 @@ from qmq.log.merged import read_merged
 from qmq.log.store import Store
 from qmq.log.tail import Place
 from qmq.network import NETWORK, Network
-from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame import Frame
 from qmq_replication import wire
+from qmq_replication.arrivals import Arrival, Arrivals, Door
 from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
 from qmq_replication.history import History, Run
 from qmq_replication.identity import Identity
 from qmq_replication.membership import Membership
-from qmq_replication.mesh import Mesh
+from qmq_replication.mesh import Mesh, Secret
 from qmq_replication.messages import Ack, Append, Message, Mismatch
+from qmq_replication.proof import PeerHello
 from qmq_replication.ready import Campaign, Change, Chunk, DurableState, Ready, Request, Resign, Role, Timing
 
 log = logging.getLogger("qmq.replication")
@@ -125,11 +127,16 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._full_until_ms = 0
-        self._connections: dict[str, int] = {}
-        """The newest connection of each peer."""
         self._timing = timing or Timing()
-        self.mesh = Mesh(wire.PeerHello(identity.group, identity.replica), self._disconnected, network)
+        self.secret = Secret(identity.secret.encode())
+        self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
         self.core = self._new_core(membership)
+        self.arrivals = Arrivals(
+            identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
+        )
+        self.violations = 0
+        """What proved peers said that no replica would say."""
+        self._looking: asyncio.Task[None] | None = None
 
     def _new_core(self, membership: Membership) -> Replica:
         store = self.host.store
@@ -147,8 +154,9 @@ class Driver:
 
     async def _tick(self) -> None:
         while True:
+            due_ms = self._clock.monotonic_ms() + int(TICK_S * 1000)
             await asyncio.sleep(TICK_S)
-            self._with_core(lambda now_ms: self.core.tick(now_ms))
+            self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object]) -> None:
         """Let the core know something, and carry out what follows. A broken invariant stops the process."""
@@ -183,24 +191,40 @@ class Driver:
 
     # --- from the peers ------------------------------------------------------------------------------------------------
 
-    def accept(self, first: Frame) -> Callable[[Frame], None]:
-        """Another replica has connected. Raises ProtocolViolation if it is not of our group."""
-        hello = wire.PeerHello.unpack(first.payload)
-        if hello.group != self.identity.group:
-            raise ProtocolViolation(f"this is group {self.identity.group}, the peer is of {hello.group}")
-        number = self._connections[hello.replica] = self._connections.get(hello.replica, 0) + 1
-        return lambda frame: self._on_frame(hello.replica, number, frame)
+    def accept(self, first: Frame, door: Door) -> Arrival:
+        """Another replica has connected, or says so. Raises ProtocolViolation, Unavailable."""
+        return self.arrivals.accept(first, door)
 
-    def _on_frame(self, sender: str, number: int, frame: Frame) -> None:
-        """What an older connection of a peer still holds was said before it last started, perhaps: it counts no more."""
-        if number != self._connections[sender]:
-            return
-        if frame.kind != FrameKind.REPLICA:
-            raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
+    @property
+    def refused(self) -> dict[str, int]:
+        """How often what was refused of peers, or of who says to be one. Of the core: since it began."""
+        return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
+
+    def know_secret(self, secret: bytes) -> None:
+        """The coordination store has it."""
+        self.secret.know(secret)
+        if secret and self.identity.secret != secret.decode():
+            self.identity = replace(self.identity, secret=secret.decode())
+            self._save(self.identity)
+
+    def _heard(self, sender: str, frame: Frame) -> None:
+        """A peer that is proved says something. Raises ProtocolViolation, CorruptBatch: its connection is closed, and nothing else."""
         message = wire.unpack(frame.payload)
         if isinstance(message, Append) and message.payload is not None and not self._has_room(message.payload):
             return
-        self._with_core(lambda now_ms: self.core.step(now_ms, sender, message))
+        refused: list[ProtocolViolation] = []
+
+        def step(now_ms: int) -> None:
+            try:
+                self.core.step(now_ms, sender, message)
+            except ProtocolViolation as violation:
+                refused.append(violation)
+
+        self._with_core(step)
+        if refused:
+            self.violations += 1
+            log.error("%s said what no replica says, its connection is closed: %s", sender, refused[0])
+            raise refused[0]
 
     def _has_room(self, stretch: wire.Stretch) -> bool:
         """A full disk is a lossy network to the core."""
@@ -321,10 +345,11 @@ class Driver:
 
     # --- the coordination store ----------------------------------------------------------------------------------------
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -336,11 +361,21 @@ class Driver:
             self._spawn(self._campaign())
         elif isinstance(request, Resign):
             self._spawn(self.coordinator.resign(request.epoch))
-        else:
+        elif isinstance(request, Change):
             self._spawn(self._change(request))
+        elif self._looking is None or self._looking.done():
+            self._looking = self._spawn(self._look_up())
+
+    async def _look_up(self) -> None:
+        try:
+            epoch, membership = await self.coordinator.look_up()
+        except CoordinationError as failure:
+            log.debug("nobody knows which epochs there are: %s", failure)
+            return
+        self._with_core(lambda now_ms: self.core.looked_up(now_ms, epoch, membership))
 
     async def _campaign(self) -> None:
-        won = await self.coordinator.campaign(self.core.promised)
+        won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
         if won is None:
             self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))
         else:

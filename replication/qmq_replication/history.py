@@ -8,7 +8,8 @@ takes no search through entries to find that place.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -17,6 +18,18 @@ class Run(NamedTuple):
 
     epoch: int
     first: int
+
+
+def follow_each_other(runs: Sequence[Run], *, after: int, last: int, epochs: tuple[int, int]) -> bool:
+    """Whether these can be the runs of the entries behind `after` up to `last`, whose epochs lie between the two in `epochs`."""
+    if not 0 <= after <= last or (not runs) != (after == last):
+        return False
+    lowest, highest = epochs
+    begins = [Run(lowest, after), *runs]
+    if runs and runs[0].first != after + 1:
+        return False
+    steps = all(left.epoch <= right.epoch and left.first < right.first for left, right in pairwise(begins))
+    return steps and begins[-1].epoch <= highest and begins[-1].first <= last
 
 
 class History:

@@ -46,6 +46,8 @@ class Identity:
     boot: str = ""
     membership: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
+    """The group's, as last known: what its replicas prove to each other (proof.py)."""
 
     @property
     def state(self) -> DurableState:

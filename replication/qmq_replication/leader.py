@@ -15,9 +15,10 @@ committed with it (Raft, section 5.4.2, figure 8).
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from qmq.errors import InvalidArgument, Unavailable
+from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
 from qmq_replication.history import History, Run, divergence
 from qmq_replication.membership import Membership
 from qmq_replication.messages import Ack, Append, Mismatch, Place, Reset, TakeOver
@@ -179,6 +180,9 @@ class Leader:
         peer.heard_ms = self.replica.now_ms
         if ack.round != peer.round:
             return  # it was sent before the peer lost its place, and may tell of entries that it lost too
+        last = self.replica.history.last_index
+        if not 0 <= ack.stored <= ack.last_index <= last:
+            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, and there are {last}")
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
         peer.free(ack.stored)
@@ -197,6 +201,8 @@ class Leader:
         peer.heard_ms = self.replica.now_ms
         if mismatch.round != peer.round:
             return
+        if not is_shape(mismatch):
+            raise ProtocolViolation(f"{sender} tells of a log that cannot be: {mismatch.runs[:3]} up to {mismatch.last_index}")
         peer.round += 1
         peer.match = min(peer.match, mismatch.last_index)
         peer.is_in_step = False
@@ -281,3 +287,11 @@ class Leader:
         peer = self.peers.get(self.transfer_to)
         if peer is not None and peer.match == self.replica.history.last_index:
             self.replica.send(self.transfer_to, TakeOver(self.epoch))
+
+
+def is_shape(told: Mismatch) -> bool:
+    """Whether a log can look like this. Its oldest run may have begun before what is left of it."""
+    if not 0 <= told.start_index <= told.last_index:
+        return False
+    ascend = all(left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs))
+    return ascend and (not told.runs or (told.runs[0].first >= 0 and told.runs[-1].first <= told.last_index))

@@ -12,31 +12,61 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.messages import unpack_error
 from qmq.wire.stream import FrameStream
-from qmq_replication.wire import PeerHello
+from qmq_replication.arrivals import new_nonce
+from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
 
 log = logging.getLogger("qmq.replication")
 
 RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 1.0
 CONNECT_S: Final = 2.0
 
 
-class Link:
-    """The way to one peer."""
+class Secret:
+    """The group's secret, once it is known."""
 
-    def __init__(self, name: str, address: str, hello: PeerHello, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
+    def __init__(self, value: bytes = b"") -> None:
+        self.value = value
+        self.known = asyncio.Event()
+        self.know(value)
+
+    def know(self, value: bytes) -> None:
+        """This is it."""
+        if value:
+            self.value = value
+            self.known.set()
+
+
+class Link:
+    """The way to one peer. It is open once both ends have proved themselves."""
+
+    def __init__(
+        self, name: str, address: str, hello: PeerHello, secret: Secret, on_lost: Callable[[str], None], network: Network = NETWORK
+    ) -> None:
         self.name = name
         self.address = address
         self._network = network
-        self._hello = hello
+        self._group_hello = hello
+        self._secret = secret
         self._on_lost = on_lost
         self._stream: FrameStream | None = None
+        """Set once it may carry messages."""
+        self._dialled: FrameStream | None = None
+        self._hello = hello
+        self._challenge = ""
+        self._violation: ProtocolViolation | None = None
+        self._refusal = ""
+        """What was logged last: a peer that goes on to refuse us says so once."""
         self._is_closed = False
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+        self._proved = asyncio.Event()
         self._ended = asyncio.Event()
 
     @property
@@ -45,33 +75,85 @@ class Link:
         return self._stream is not None and self._stream.is_open
 
     async def _stay_connected(self) -> None:
+        failures = 0
         while not self._is_closed:
-            with suppress(OSError, TimeoutError, InvalidArgument):
+            try:
+                await self._secret.known.wait()
                 await self._connect()
+                failures = 0
                 await self._ended.wait()
                 self._on_lost(self.name)
-            await asyncio.sleep(RETRY_S)
+            except (OSError, TimeoutError, InvalidArgument):
+                failures = 0  # it is not there: be there as soon as it is
+            except ProtocolViolation as refusal:
+                failures += 1
+                if str(refusal) != self._refusal:
+                    self._refusal = str(refusal)
+                    log.warning("replica %s at %s: %s", self.name, self.address, refusal)
+            except Exception:
+                failures += 1
+                log.exception("no link to replica %s at %s: trying again", self.name, self.address)
+            self._hang_up()
+            await asyncio.sleep(min(RETRY_S * 2 ** min(failures, 8), RETRY_S_MAX))
 
     async def _connect(self) -> None:
+        """Raises OSError, TimeoutError, InvalidArgument, ProtocolViolation if the other end refuses us, or is not whom we wanted."""
         self._ended.clear()
+        self._proved.clear()
+        self._challenge, self._violation = "", None
+        self._hello = self._group_hello._replace(to=self.name, nonce=new_nonce())
         stream = FrameStream(
-            on_frames=self._on_frames, on_closed=self._closed, on_writable=lambda: None, on_violation=self._violated
-        )
+            on_frames=self._on_frames, on_closed=self._closed, on_writable=lambda: None, on_violation=self._violated,
+            frame_bytes_max=limits.HELLO_BYTES_MAX,
+        )  # fmt: skip
         async with asyncio.timeout(CONNECT_S):
             await self._network.connect(self.address, lambda: stream)
-        stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, self._hello.pack()))
-        stream.flush()
-        self._stream = stream
+            self._dialled = stream
+            self._say(self._hello.pack())
+            await self._proved.wait()
+        if self._stream is None:
+            raise self._violation or ConnectionResetError("closed before it had proved itself")
+
+    def _say(self, payload: bytes) -> None:
+        assert self._dialled is not None
+        self._dialled.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
+        self._dialled.flush()
 
     def _on_frames(self, received: list[Frame]) -> None:
-        log.warning("replica %s at %s answers where it should listen: %d frames", self.name, self.address, len(received))
+        """Steps of the handshake; afterwards nothing but, perhaps, why the connection ends. Raises ProtocolViolation."""
+        for each in received:
+            if each.kind == FrameKind.ERROR:
+                raise ProtocolViolation(f"it refuses us: {unpack_error(each.payload)}")
+            if each.kind != FrameKind.REPLICA_HELLO or self._stream is not None:
+                raise ProtocolViolation(f"it answers with a frame of kind {each.kind} where it should listen")
+            self._prove(Step.unpack(each.payload))
+
+    def _prove(self, step: Step) -> None:
+        secret = self._secret.value
+        if not self._challenge:
+            self._challenge = step.nonce
+            self._say(Step(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
+            return
+        if not is_proof(step.proof, secret, LISTENS, self._hello, self._challenge):
+            raise ProtocolViolation("it does not know the group's secret")
+        self._stream, self._refusal = self._dialled, ""
+        self._proved.set()
 
     def _violated(self, violation: ProtocolViolation) -> None:
-        log.warning("replica %s at %s: %s", self.name, self.address, violation)
+        self._violation = violation
+        if self._stream is not None:
+            log.warning("replica %s at %s: %s", self.name, self.address, violation)
 
     def _closed(self, _: Exception | None) -> None:
         self._stream = None
+        self._proved.set()
         self._ended.set()
+
+    def _hang_up(self) -> None:
+        """Whatever stands is of no use any more."""
+        if self._dialled is not None:
+            self._dialled.close()
+            self._dialled = None
 
     def put(self, pieces: list[bytes]) -> bool:
         """Queue a frame; False if there is no way."""
@@ -89,8 +171,7 @@ class Link:
         """End it."""
         self._is_closed = True
         self._task.cancel()
-        if self._stream is not None:
-            self._stream.close()
+        self._hang_up()
         with suppress(asyncio.CancelledError):
             await self._task
 
@@ -98,8 +179,9 @@ class Link:
 class Mesh:
     """All links of this replica."""
 
-    def __init__(self, hello: PeerHello, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
+    def __init__(self, hello: PeerHello, secret: Secret, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
         self._hello = hello
+        self._secret = secret
         self._on_lost = on_lost
         self._network = network
         self._links: dict[str, Link] = {}
@@ -115,7 +197,7 @@ class Mesh:
             task.add_done_callback(self._closing.discard)
         for name, address in addresses.items():
             if name not in self._links:
-                self._links[name] = Link(name, address, self._hello, self._on_lost, self._network)
+                self._links[name] = Link(name, address, self._hello, self._secret, self._on_lost, self._network)
 
     def send(self, to: str, pieces: list[bytes]) -> None:
         """Send, or drop if there is no way."""

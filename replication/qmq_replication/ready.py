@@ -63,7 +63,12 @@ class Change:
     after: Membership
 
 
-Request = Campaign | Resign | Change
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Read the group's highest epoch and its membership, and say `looked_up`; nothing if the store is away."""
+
+
+Request = Campaign | Resign | Change | LookUp
 
 
 @dataclass(slots=True)
@@ -125,6 +130,8 @@ class Timing(NamedTuple):
     fence_ms: int = 2_000
     quorum_ms: int = 2_000
     """A master that hears of no majority for so long steps down."""
+    late_ms: int = 300
+    """A slave whose own clock tick came later than this was not scheduled: it waits for the master again before it suspects it."""
     inflight_bytes_max: int = 16 << 20
     chunk_bytes_max: int = 1 << 20
 

@@ -6,9 +6,8 @@ what is not. Only an Append has a payload: runs of log bytes (qmq/log/following.
 
 from __future__ import annotations
 
-import json
 from struct import Struct, error
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from google_crc32c import value as crc32c
@@ -31,7 +30,6 @@ from qmq_replication.messages import (
     TakeOver,
 )
 
-VERSION: Final = 1
 _HEAD: Final = Struct("<BII")
 _KINDS: Final[tuple[type, ...]] = (
     Probe, ProbeReply, PromiseRequest, Promise, Append, Ack, Mismatch, Reset, Refusal, TakeOver,
@@ -45,28 +43,6 @@ class Stretch(NamedTuple):
 
     runs: list[LogRun]
     entries: list[list[PendingEntry]]
-
-
-class PeerHello(NamedTuple):
-    """First thing a replica says to another."""
-
-    group: str
-    replica: str
-
-    def pack(self) -> bytes:
-        """As sent."""
-        return json.dumps({"version": VERSION, "group": self.group, "replica": self.replica}).encode()
-
-    @classmethod
-    def unpack(cls, payload: memoryview) -> PeerHello:
-        """Raises ProtocolViolation."""
-        try:
-            found = json.loads(bytes(payload))
-            if found["version"] != VERSION:
-                raise ProtocolViolation(f"this replica speaks version {VERSION}, the other {found['version']}")
-            return cls(str(found["group"]), str(found["replica"]))
-        except (ValueError, KeyError, TypeError) as cause:
-            raise ProtocolViolation(f"no replica's hello: {cause}") from None
 
 
 def pack(message: Message) -> list[bytes]:
@@ -94,7 +70,13 @@ def unpack(data: memoryview) -> Message:
         message = _DECODERS[number].decode(head)
     except (error, IndexError, msgspec.MsgspecError) as cause:
         raise ProtocolViolation(f"no replica message: {cause}") from None
+    if isinstance(message, Ack | Mismatch | Reset) and not _is_place(message.place):
+        raise ProtocolViolation(f"no place in two logs: {str(message.place)[:80]}")
     return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message
+
+
+def _is_place(place: Any) -> bool:
+    return isinstance(place, list) and len(place) == 2 and all(type(each) is int and each >= 0 for each in place)
 
 
 def _with_payload(message: Append, payload: memoryview) -> Append:

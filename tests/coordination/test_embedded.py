@@ -216,6 +216,22 @@ class Forgetful:
         raise CoordinationUnknown("the answer was lost")
 
 
+async def test_a_store_that_loses_answers_is_not_hammered() -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    store = EmbeddedStore()
+    catalog = SubjectCatalog(Forgetful(store, False, False, False), sleep=sleep)
+    await catalog.create(SubjectConfig("s"))
+    assert len([each for each in pauses if each > 0]) == 3
+    catalog = SubjectCatalog(Forgetful(store, False, True), sleep=sleep)
+    await catalog.update("s", lambda found: replace(found, retention_ms=7))
+    assert len([each for each in pauses if each > 0]) == 5
+    await store.close()
+
+
 @pytest.mark.parametrize("is_done", [(True,), (False,), (False, True), (True, False)])
 async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_altered_once(is_done: tuple[bool, ...]) -> None:
     store = EmbeddedStore()

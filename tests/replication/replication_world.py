@@ -174,7 +174,8 @@ class Group:
     def campaign(self, name: str) -> None:
         """Have a replica win an epoch; the promises are asked for, not given."""
         core = self.core[name]
-        core.step(self.now_ms, name, TakeOver(core.promised))
+        other = next((each for each in core.membership.replicas if each != name), "")
+        core.step(self.now_ms, other, TakeOver(core.promised))
         self.carry_out(name)
         for each, request in self._taken_requests():
             self.answer(each, request)

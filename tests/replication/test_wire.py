@@ -122,17 +122,3 @@ def test_a_head_that_is_no_messages_is_refused_or_at_least_breaks_nothing(kind: 
         wire.unpack(memoryview(bytes([kind]) + len(head).to_bytes(4, "little") + head + rest))
     except (CorruptBatch, ProtocolViolation):
         pass
-
-
-def test_replicas_introduce_themselves() -> None:
-    hello = wire.PeerHello("g1", "b1")
-    assert wire.PeerHello.unpack(memoryview(hello.pack())) == hello
-
-
-@pytest.mark.parametrize(
-    "said",
-    [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1}', b'{"version": 2, "group": "g", "replica": "b"}', b"\xff\xfe"],
-)
-def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
-    with pytest.raises(ProtocolViolation):
-        wire.PeerHello.unpack(memoryview(said))

@@ -254,7 +254,8 @@ class Nemesis:
     def _do_provoke(self, node: Node, _: Membership) -> None:
         """A TakeOver that was long on its way: two replicas want to lead."""
         if node.core is not None:
-            node.receive(node.name, TakeOver(node.core.promised))
+            other = next(each for each in self._nodes if each != node.name)
+            node.receive(other, TakeOver(node.core.promised))
 
     def _do_usurp(self, _: Node, members: Membership) -> None:
         """Cut the master off, with half of a minority; the moment another one leads, change the sides (has_become_master)."""

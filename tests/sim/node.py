@@ -10,13 +10,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from qmq_coordination.groups import Master, group_key, read_group
+from qmq_replication.arrivals import Arrivals
 from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
 from qmq_replication.messages import Ack, Message, Mismatch
-from qmq_replication.ready import Campaign, Change, DurableState, Ready, Request, Resign, Role
+from qmq_replication.ready import Campaign, Change, DurableState, LookUp, Ready, Request, Resign, Role
 
 from qmq.errors import CoordinationError, QmqError
 from sim.disk import Disk, Entry
+from sim.stranger import arrivals_of
 
 if TYPE_CHECKING:
     from sim.run import Simulation
@@ -39,6 +41,7 @@ class Node:
 
     replica_class: type[Replica] = Replica
     coordinator_class: type[Coordinator] = Coordinator
+    arrivals_class: type[Arrivals] = Arrivals
     checks_places = True
     """The log's door insists that what the core hands it back fits; not for the planted bugs, which shall be found by what they do."""
 
@@ -53,12 +56,15 @@ class Node:
         self.is_up = False
         self.is_paused = False
         self.core: Replica | None = None
+        self.arrivals = arrivals_of(self, self.arrivals_class)
         self._inbox: deque[tuple[str, Message]] = deque()
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._is_syncing = False
         self._syncing_to = 0
         self._committed_to = 0
         self._tick_at = 0
+        self._meant_at = 0
+        """When a tick was due that did not come, since the process stood still."""
         self._lost_power = False
         self._folder = 1
         self._membership = simulation.first_membership
@@ -98,7 +104,7 @@ class Node:
             random=Random(self.world.random.getrandbits(32)), now_ms=self.world.now, commit=self.disk.image.start,
         )  # fmt: skip
         self.disk.sync(self.disk.pending)
-        self._tick_at = 0
+        self._tick_at = self._meant_at = 0
         self._carry_out()
         self._look_up(self.boot)
 
@@ -152,10 +158,12 @@ class Node:
         if self.boot != boot or self.core is None or self._tick_at != at:
             return
         self._tick_at = 0
+        self._meant_at = self._meant_at or at
         if self.is_paused:
             self._tick_within(200)
             return
-        self.core.tick(at)
+        late_ms, self._meant_at = at - self._meant_at, 0
+        self.core.tick(at, late_ms)
         self._carry_out()
 
     def _tick_within(self, ms: int) -> None:
@@ -172,7 +180,7 @@ class Node:
         items = self.simulation.etcd.items
         if not self.is_paused and not self.simulation.is_etcd_cut(self.name):
             self._membership = self.simulation.membership
-            self.core.membership_is(self._membership)
+            self.core.looked_up(self.world.now, self.simulation.epoch, self._membership)
             if MASTER not in items:
                 self.core.master_gone(self.world.now)
             self._carry_out()
@@ -348,6 +356,9 @@ class Node:
 
     def _ask(self, request: Request) -> None:
         boot = self.boot
+        if isinstance(request, LookUp):
+            self.world.after(20, self._looked_up, boot)
+            return
         if isinstance(request, Campaign):
             job = self._campaign()
         elif isinstance(request, Resign):
@@ -356,13 +367,18 @@ class Node:
             job = self._change(request)
         self.world.spawn(job, lambda: self.boot == boot)
 
+    def _looked_up(self, boot: int) -> None:
+        if self.boot == boot and self.core is not None and not self.is_paused and not self.simulation.is_etcd_cut(self.name):
+            self.core.looked_up(self.world.now, self.simulation.epoch, self.simulation.membership)
+            self._carry_out()
+
     async def _awake(self) -> None:
         while self.is_paused:
             await self.world.sleep(0.1)
 
     async def _campaign(self) -> None:
         assert self.core is not None
-        won = await self.coordinator.campaign(self.core.promised)
+        won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
         await self._awake()
         assert self.core is not None
         if won is None:

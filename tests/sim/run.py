@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from qmq_coordination.groups import group_key
+from qmq_coordination.groups import Claim, group_key
 from qmq_coordination.store import Put
 from qmq_replication.membership import Membership
 
@@ -20,12 +20,14 @@ from sim.node import Node
 from sim.plan import Plan, draw
 from sim.store import Etcd, Store
 from sim.story import Story
+from sim.stranger import Stranger
 from sim.world import World
 
 SPARES = ("x", "y")
 ROUND_MS = 150_000
 CALM_MS = 90_000
 MEMBERS = group_key("g", "members")
+EPOCH = group_key("g", "epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Simulation:
         self.etcd = Etcd(self.world)
         self.network = Network(self.world, self.plan, self.nodes, self.faults)
         self.nemesis = Nemesis(self)
+        self.stranger = Stranger(self)
         self.is_calm = False
         self._attempts = 0
         self._value = 0
@@ -84,6 +87,12 @@ class Simulation:
     def is_etcd_cut(self, name: str) -> bool:
         """Whether it cannot be reached from there."""
         return name in self.nemesis.etcd_cut or "*" in self.nemesis.etcd_cut
+
+    @property
+    def epoch(self) -> int:
+        """The highest that the coordination store has."""
+        item = self.etcd.items.get(EPOCH)
+        return Claim.decode(item.value).epoch if item is not None else 0
 
     def tell(self, name: str, what: str) -> None:
         """For the story, if somebody listens."""
@@ -123,6 +132,7 @@ class Simulation:
             while self.world.now < self.plan.minutes * 60_000:
                 self.is_calm = self.network.is_calm = False
                 self.nemesis.begin()
+                self.stranger.begin()
                 self.world.run(self.world.now + ROUND_MS)
                 self._calm_down()
             for name in self.membership.voters:

@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -26,6 +27,8 @@ from qmq.delay.outlets.routed import Routed
 from qmq.delay.outlets.spread import Spread
 from qmq.delay.ports import DueMessage, Place
 from qmq.errors import ClientClosed, MessageTooLarge, QmqError, Unavailable
+
+log = logging.getLogger("qmq.delay")
 
 
 class Way(Protocol):
@@ -154,6 +157,11 @@ class Outlet:
                 self._refusal = failure
                 failures += 1
                 wait_s, anew = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
+            except Exception as cause:
+                log.exception("subject %r cannot be located: trying again", self.subject)
+                self._refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
+                failures += 1
+                wait_s, anew = pause_s(failures, self._refusal), True
         self._finding = None
         self._refusal = None
         self._go(ordering)

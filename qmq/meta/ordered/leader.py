@@ -44,6 +44,9 @@ class Leader:
             except CoordinationError as failure:
                 self.is_leader = False
                 log.debug("nobody knows who leads the metaservers: %s", failure)
+            except Exception:
+                self.is_leader = False
+                log.exception("nobody knows who leads the metaservers")
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
     async def look(self) -> bool:

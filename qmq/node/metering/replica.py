@@ -18,6 +18,10 @@ EPOCH: Final = Figure("qmq_epoch", GAUGE, _OF, "The highest epoch that this repl
 ROLES: Final = Figure(
     "qmq_role_changes_total", COUNTER, (*_OF, "role"), "How often this replica took up a role; master: elections that it won."
 )
+REFUSED: Final = Figure(
+    "qmq_replication_refused_total", COUNTER, (*_OF, "kind"),
+    "What was refused of who says to be a replica: hellos and proofs, messages of strangers or of epochs that nobody won, violations.",
+)  # fmt: skip
 LAST: Final = Figure("qmq_last_index", GAUGE, _OF, "Index of the last entry that is written here.")
 COMMITTED: Final = Figure("qmq_commit_index", GAUGE, _OF, "Up to here everything is committed, as far as this replica knows.")
 WHOLE: Final = Figure("qmq_whole", GAUGE, _OF, "0 if this replica may lack something that it acknowledged: it has no say in elections.")
@@ -32,12 +36,16 @@ SILENT: Final = Figure("qmq_replication_silent_seconds", GAUGE, _PEER, "Since wh
 class ReplicaSource:
     """See the module. `describe` raises Unavailable while the replica starts; `roles` counts what it took up."""
 
-    figures: Final = (INFO, SERVING, EPOCH, ROLES, LAST, COMMITTED, WHOLE, MEMBERS, LAG, IN_STEP, SILENT)
+    figures: Final = (INFO, SERVING, EPOCH, ROLES, REFUSED, LAST, COMMITTED, WHOLE, MEMBERS, LAG, IN_STEP, SILENT)
 
-    def __init__(self, group: str, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, group: str, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int] | None = None,
+        refused: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:  # fmt: skip
         self._group = group
         self._describe = describe
         self._roles = roles if roles is not None else {}
+        self._refused = refused
 
     def read(self) -> Iterator[Reading | None]:
         """See `Source`."""
@@ -50,6 +58,7 @@ class ReplicaSource:
         yield one(SERVING, int(info.is_serving), group)
         yield one(EPOCH, info.epoch, group)
         yield Reading(ROLES, [((group, role), count) for role, count in sorted(self._roles.items())])
+        yield Reading(REFUSED, [((group, what), count) for what, count in sorted(self._refused().items())])
         yield one(LAST, info.last_index, group)
         yield one(COMMITTED, info.commit_index, group)
         yield one(WHOLE, int(info.is_whole), group)

@@ -24,11 +24,12 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def sources_of(
-    broker: Broker, group: str, server: DataServer, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int]
-) -> list[Source]:
+    broker: Broker, group: str, server: DataServer, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int],
+    refused: Callable[[], Mapping[str, int]] = dict,
+) -> list[Source]:  # fmt: skip
     """Of a broker or a delay server."""
     own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
-    return [ReplicaSource(group, describe, roles), LogSource(broker, group), BrokerSource(broker, group, server), own]
+    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
 
 
 async def serve(host: str, port: int | None, sources: Sequence[Source]) -> Endpoint | None:

@@ -204,7 +204,8 @@ async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: Em
     await embedded.close()
 
 
-async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: EmbeddedStore) -> None:
+@pytest.mark.parametrize("failure", [CoordinationUnavailable("nobody answers"), ValueError("an answer that nobody understands")])
+async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: EmbeddedStore, failure: Exception) -> None:
     class Away:
         is_away = False
 
@@ -213,7 +214,7 @@ async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: Embe
 
         async def get(self, key: str) -> Any:
             if self.is_away:
-                raise CoordinationUnavailable("nobody answers")
+                raise failure
             return await embedded.get(key)
 
     store = Away()

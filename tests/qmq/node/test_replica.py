@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.view import ClusterView
+from qmq_coordination.store import Listing
+from qmq_coordination.view import ROOT, ClusterView
 from support import eventually
 
 import qmq
-from qmq.errors import FolderInUse, InvalidArgument, LogDamaged, NotMaster
+from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica import ReplicaConfig, ReplicaNode
@@ -158,3 +159,28 @@ async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_ne
         assert (len(held), group.is_paused, group.waiting, group.unacked) == (2, True, 2, 0)
         assert await mq.metadata.resume_group("s", "g")
         assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [b"2", b"3"]
+
+
+class Refusing(Shared):
+    """Refuses the first listings of all."""
+
+    refusals = 2
+
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
+        """See CoordinationStore."""
+        if prefix == ROOT and self.refusals:
+            self.refusals -= 1
+            raise CoordinationError("etcd denies the user this (permission denied)")
+        return await super().list(prefix, revision=revision, limit=limit)
+
+
+async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await cluster.master()
+        await mq.send("s", b"first")
+        await cluster.stop("a")
+        refusing = Refusing()
+        refusing.__dict__.update(cluster.store.__dict__)
+        node = cluster.nodes["a"] = ReplicaNode(config(tmp_path, "a"), refusing)
+        await node.start()
+        await eventually(lambda: node.view.subject("s") is not None)

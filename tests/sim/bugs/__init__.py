@@ -4,7 +4,7 @@ They are subclasses that replace one method of the replication core, of the coor
 has no switches. A bug that the simulator does not find is a hole in the simulator. `BUGS` has them by name.
 """
 
-from sim.bugs import committing, epochs, matching, store, storing
+from sim.bugs import committing, epochs, matching, store, storing, strangers
 from sim.bugs.planting import BUGS
 
-__all__ = ["BUGS", "committing", "epochs", "matching", "store", "storing"]
+__all__ = ["BUGS", "committing", "epochs", "matching", "store", "storing", "strangers"]

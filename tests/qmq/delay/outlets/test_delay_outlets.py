@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 from fake_brokers import World, keyed
@@ -10,6 +11,7 @@ from jumping_time import play, until
 from memory_ledger import due, places
 
 from qmq import headers
+from qmq.client.routes import Placement
 from qmq.delay.ports import DueMessage, Place
 from qmq.errors import DiskFull, Overloaded, QmqError
 from qmq.region import BatchFlag
@@ -350,4 +352,30 @@ def test_outlets_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch: pyt
         await outlets.stop()
 
     monkeypatch.setattr("qmq.delay.outlets.outlets.OUTLETS_MAX", 10)
+    play(scene)
+
+
+class Surprising(World):
+    """Its metaservers' first answer is something that nobody expects."""
+
+    surprises = 1
+
+    def locate(self, subject: str) -> Awaitable[Placement]:
+        """See World."""
+        if self.surprises:
+            self.surprises -= 1
+            raise ValueError("no answer at all")
+        return super().locate(subject)
+
+
+def test_a_subject_is_located_again_whatever_went_wrong_before() -> None:
+    async def scene() -> None:
+        world = Surprising(1)
+        world.add()
+        outlets = world.outlets()
+        outlets.put([due(1)])
+        await until(lambda: all_done(world, 1))
+        assert world.surprises == 0
+        await outlets.stop()
+
     play(scene)

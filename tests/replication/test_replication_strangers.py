@@ -1,0 +1,161 @@
+"""What a replica believes: members only, epochs that can have been won, claims that can be true; and whom it accuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
+from qmq_replication.history import Run
+from qmq_replication.messages import Ack, Append, Message, Mismatch, PromiseRequest, Refusal, Reset
+from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
+from qmq_replication.ready import Campaign, LookUp, Role
+from replication_world import Group
+
+from qmq.errors import ProtocolViolation
+
+HELLO = PeerHello("g", "a", "b", "nonce")
+FAR = 10**15
+
+
+@pytest.mark.parametrize("sender", ["x", "a"])
+@pytest.mark.parametrize(
+    "message", [PromiseRequest(2), Append(2, 0, 0, 0, (), 0, 0, False, None), Reset(2, 0, 0, 0, 0, 0), Refusal(2), Ack(1, 0, 1, 1, 1)]
+)
+def test_nobody_is_heard_but_the_others_of_the_group(sender: str, message: Message) -> None:
+    group = Group()
+    group.elect("a")
+    before = group.core["a"].state, group.core["a"].role
+    assert group.step(sender, "a", message) == []
+    assert (group.core["a"].state, group.core["a"].role) == before
+    assert group.core["a"].strangers_heard == 1
+
+
+def test_an_epoch_is_promised_once_the_store_can_have_given_it() -> None:
+    group = Group()
+    core = group.core["a"]
+    assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
+    assert (core.promised, group.requests) == (0, [("a", LookUp())])
+    core.looked_up(0, 0)
+    assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
+    core.looked_up(0, 1)
+    assert len(group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1))) == 1
+    assert group.disk["a"].promised == EPOCH_SLACK + 1
+
+
+@pytest.mark.parametrize("far", [EPOCH_MAX + 1, (1 << 63) - 1])
+def test_a_promise_that_nobody_can_have_asked_for_is_given_up(far: int) -> None:
+    group = Group(logs={"a": (1, 2)})
+    group.disk["a"] = group.disk["a"]._replace(promised=far)
+    group.start("a")
+    group.pass_time(1, "a")
+    assert ("a", LookUp()) in group.requests
+    group.core["a"].looked_up(1, 5)
+    group.carry_out("a")
+    assert group.disk["a"].promised == 5
+
+
+def test_a_refusal_tells_above_what_the_next_epoch_must_be() -> None:
+    group = Group()
+    group.elect("a")
+    group.step("b", "a", Refusal(FAR))
+    assert (group.core["a"].role, group.core["a"].refused_epoch) == (Role.SLAVE, FAR)
+    group.elect("c")
+    group.step("b", "c", Refusal((1 << 63) - 1))
+    assert (group.core["c"].role, group.core["c"].refused_epoch) == (Role.MASTER, 0)
+
+
+@pytest.mark.parametrize(("stored", "last"), [(1 << 40, 1 << 40), (3, 2), (-1, 1), (2, 1 << 40)])
+def test_an_acknowledgement_of_what_there_is_not_is_refused(stored: int, last: int) -> None:
+    group = Group()
+    group.elect("a")
+    leader = group.core["a"].leader
+    assert leader is not None
+    with pytest.raises(ProtocolViolation, match="acknowledges"):
+        group.core["a"].step(0, "b", Ack(1, leader.peers["b"].round, stored, last, 0))
+
+
+@pytest.mark.parametrize(
+    ("runs", "start", "last"),
+    [((Run(1, 5), Run(2, 3)), 0, 9), ((Run(2, 1), Run(1, 3)), 0, 9), ((Run(1, 10),), 0, 9), ((), 9, 5), ((Run(1, -7),), 0, 9), ((), -1, 3)],
+)
+def test_a_log_that_cannot_be_is_refused(runs: tuple[Run, ...], start: int, last: int) -> None:
+    group = Group()
+    group.elect("a")
+    leader = group.core["a"].leader
+    assert leader is not None
+    with pytest.raises(ProtocolViolation, match="tells of a log"):
+        group.core["a"].step(0, "b", Mismatch(1, leader.peers["b"].round, last, start, 0, runs, 0))
+
+
+@pytest.mark.parametrize(
+    ("runs", "last"),
+    [((), 1), ((Run(1, 2),), 2), ((Run(3, 1),), 1), ((Run(2, 1), Run(1, 2)), 2), ((Run(1, 1), Run(2, 3)), 2), ((Run(1, 1),), 0)],
+)
+def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[Run, ...], last: int) -> None:
+    group = Group()
+    with pytest.raises(ProtocolViolation, match="no part of a log"):
+        group.core["a"].step(0, "b", Append(2, 0, 0, 0, runs, last, 0, False, ()))
+    assert group.core["a"].promised == 0
+
+
+# --- whom it accuses ---------------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_was_late_itself_waits_for_the_master_again() -> None:
+    group = Group()
+    group.elect("a")
+    core, wait_ms = group.core["b"], group.timing.suspect_ms * 2
+    for turn in range(1, EXCUSES_MAX + 2):
+        core.tick(turn * wait_ms, wait_ms - 50)
+        assert core.role is (Role.SLAVE if turn <= EXCUSES_MAX else Role.POLLING)
+
+
+def test_a_slave_that_was_in_time_suspects_a_silent_master() -> None:
+    group = Group()
+    group.elect("a")
+    group.core["b"].tick(group.timing.suspect_ms * 2, 50)
+    assert group.core["b"].role is Role.POLLING
+    assert Campaign() not in group.core["b"].ready.requests
+
+
+# --- proofs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_fits_one_connection_one_direction_and_one_secret() -> None:
+    proof = prove(b"secret", DIALS, HELLO, "challenge")
+    assert is_proof(proof, b"secret", DIALS, HELLO, "challenge")
+    others = [HELLO._replace(**{name: "other"}) for name in HELLO._fields]
+    assert not any(is_proof(proof, b"secret", DIALS, each, "challenge") for each in others)
+    assert not is_proof(proof, b"secret", LISTENS, HELLO, "challenge")
+    assert not is_proof(proof, b"secret", DIALS, HELLO, "another")
+    assert not is_proof(proof, b"other", DIALS, HELLO, "challenge")
+    assert not is_proof(prove(b"", DIALS, HELLO, "challenge"), b"", DIALS, HELLO, "challenge")
+    assert not is_proof("pröof", b"secret", DIALS, HELLO, "challenge")
+
+
+def test_replicas_introduce_themselves() -> None:
+    assert PeerHello.unpack(memoryview(HELLO.pack())) == HELLO
+    assert Step.unpack(memoryview(Step("n", "p").pack())) == Step("n", "p")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1, "group": "g", "replica": "b"}', b'{"version": 2}', b"\xff\xfe",
+     b'{"version": 2, "group": "g", "replica": "b", "to": 7, "nonce": "n"}', pytest.param(b"[" * 4_000, id="deep")],
+)  # fmt: skip
+def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
+    for kind in (PeerHello, Step):
+        with pytest.raises(ProtocolViolation):
+            kind.unpack(memoryview(said))  # type: ignore[attr-defined]
+
+
+@given(st.dictionaries(st.sampled_from(["version", "group", "replica", "to", "nonce", "proof"]), st.none() | st.integers() | st.text()))
+def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
+    for kind in (PeerHello, Step):
+        try:
+            kind.unpack(memoryview(json.dumps(found).encode()))  # type: ignore[attr-defined]
+        except ProtocolViolation:
+            pass

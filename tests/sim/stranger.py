@@ -1,0 +1,119 @@
+"""Somebody who is not of the group, and can reach every replica: what a hostile machine, or one that was taken out, may say.
+
+    forge      connects in a member's name, answers the challenge with what it can know, and sends whatever it likes if it is let in
+    outcast    speaks as a machine that can prove itself, but does not belong to the group
+
+It sees everything and aims well: epochs, indexes and rounds are those of the replica that it talks to. It must be without effect, so all
+other checks are its invariant: nothing acknowledged is lost, and the group is well again when it ends. Its dice are its own.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from qmq_replication.arrivals import Arrivals
+from qmq_replication.history import Run
+from qmq_replication.messages import Ack, Append, Message, Promise, PromiseRequest, Refusal, Reset, TakeOver
+from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, prove
+
+from qmq.errors import ProtocolViolation, Unavailable
+from qmq.wire.frame import Frame, FrameKind
+from sim.disk import Entry
+
+if TYPE_CHECKING:
+    from sim.node import Node
+    from sim.run import Simulation
+
+SECRET = b"known to the store and the replicas"
+EVERY_MS = 5_000
+SEEDS_EACH = 4
+"""Every so manyth seed has a stranger."""
+
+
+class NoDoor:
+    """A connection whose answers nobody reads but the stranger, who can do nothing with them."""
+
+    def answer_peer(self, payload: bytes) -> None:
+        """See Door."""
+
+    def trust_peer(self) -> None:
+        """See Door."""
+
+    def close_peer(self) -> None:
+        """See Door."""
+
+
+class Stranger:
+    """See the module."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = Random(simulation.seed)
+
+    def begin(self) -> None:
+        """From now on, until it is calm."""
+        if self._simulation.seed % SEEDS_EACH == 0 and not self._simulation.is_calm:
+            self._strike()
+            self._simulation.world.after(1 + int(self._random.expovariate(1 / EVERY_MS)), self.begin)
+
+    def _strike(self) -> None:
+        nodes = [node for node in self._simulation.nodes.values() if node.core is not None and not node.is_paused]
+        if not nodes:
+            return
+        node = self._random.choice(nodes)
+        others = [name for name in self._simulation.membership.replicas if name != node.name]
+        kind = self._random.choice(("forge", "outcast"))
+        self._simulation.faults[kind] += 1
+        for message in self._volley(node):
+            if kind == "forge":
+                self._forge(node, self._random.choice(others or ["nobody"]), message)
+            else:
+                self._say(node, "outcast", message)
+
+    def _volley(self, node: Node) -> list[Message]:
+        core = node.core
+        assert core is not None
+        epoch, last, far = core.promised, core.history.last_index, self._random.choice((1, 1, 10**15, (1 << 63) - 1 - core.promised))
+        run = Run(epoch + 1, last + 1)
+        peer = next(iter(core.leader.peers.values()), None) if core.leader is not None else None
+        everything: list[Message] = [
+            PromiseRequest(epoch + far), Refusal(epoch + far), TakeOver(epoch), Promise(epoch, 0, 0, True),
+            Append(epoch, 0, core.history.last_epoch, last, (), last, last, False, None),
+            Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
+            Append(epoch + 1, 0, core.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
+            Reset(epoch + 1, 0, 0, 0, [0, 0], 0),
+            Ack(epoch, 0 if peer is None else peer.round, last, last, last), Ack(epoch, 0, 1 << 40, 1 << 40, last),
+        ]  # fmt: skip
+        return self._random.sample(everything, 4)
+
+    def _forge(self, node: Node, name: str, message: Message) -> None:
+        """Proofs that fit another connection, another direction, another secret."""
+        hello = PeerHello("g", name, node.name, "nonce")
+        proof = self._random.choice(
+            [prove(*each) for each in ((SECRET, DIALS, hello, "before"), (SECRET, LISTENS, hello, "before"), (b"guess", DIALS, hello, ""))]
+        )
+        try:
+            arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoDoor())
+            arrival.take(_frame(FrameKind.REPLICA_HELLO, Step(proof=proof).pack()))
+            arrival.take(Frame(FrameKind.REPLICA, 0, 0, message))  # type: ignore[arg-type]
+        except (ProtocolViolation, Unavailable):
+            return
+
+    def _say(self, node: Node, sender: str, message: Message) -> None:
+        try:
+            node.receive(sender, message)
+        except ProtocolViolation:
+            node.receive(sender, TakeOver(0))  # carries out what was begun, as the driver does
+
+
+def arrivals_of(node: Node, kind: type[Arrivals]) -> Arrivals:
+    """A replica's door for connections."""
+    return kind(
+        "g", node.name, secret=lambda: SECRET, members=lambda: node.core.members if node.core is not None else (),
+        heard=lambda sender, frame: node.receive(sender, frame.payload),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _frame(kind: FrameKind, payload: bytes) -> Frame:
+    return Frame(kind, 0, 0, memoryview(payload))
