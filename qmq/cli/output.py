@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -34,8 +34,16 @@ SERVER: Final = "localhost:20880"
 _R = TypeVar("_R")
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
-    """Print rows: a table, or a JSON array of objects with the columns' names."""
+def show(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, silent: Mapping[str, str] | None = None
+) -> None:
+    """Print rows: a table, or a JSON array of objects with the columns' names.
+
+    `silent`: groups whose rows are missing, and why; if there are any, each object names them in `silent_groups`.
+    """
+    tell_silent(silent or {})
+    if as_json and silent:
+        columns, rows = (*columns, "silent groups"), [(*row, sorted(silent)) for row in rows]
     if as_json:
         names = [column.replace(" ", "_") for column in columns]
         sys.stdout.write(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n")
@@ -47,6 +55,12 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, a
     for row in rows:
         table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row])  # what users wrote is no markup
     console.print(table)
+
+
+def tell_silent(silent: Mapping[str, str]) -> None:
+    """Say on standard error that an answer is partial: which groups are missing, and why."""
+    for group, reason in sorted(silent.items()):
+        errors.print(Text(f"partial: broker group {group} is missing ({reason})"), soft_wrap=True)
 
 
 def fail(failure: BaseException) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qmq.client.partial import Partial
 from qmq.model import GroupSettings
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -48,10 +49,10 @@ class DeliveryAdmin:
 
     # --- dead letters --------------------------------------------------------------------------------------------------
 
-    async def dead_letter_queues(self, group: str = "") -> list[pb.DeadLetterQueue]:
-        """How much died of a group, or of all, on each broker group. Raises InvalidName, NotConnected."""
+    async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
+        """How much died of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
         found: pb.DescribeDeadLettersResponse = await self._call("DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group))
-        return list(found.queues)
+        return Partial(found.queues, found.silent)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
 

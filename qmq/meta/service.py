@@ -2,7 +2,8 @@
 what only they know.
 
 Questions about messages go to the masters of all groups that may hold some of the subject. An answer that would be wrong without a group is
-not given: the error names the group that is missing. A message that was found is found, whoever else is silent.
+not given: the error names the group that is missing. A message that was found is found, whoever else is silent. A description for people
+is given without the groups that are silent, and names them.
 """
 
 from __future__ import annotations
@@ -84,13 +85,16 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         subjects = self._view.subjects(request.prefix)
         groups = sorted({group for config in subjects for group in self._cluster.hosts(config)})
         queues: dict[str, list[control.Queue]] = {}
+        silent: dict[str, str] = {}
         if groups:
             answers = await self._brokers.ask_masters(groups, "DescribeQueues", control.DescribeQueuesRequest())
-            for answer in answers.complete():
+            silent = answers.silent
+            for answer in answers.found.values():
                 for queue in answer.queues:
                     queues.setdefault(queue.subject, []).append(queue)
         return pb.ListSubjectsResponse(
-            subjects=[pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ())) for each in subjects]
+            subjects=[pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ())) for each in subjects],
+            silent=silent,
         )
 
     # --- what brokers know ---------------------------------------------------------------------------------------------
@@ -106,7 +110,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         """See meta.proto."""
         hosts = await self._hosts(request.subject)
         answers = await self._brokers.ask_masters(hosts, "DescribeGroups", request, absent=(UnknownGroup,))
-        return control.DescribeGroupsResponse(groups=[group for answer in answers.complete() for group in answer.groups])
+        groups = [group for answer in answers.partial() for group in answer.groups]
+        return control.DescribeGroupsResponse(groups=groups, silent=answers.silent)
 
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
