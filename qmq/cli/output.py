@@ -10,19 +10,44 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
+from qmq.visible import visible
 
 EXIT_CALLER: Final = 2
 EXIT_UNAVAILABLE: Final = 3
 EXIT_FAILED: Final = 1
 
-console = Console()
-errors = Console(stderr=True)
+
+class _Escaped:
+    """A renderable without what would act on the terminal: of what users wrote, not of rich's own colours."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in console.render(self._inner, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
+
+
+class _Escaping(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(each) for each in renderables]
+
+
+def escape_controls(console: Console) -> Console:
+    """Let it print nothing that others wrote as it is, whatever it is given."""
+    console.push_render_hook(_Escaping())
+    return console
+
+
+console = escape_controls(Console())
+errors = escape_controls(Console(stderr=True))
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
@@ -53,7 +78,8 @@ def show(
         # an id is folded, never cut: somebody will want to copy it
         table.add_column(column, overflow="fold", justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
     for row in rows:
-        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row])  # what users wrote is no markup
+        # what users wrote is no markup
+        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else visible(str(cell))) for cell in row])
     console.print(table)
 
 
