@@ -76,6 +76,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         moved = self._admin.reset(request.subject, request.group, _target(request))
         return pb.ResetGroupResponse(moved=[self._moved(queue, begin, end) for queue, begin, end in moved])
 
+    @answering
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:
+        """See control.proto."""
+        return pb.DeleteGroupResponse(queues=await self._admin.delete_group(request.subject, request.group))
+
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
         return pb.Moved(
             partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end

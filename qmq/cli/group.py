@@ -9,13 +9,13 @@ import typer
 
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
-from qmq.cli.output import SERVER, Json, Server, console, run, show, tell_silent
+from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_silent
 from qmq.cli.route import described, emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, UnknownGroup
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, set, settings.")
+app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)
 app.command("settings")(show_settings)
 
@@ -146,6 +146,25 @@ def reset(
 
     rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]
     show(f"group {group} on {subject}", ("partition", "broker group", "from", "to"), rows, as_json=as_json)
+
+
+@app.command("delete")
+def delete(
+    subject: Annotated[str, typer.Argument(help="The subject.")],
+    group: Annotated[str, typer.Argument(help="The group; it has no consumers.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the group's name again.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Forget what a group of an unordered subject consumed. One of that name that comes later is new; its dead letters stay."""
+    if not yes and typer.prompt(f"type {group} to delete it", err=True) != group:
+        fail(InvalidArgument("that is not the group's name: nothing was deleted"))
+
+    async def _delete() -> int:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.delete_group(subject, group)
+
+    show("deleted", ("subject", "group", "queues"), [(subject, group, run(_delete()))], as_json=as_json)
 
 
 def parse_target(to: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from qmq.client.partial import Partial
 from qmq.model import GroupSettings
+from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 
@@ -46,6 +47,15 @@ class DeliveryAdmin:
         request = pb.DescribeGroupSettingsRequest(subject=subject, group=group)
         found: pb.DescribeGroupSettingsResponse = await self._call("DescribeGroupSettings", request)
         return found
+
+    async def delete_group(self, subject: str, group: str) -> int:
+        """Forget what a group of an unordered subject consumed; on how many queues it was. A group of that name that comes later is new.
+
+        Raises InvalidArgument while it has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
+        """
+        request = control.DeleteGroupRequest(subject=subject, group=group)
+        found: control.DeleteGroupResponse = await self._call("DeleteGroup", request)
+        return found.queues
 
     # --- dead letters --------------------------------------------------------------------------------------------------
 

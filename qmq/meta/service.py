@@ -129,6 +129,22 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return control.ResetGroupResponse(moved=[moved for answer in answers.complete() for moved in answer.moved])
 
     @answering
+    async def DeleteGroup(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
+        """See meta.proto. Nothing is deleted unless every broker group that may know the group answers first, and none has a consumer."""
+        subject = check_name("subject", request.subject)
+        if (await self._cluster.subject(subject)).order is not Order.NONE:
+            raise InvalidArgument(f"{subject!r} is ordered: groups of ordered subjects cannot be deleted")
+        hosts = await self._hosts(subject)
+        asked = control.DescribeGroupsRequest(subject=subject, group=request.group)
+        known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
+        consumers = sorted({each.name for answer in known.complete() for group in answer.groups for each in group.consumers})
+        if consumers:
+            raise InvalidArgument(f"group {request.group!r} has consumers on {subject!r}, stop them first: {', '.join(consumers)}")
+        answers = await self._brokers.ask_masters(hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True)
+        answers.require_all(f"deleted on {', '.join(answers.found)}, but not everywhere: delete again" if answers.found else "")
+        return control.DeleteGroupResponse(queues=sum(answer.queues for answer in answers.complete()))
+
+    @answering
     async def FindMessage(self, request: control.FindMessageRequest) -> control.FindMessageResponse:
         """See meta.proto."""
         if request.every:

@@ -69,3 +69,10 @@ def test_draining_a_lost_broker_group_says_what_will_happen(meta: FakeMeta, qmq:
     assert (done.exit_code, "g2 has no master" in done.stderr) == (0, True)
     done = qmq("broker", "drain", "g1", "--dry-run", "--no-move")
     assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_group_is_deleted_once_its_name_is_typed_again(meta: FakeMeta, qmq: Command) -> None:
+    meta.answers["DeleteGroup"] = control.DeleteGroupResponse(queues=2)
+    code, _ = qmq.error("group", "delete", "s", "g")
+    assert (code, meta.requests("DeleteGroup")) == (1, [])
+    assert qmq.json("group", "delete", "s", "g", "--yes") == [{"subject": "s", "group": "g", "queues": 2}]
