@@ -221,10 +221,11 @@ class BlockingDelayed:
         return self._client.run(self._delayed.show(id))
 
     def list(
-        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None
-    ) -> Iterator[DelayedMessage]:
+        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None,
+        *, silent: dict[str, str] | None = None,
+    ) -> Iterator[DelayedMessage]:  # fmt: skip
         """See `Delayed.list`."""
-        found = self._delayed.list(subject, start, end, limit)
+        found = self._delayed.list(subject, start, end, limit, silent=silent)
 
         async def following() -> DelayedMessage | None:
             return await anext(found, None)

@@ -55,6 +55,16 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
+def check_client(name: str) -> str:
+    """Return a client's name as it stands in a HELLO. It is told to people and to other programs: no part of it may act on them.
+
+    Clients of this project follow `check_name`; of others, any printable text will do, since none is an error today. Raises InvalidName.
+    """
+    if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
+        raise InvalidName(f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not {name[: limits.NAME_CHARS_MAX]!r}")
+    return name
+
+
 BROADCAST: Final = "%"
 """Between the group and the consumer, in the name of a broadcast group's consumer at the brokers."""
 

@@ -45,6 +45,8 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # Also the time to connect: an address that swallows everything is left by then, not after 20 s.
+    ("grpc.min_reconnect_backoff_ms", 2000),
 ]
 
 _NOT_FOUND: Final = (UnknownSubject, UnknownGroup, MessageNotFound)
@@ -103,6 +105,12 @@ def status_of(failure: grpc.RpcError) -> grpc.StatusCode:
     """The status with which a call ended."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     return failure.code()
+
+
+def is_answer(failure: grpc.RpcError) -> bool:
+    """Whether the server itself raised a typed error: if not, it was not reached, or fell silent."""
+    assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
+    return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
 
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -75,6 +76,8 @@ class Picture:
     revision: int = 0
     items: dict[str, KeyValue] = field(default_factory=dict)
     subjects: dict[str, SubjectConfig] = field(default_factory=dict)
+    subject_counts: Counter[str] = field(default_factory=Counter)
+    """How many subjects each broker group takes messages of: counted as they come and go, since each new one asks."""
     groups: dict[str, GroupState] = field(default_factory=dict)
     replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
@@ -131,7 +134,7 @@ class Picture:
         """Keep what a key means. A value that cannot be read counts as absent: one bad key must not blind everybody."""
         try:
             if key.startswith(SUBJECTS):
-                _keep(self.subjects, key[len(SUBJECTS) :], None if item is None else decode_subject(item))
+                self._read_subject(key[len(SUBJECTS) :], None if item is None else decode_subject(item))
             elif key.startswith(GROUPS):
                 self._read_group(key, item)
             elif key.startswith((REPLICAS, PRESENCE)):
@@ -146,6 +149,14 @@ class Picture:
             log.exception("the coordination store holds something unreadable at %s", key)
             if item is not None:
                 self._read(key, None)
+
+    def _read_subject(self, name: str, config: SubjectConfig | None) -> None:
+        known = self.subjects.get(name)
+        if known is not None:
+            self.subject_counts.subtract(known.groups)
+        if config is not None:
+            self.subject_counts.update(config.groups)
+        _keep(self.subjects, name, config)
 
     def _read_group(self, key: str, item: KeyValue | None) -> None:
         name, _, what = key[len(GROUPS) :].rpartition("/")
@@ -233,6 +244,10 @@ class ClusterView:
     def subjects(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
         return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
+
+    def subject_count(self, group: str) -> int:
+        """How many subjects the broker group takes messages of."""
+        return self._picture.subject_counts[group]
 
     def group(self, name: str) -> GroupState:
         """A broker group; one without any keys if it is not known."""

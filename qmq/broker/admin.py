@@ -13,7 +13,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.finding import Finding, Found
 from qmq.broker.sessions import GroupState
 from qmq.broker.trails import Trails
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, UnknownGroup
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup
 from qmq.limits import MIB
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
@@ -180,6 +180,23 @@ class BrokerAdmin:
             moved.append((state.queue, state.share.next_sequence, sequence))
             self._broker.dispatch.reset(state, sequence)
         return moved
+
+    async def delete_group(self, subject: str, group: str) -> int:
+        """Forget a group on all the subject's queues, or on none; on how many it was. Raises UnknownGroup, InvalidArgument, Overloaded."""
+        self._broker.require_serving()
+        states = self._states(check_name("subject", subject), check_group(group))
+        if not states:
+            raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to delete")
+        consumers = sorted({name for state in states for name in state.share.holders})
+        if consumers:
+            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}, stop them first: {', '.join(consumers)}")
+        if any(state.share.dying for state in states):
+            raise Overloaded(f"messages of group {group!r} are on their way to its dead-letter queue: try again soon")
+        for state in states:
+            self._broker.dispatch.forget(state)
+        self._broker.schedule()
+        await self._broker.committed()
+        return len(states)
 
     async def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""

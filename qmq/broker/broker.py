@@ -224,8 +224,6 @@ class Broker:
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to its successor")
         batches = read_batches(payload, self.find_queue)
-        if any([is_dead_letters(batch.queue.id.subject) for batch in batches]):  # noqa: C419 - faster than a generator
-            raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         self._staged.append(_Staged(peer, request_id, batches, is_fast))

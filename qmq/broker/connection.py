@@ -16,6 +16,7 @@ from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.sessions import Held
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
+from qmq.model import check_client
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
@@ -146,7 +147,7 @@ class Connection(Flushable):
         hello = wire.Hello.unpack(each.payload)
         if hello.version != wire.PROTOCOL_VERSION:
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
-        self.has_said_hello, self.client = True, hello.client
+        self.has_said_hello, self.client = True, check_client(hello.client)
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, self._broker.config.name, self._broker.store.epoch, limits.FRAME_BYTES_MAX,

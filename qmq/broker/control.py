@@ -76,6 +76,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         moved = self._admin.reset(request.subject, request.group, _target(request))
         return pb.ResetGroupResponse(moved=[self._moved(queue, begin, end) for queue, begin, end in moved])
 
+    @answering
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:
+        """See control.proto."""
+        return pb.DeleteGroupResponse(queues=await self._admin.delete_group(request.subject, request.group))
+
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
         return pb.Moved(
             partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end
@@ -182,6 +187,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         """See control.proto."""
         if not request.change_id:
             raise InvalidArgument("a change that closes a partition has an id")
+        await self._lanes.require_change(request.subject, request.partition, request.change_id, request.to_version)
         sequence = await self._lanes.seal(request.subject, request.partition, request.change_id, request.to_version)
         return pb.SealResponse(sequence=sequence)
 

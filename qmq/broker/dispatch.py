@@ -316,8 +316,12 @@ class Dispatch:
             state.idle_since_ms = now_ms
         elif now_ms - state.idle_since_ms >= self._broker.config.broadcast_idle_ms:
             log.info("%s has been away from %s for too long: its progress is forgotten", state.name, state.queue.id)
-            self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
-            self.groups.drop(state)
+            self.forget(state)
+
+    def forget(self, state: GroupState) -> None:
+        """The group is gone, with its progress. It has no consumers, and nothing of it is dying."""
+        self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
+        self.groups.drop(state)
 
     def wake_queues(self, queues: list[Queue]) -> None:
         """Consumers may see more of these queues."""

@@ -21,12 +21,14 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMism
 from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
+from qmq.model import DEAD_LETTERS
 from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 
 _VECTOR_MIN: Final = 32
 """Below so many offsets a loop is faster than numpy."""
 _COMPRESSIONS: Final = frozenset(map(int, Compression))
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
+_DEAD_LETTERS: Final = DEAD_LETTERS.encode()
 
 CheckDues = Callable[[bytes, RegionHeader, Layout], None]
 """(region, its header, its layout). Raises CallerError."""
@@ -79,6 +81,8 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     _check_header(header)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
+    if subject.startswith(_DEAD_LETTERS):  # before a queue is made for it
+        raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
     queue, body_bytes_max, lps, _, check_dues = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)

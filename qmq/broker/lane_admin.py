@@ -13,7 +13,7 @@ from qmq_ordering.route import LpRange
 from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
 from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
-from qmq.errors import RouteConflict, UnknownGroup, UnknownPartition
+from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
@@ -47,6 +47,15 @@ class LaneAdmin:
         """Raises UnknownSubject, OrderMismatch, RouteChanged, NotMaster."""
         self._broker.require_serving()
         return self._broker.find_queue(check_name("subject", subject).encode(), number).queue
+
+    async def require_change(self, subject: str, number: int, change_id: str, to_version: int) -> None:
+        """Whoever asks to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
+        self._broker.require_serving()
+        if not await self._broker.routing.closes(check_name("subject", subject), number, change_id, to_version):
+            raise InvalidArgument(
+                f"no change {change_id!r} of {subject!r} to version {to_version} closes partition {number}: nothing was sealed; "
+                "change the route with `qmq route split`, `merge` or `move`"
+            )
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
         """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""

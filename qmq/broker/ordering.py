@@ -35,6 +35,9 @@ class Routing(Protocol):
         """Whether the group reads `version` in the range, and that version has the partition there."""
         ...
 
+    async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
+        """Whether the store has that change of the route, and it closes the partition. Raises CoordinationError."""
+        ...
 
     async def group_revision(self, subject: str, group: str) -> int:
         """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older."""
@@ -50,6 +53,10 @@ class NoRouting:
 
     def is_open(self, _subject: str, _group: str, _number: int, _lps: LpRange, _version: int) -> bool:
         """Nothing is."""
+        return False
+
+    async def closes(self, _subject: str, _number: int, _change_id: str, _to_version: int) -> bool:
+        """None does."""
         return False
 
     async def group_revision(self, _subject: str, _group: str) -> int:

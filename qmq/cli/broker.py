@@ -151,6 +151,9 @@ async def _drain(
     async with qmq.connect(server) as mq:
         before = (await described(mq, group)).mode
         moves = await draining.find(mq.metadata, group) if is_moving else []
+        said = draining.warning(await mq.metadata.cluster(), group, moves)
+        if said:
+            errors.print(said, highlight=False, markup=False, soft_wrap=True)
         if not dry_run:
             await mq.metadata.set_group_mode(group, "read-only")
             await _move_all(mq, group, moves, quiet)

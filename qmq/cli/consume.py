@@ -6,13 +6,14 @@ import asyncio
 import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 import qmq
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.errors import InvalidArgument, OrderMismatch
+from qmq.visible import visible
 
 if TYPE_CHECKING:
     from qmq.client.message import StoredMessage
@@ -26,28 +27,44 @@ def consume(
     idle_s: Annotated[float, typer.Option("--idle", help="Stop when nothing came for so many seconds; 0 for never.")] = 0.0,
     start: Annotated[str, typer.Option("--from", help="Where a new group begins: 'earliest' or 'latest'.")] = "earliest",
     tag: Annotated[list[str] | None, typer.Option(help="Only messages with any of these tags.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Bodies as they are, also on a terminal; without it, control characters are shown as \\x1b there.")
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Print messages, one a line, and acknowledge them: the body, or with --json all there is to know."""
-    run(_consume(server, subject, group, count, idle_s, start, tag or [], as_json))
+    run(_consume(server, subject, group, count, idle_s, start, tag or [], Form(as_json, is_raw=raw or not sys.stdout.isatty())))
+
+
+class Form(NamedTuple):
+    """How a message is printed. `is_raw`: its body byte by byte."""
+
+    as_json: bool = False
+    is_raw: bool = True
+
+    def line(self, message: StoredMessage, place: dict[str, Any]) -> bytes:
+        """Without the end of the line."""
+        if self.as_json:
+            return json.dumps(place | _fields(message)).encode()
+        return message.body if self.is_raw else visible(message.body.decode(errors="backslashreplace")).encode()
 
 
 async def _consume(
-    server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], as_json: bool
+    server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form
 ) -> None:
     """Which kind of subject it is, its broker says at the first pull."""
     async with qmq.connect(server) as mq:
         try:
-            await _consume_unordered(mq, subject, group, count, idle_s, start, tags, as_json)
+            await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
         except OrderMismatch:
             if tags:
                 raise InvalidArgument(f"subject {subject!r} is ordered: all of its messages are consumed, --tag cannot choose") from None
-            await _consume_ordered(mq, subject, group, count, idle_s, start, as_json)
+            await _consume_ordered(mq, subject, group, count, idle_s, start, form)
 
 
 async def _consume_unordered(
-    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], as_json: bool
+    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form
 ) -> None:
     printed = 0
     async with mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
@@ -57,14 +74,14 @@ async def _consume_unordered(
             if idle_s and not found.slices:
                 return
             for message in found:
-                _print(message, {"subject": message.subject, "broker_group": message.broker_group}, as_json)
+                _print(message, {"subject": message.subject, "broker_group": message.broker_group}, form)
             sys.stdout.buffer.flush()
             await found.ack()
             printed += len(found)
 
 
 async def _consume_ordered(
-    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, as_json: bool
+    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form
 ) -> None:
     """What is printed is acknowledged; leaving settles it."""
     printed = 0
@@ -75,7 +92,7 @@ async def _consume_ordered(
                     message = await anext(consumer)
             except TimeoutError:
                 return
-            _print(message, _place(message), as_json)
+            _print(message, _place(message), form)
             sys.stdout.buffer.flush()
             message.ack_later()
             printed += 1
@@ -88,9 +105,8 @@ def _place(message: OrderedMessage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(message: StoredMessage, place: dict[str, Any], as_json: bool) -> None:
-    line = json.dumps(place | _fields(message)).encode() if as_json else message.body
-    sys.stdout.buffer.write(line + b"\n")
+def _print(message: StoredMessage, place: dict[str, Any], form: Form) -> None:
+    sys.stdout.buffer.write(form.line(message, place) + b"\n")
 
 
 def _fields(message: StoredMessage) -> dict[str, Any]:

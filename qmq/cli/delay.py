@@ -11,10 +11,11 @@ import typer
 import qmq
 from qmq.cli import delay_role
 from qmq.cli.delay_view import list_table, message_facts, message_view, moment, row_facts, stats_facts, stats_view
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show, tell_silent
 from qmq.cli.route import emit
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.dues import due_ms
+from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, TooLate
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def list_delayed(
 ) -> None:
     """List messages that wait, in the order of their due times."""
     found = run(_list(server, subject, start, end, limit))
+    tell_silent(found.silent)
     rows = [row_facts(each) for each in found[:limit]]
     emit(rows, [list_table(rows, console.width)], as_json=as_json)
     if len(found) > limit:
@@ -47,12 +49,14 @@ def list_delayed(
         errors.print(more, highlight=False, soft_wrap=True)
 
 
-async def _list(server: str, subject: str, start: str | None, end: str | None, limit: int) -> list[DelayedMessage]:
+async def _list(server: str, subject: str, start: str | None, end: str | None, limit: int) -> Partial[DelayedMessage]:
     """One more than the limit, if there are more."""
     now = datetime.now(UTC)
     first, last = (None if text is None else parse_moment(text, now) for text in (start, end))
     async with qmq.connect(server) as mq:
-        return [each async for each in mq.delayed.list(subject, first, last, limit + 1)]
+        silent: dict[str, str] = {}
+        found = [each async for each in mq.delayed.list(subject, first, last, limit + 1, silent=silent)]
+        return Partial(found, silent)
 
 
 @app.command("show")

@@ -17,6 +17,7 @@ import qmq
 from qmq.cli import parked
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
 from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge.")
@@ -45,19 +46,20 @@ def list_letters(
     given = words or []
     if len(given) == 2:
         subject, group = given
-        show(f"parked keys of group {group} on {subject}", parked.COLUMNS, run(parked.listed(server, subject, group)), as_json=as_json)
+        keys = run(parked.listed(server, subject, group))
+        show(f"parked keys of group {group} on {subject}", parked.COLUMNS, keys, as_json=as_json, silent=keys.silent)
         return
     if len(given) > 2:
         raise typer.BadParameter("give nothing, a GROUP, or SUBJECT GROUP")
-    show("dead-letter queues", _QUEUES, run(_queues(server, given[0] if given else "")), as_json=as_json)
+    queues = run(_queues(server, given[0] if given else ""))
+    show("dead-letter queues", _QUEUES, queues, as_json=as_json, silent=queues.silent)
 
 
-async def _queues(server: str, group: str) -> list[tuple[Any, ...]]:
+async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
     async with qmq.connect(server) as mq:
         found = await mq.metadata.dead_letter_queues(group)
-    return [
-        (each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), each.oldest_ago_ms) for each in found
-    ]
+    rows = [(each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), each.oldest_ago_ms) for each in found]
+    return Partial(rows, found.silent)
 
 
 @app.command("show")

@@ -82,6 +82,19 @@ def _least(loads: Mapping[str, Load]) -> str:
     return min(loads, key=lambda name: (loads[name].partitions, loads[name].messages_per_s, name))
 
 
+def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[Move]) -> str:
+    """What will become of a group that is lost; empty if it has a master. Pure."""
+    if any(each.broker_group == drained and each.master for each in cluster.groups):
+        return ""
+    said = f"broker group {drained} has no master: producers go elsewhere, and what only it keeps is not consumed until it is back"
+    if list(moves):
+        said += (
+            "; its partitions are fenced, which takes until its right to write has surely lapsed (some seconds); a partition of a subject "
+            "with fencing 'majority' cannot leave a lost group: its move waits until the group is back"
+        )
+    return said
+
+
 async def find(metadata: MetadataClient, drained: str) -> list[Move]:
     """The plan for the cluster as it is now. Raises InvalidArgument, Unavailable."""
     ordered = [each.settings.name for each in await metadata.list_subjects() if each.settings.order]

@@ -9,12 +9,13 @@ import typer
 
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
-from qmq.cli.output import SERVER, Json, Server, console, run, show
+from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_silent
 from qmq.cli.route import described, emit
 from qmq.cli.route_view import group_view
+from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, UnknownGroup
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, set, settings.")
+app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)
 app.command("settings")(show_settings)
 
@@ -26,18 +27,21 @@ def list_groups(
     subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
     """List groups, with how far they are behind; of an ordered subject, with the version of the route that they read."""
-    rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in run(_rows(server, subject))]
-    show("groups", _COLUMNS, rows, as_json=as_json)
+    found = run(_rows(server, subject))
+    rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in found]
+    show("groups", _COLUMNS, rows, as_json=as_json, silent=found.silent)
 
 
-async def _rows(server: str, subject: str) -> list[tuple[Any, ...]]:
+async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
     async with qmq.connect(server) as mq:
         ordered = await _ordered(mq, subject)
-        rows = []
+        rows: Partial[tuple[Any, ...]] = Partial()
         if subject not in ordered:
-            rows = [_row(each) for each in await mq.metadata.describe_groups(subject) if each.subject not in ordered]
+            known = await mq.metadata.describe_groups(subject)
+            rows = Partial([_row(each) for each in known if each.subject not in ordered], known.silent)
         for name in ordered:
             found = await described(mq, name)
+            rows.silent = _silent(found) | rows.silent
             rows += [_ordered_row(name, group, each) for group in found["groups"] for each in group["partitions"]]
         return rows
 
@@ -46,6 +50,10 @@ async def _ordered(mq: qmq.Client, subject: str) -> list[str]:
     """The ordered subjects: of all, or this one if it is one."""
     found = await mq.metadata.list_subjects(subject)
     return [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
+
+
+def _silent(found: dict[str, Any]) -> dict[str, str]:
+    return dict.fromkeys(found["silent_groups"], "it does not answer")
 
 
 def _row(each: Any) -> tuple[Any, ...]:
@@ -76,6 +84,7 @@ def lag(
     """Show how far a group is behind, and what each of its consumers holds; of an ordered subject, where its frontier is."""
     found = run(_lag(server, subject, group))
     if isinstance(found, dict):
+        tell_silent(_silent(found))
         emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
         return
     columns = (
@@ -88,10 +97,10 @@ def lag(
         )
         for each in found
     ]  # fmt: skip
-    show(f"group {group} on {subject}", columns, rows, as_json=as_json)
+    show(f"group {group} on {subject}", columns, rows, as_json=as_json, silent=found.silent)
 
 
-async def _lag(server: str, subject: str, group: str) -> list[Any] | dict[str, Any]:
+async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str, Any]:
     """One group on each queue; of an ordered subject, all of the group at once."""
     async with qmq.connect(server) as mq:
         if not await _ordered(mq, subject):
@@ -99,7 +108,7 @@ async def _lag(server: str, subject: str, group: str) -> list[Any] | dict[str, A
         found = await described(mq, subject)
     for each in found["groups"]:
         if each["group"] == group:
-            return {**each, "subject": subject, "latest_version": found["latest_version"]}
+            return {**each, "subject": subject, "latest_version": found["latest_version"], "silent_groups": found["silent_groups"]}
     raise UnknownGroup(f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows which have")
 
 
@@ -137,6 +146,25 @@ def reset(
 
     rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]
     show(f"group {group} on {subject}", ("partition", "broker group", "from", "to"), rows, as_json=as_json)
+
+
+@app.command("delete")
+def delete(
+    subject: Annotated[str, typer.Argument(help="The subject.")],
+    group: Annotated[str, typer.Argument(help="The group; it has no consumers.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the group's name again.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Forget what a group of an unordered subject consumed. One of that name that comes later is new; its dead letters stay."""
+    if not yes and typer.prompt(f"type {group} to delete it", err=True) != group:
+        fail(InvalidArgument("that is not the group's name: nothing was deleted"))
+
+    async def _delete() -> int:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.delete_group(subject, group)
+
+    show("deleted", ("subject", "group", "queues"), [(subject, group, run(_delete()))], as_json=as_json)
 
 
 def parse_target(to: str) -> dict[str, Any]:

@@ -5,24 +5,49 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
+from qmq.visible import visible
 
 EXIT_CALLER: Final = 2
 EXIT_UNAVAILABLE: Final = 3
 EXIT_FAILED: Final = 1
 
-console = Console()
-errors = Console(stderr=True)
+
+class _Escaped:
+    """A renderable without what would act on the terminal: of what users wrote, not of rich's own colours."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in console.render(self._inner, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
+
+
+class _Escaping(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(each) for each in renderables]
+
+
+def escape_controls(console: Console) -> Console:
+    """Let it print nothing that others wrote as it is, whatever it is given."""
+    console.push_render_hook(_Escaping())
+    return console
+
+
+console = escape_controls(Console())
+errors = escape_controls(Console(stderr=True))
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
@@ -34,8 +59,16 @@ SERVER: Final = "localhost:20880"
 _R = TypeVar("_R")
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
-    """Print rows: a table, or a JSON array of objects with the columns' names."""
+def show(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, silent: Mapping[str, str] | None = None
+) -> None:
+    """Print rows: a table, or a JSON array of objects with the columns' names.
+
+    `silent`: groups whose rows are missing, and why; if there are any, each object names them in `silent_groups`.
+    """
+    tell_silent(silent or {})
+    if as_json and silent:
+        columns, rows = (*columns, "silent groups"), [(*row, sorted(silent)) for row in rows]
     if as_json:
         names = [column.replace(" ", "_") for column in columns]
         sys.stdout.write(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n")
@@ -45,8 +78,15 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, a
         # an id is folded, never cut: somebody will want to copy it
         table.add_column(column, overflow="fold", justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
     for row in rows:
-        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row])  # what users wrote is no markup
+        # what users wrote is no markup
+        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else visible(str(cell))) for cell in row])
     console.print(table)
+
+
+def tell_silent(silent: Mapping[str, str]) -> None:
+    """Say on standard error that an answer is partial: which groups are missing, and why."""
+    for group, reason in sorted(silent.items()):
+        errors.print(Text(f"partial: broker group {group} is missing ({reason})"), soft_wrap=True)
 
 
 def fail(failure: BaseException) -> NoReturn:

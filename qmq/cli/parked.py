@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import qmq
-from qmq.errors import InvalidArgument
+from qmq.client.partial import Partial
+from qmq.errors import InvalidArgument, NotConnected
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import control_pb2 as control
@@ -27,9 +28,10 @@ _HEX: Final = "hex:"
 _BASE64: Final = "base64:"
 
 
-async def listed(server: str, subject: str, group: str) -> list[Row]:
+async def listed(server: str, subject: str, group: str) -> Partial[Row]:
     """The keys that a group set aside."""
-    return [_row(each) for each in await _parked(server, subject, group)]
+    found = await _parked(server, subject, group)
+    return Partial([_row(each) for each in found], found.silent)
 
 
 async def shown(server: str, subject: str, group: str, key: str) -> list[Row]:
@@ -42,7 +44,11 @@ async def unparked(server: str, subject: str, group: str, key: str, *, is_replay
     """Give a key's messages back to the group, in order, before anything newer of the key; or count them as done, for good."""
     async with qmq.connect(server) as mq:
         rows = []
-        for each in chosen(await mq.metadata.parked(subject, group), key, group):
+        found = await mq.metadata.parked(subject, group)
+        # An older part of the key may lie where nobody answers: given back behind the newer ones, it would break the order.
+        if found.silent:
+            raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
+        for each in chosen(found, key, group):
             messages = each.messages
             if not dry_run:
                 messages = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
@@ -50,10 +56,10 @@ async def unparked(server: str, subject: str, group: str, key: str, *, is_replay
         return rows
 
 
-async def _parked(server: str, subject: str, group: str) -> list[control.ParkedKey]:
+async def _parked(server: str, subject: str, group: str) -> Partial[control.ParkedKey]:
     async with qmq.connect(server) as mq:
         found = await mq.metadata.parked(subject, group)
-    return sorted(found, key=lambda each: (each.key, each.partition))
+    return Partial(sorted(found, key=lambda each: (each.key, each.partition)), found.silent)
 
 
 def _row(each: control.ParkedKey) -> tuple[Any, ...]:

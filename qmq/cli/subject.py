@@ -10,6 +10,7 @@ from qmq_ordering.hashing import LOGICAL_PARTITIONS
 import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, run, show, time_text
 from qmq.cli.roles import names_of
+from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order
@@ -26,11 +27,11 @@ def list_subjects(
     server: Server = SERVER,
 ) -> None:
     """List subjects, with what is stored of them."""
-    rows = [row for each in run(_list(server, prefix)) for row in _rows(each)]
-    show("subjects", _COLUMNS, rows, as_json=as_json)
+    found = run(_list(server, prefix))
+    show("subjects", _COLUMNS, [row for each in found for row in _rows(each)], as_json=as_json, silent=found.silent)
 
 
-async def _list(server: str, prefix: str) -> list[Any]:
+async def _list(server: str, prefix: str) -> Partial[Any]:
     async with qmq.connect(server) as mq:
         return await mq.metadata.list_subjects(prefix)
 
@@ -111,11 +112,11 @@ def describe(
 ) -> None:
     """Show a subject's settings and what is stored of it."""
 
-    async def _describe() -> Any:
+    async def _describe() -> tuple[Any, dict[str, str]]:
         async with qmq.connect(server) as mq:
             return await _find(mq, name)
 
-    found = run(_describe())
+    found, silent = run(_describe())
     settings = found.settings
     rows = [
         (
@@ -125,14 +126,16 @@ def describe(
         for row in _rows(found)
     ]  # fmt: skip
     columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing")
-    show(f"subject {name}", columns, rows, as_json=as_json)
+    show(f"subject {name}", columns, rows, as_json=as_json, silent=silent)
 
 
-async def _find(mq: qmq.Client, name: str) -> Any:
-    found = [each for each in await mq.metadata.list_subjects(name) if each.settings.name == name]
+async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
+    """The subject, and which of its broker groups are silent, and why."""
+    known = await mq.metadata.list_subjects(name)
+    found = [each for each in known if each.settings.name == name]
     if not found:
         raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
-    return found[0]
+    return found[0], known.silent
 
 
 @app.command("place")

@@ -22,7 +22,7 @@ import grpc
 from qmq.client import dues
 from qmq.client.delayed_message import DelayedMessage, DelayStats, message_of, stats_of
 from qmq.client.dues import When
-from qmq.errors import InvalidArgument, Outcome, QmqError, TooLate, Unavailable
+from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, TooLate, Unavailable
 from qmq.model import DelayedId, check_name
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc import CODE
@@ -81,12 +81,14 @@ class Delayed:
         return message_of(found)
 
     async def list(
-        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None
-    ) -> AsyncIterator[DelayedMessage]:
+        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None,
+        *, silent: dict[str, str] | None = None,
+    ) -> AsyncIterator[DelayedMessage]:  # fmt: skip
         """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
         their due times, without bodies; at most `limit`.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie.
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie: unless
+        `silent` is given, a dict that then tells which groups are missing, and why, while at least one answers.
         """
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument(f"limit is a number of messages, not {limit!r}")
@@ -99,6 +101,10 @@ class Delayed:
         while left is None or left > 0:
             request.messages_max = PAGE if left is None else min(left, PAGE)
             page = await self._metadata().list_delayed(request)
+            if page.silent and silent is None:
+                raise NotConnected(f"what {', '.join(sorted(page.silent))} keeps is missing: {'; '.join(page.silent.values())}")
+            if silent is not None:
+                silent.update(page.silent)
             for found in page.messages:
                 yield message_of(found)
             left = None if left is None else left - len(page.messages)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qmq.client.partial import Partial
 from qmq.model import GroupSettings
+from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 
@@ -46,12 +48,21 @@ class DeliveryAdmin:
         found: pb.DescribeGroupSettingsResponse = await self._call("DescribeGroupSettings", request)
         return found
 
+    async def delete_group(self, subject: str, group: str) -> int:
+        """Forget what a group of an unordered subject consumed; on how many queues it was. A group of that name that comes later is new.
+
+        Raises InvalidArgument while it has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
+        """
+        request = control.DeleteGroupRequest(subject=subject, group=group)
+        found: control.DeleteGroupResponse = await self._call("DeleteGroup", request)
+        return found.queues
+
     # --- dead letters --------------------------------------------------------------------------------------------------
 
-    async def dead_letter_queues(self, group: str = "") -> list[pb.DeadLetterQueue]:
-        """How much died of a group, or of all, on each broker group. Raises InvalidName, NotConnected."""
+    async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
+        """How much died of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
         found: pb.DescribeDeadLettersResponse = await self._call("DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group))
-        return list(found.queues)
+        return Partial(found.queues, found.silent)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
 

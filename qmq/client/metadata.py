@@ -13,11 +13,12 @@ import grpc
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from qmq.client.delivery_admin import DeliveryAdmin
 from qmq.client.locator import Pushed
 from qmq.client.ordered.membership import Assigned, Member
+from qmq.client.partial import Partial
 from qmq.client.routes import Ordering, Placement, Route
 from qmq.errors import (
     CallerError,
@@ -36,7 +37,7 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import status_of, typed_error
+from qmq.rpc import is_answer, status_of, typed_error
 
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
@@ -61,24 +62,35 @@ class MetadataClient(DeliveryAdmin):
     async def _call(
         self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S
     ) -> Any:
-        """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(Unavailable),
-            stop=stop_after_delay(retry_s),
-            wait=wait_random_exponential(multiplier=0.05, max=0.5),
-            reraise=True,
-        ):
-            with attempt:
-                return await self._call_once(method, request, timeout_s)
+        """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
+        unreachable: dict[str, QmqError] = {}
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(Unavailable),
+                stop=stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1),
+                wait=wait_random_exponential(multiplier=0.05, max=0.5),
+                reraise=True,
+            ):
+                with attempt:
+                    return await self._call_once(method, request, timeout_s, unreachable)
+        except Unavailable as failure:
+            if len(unreachable) < 2 or failure not in unreachable.values():
+                raise
+            worst = next((each for each in unreachable.values() if each.outcome is Outcome.UNKNOWN), failure)
+            whole = "; ".join(each.message for each in unreachable.values())
+            raise type(failure)(f"no metaserver answers: {whole}", outcome=worst.outcome) from failure
         raise AssertionError("the loop above returns or raises")
 
-    async def _call_once(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
+        """One try. `unreachable` notes the address if it was not the metaserver that raised."""
         address = self._address
         call: Callable[..., Awaitable[Any]] = getattr(meta_pb2_grpc.MetaStub(self._channels[address]), method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:
             failure = typed_error(cause, address)
+            if unreachable is not None and not is_answer(cause):
+                unreachable[address] = failure
             # Of those who find it away at the same time one is enough: two turns may lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
@@ -153,16 +165,16 @@ class MetadataClient(DeliveryAdmin):
         created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         return created.settings
 
-    async def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
-        """Subjects with their queues."""
+    async def list_subjects(self, prefix: str = "") -> Partial[pb.SubjectDescription]:
+        """Subjects with their queues; those on silent broker groups are missing."""
         found: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
-        return list(found.subjects)
+        return Partial(found.subjects, found.silent)
 
-    async def describe_groups(self, subject: str = "", group: str = "") -> list[control.Group]:
-        """What groups consumed. Raises UnknownSubject, UnknownGroup."""
+    async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
+        """What groups consumed, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
         request = control.DescribeGroupsRequest(subject=subject, group=group)
         found: control.DescribeGroupsResponse = await self._call("DescribeGroups", request)
-        return list(found.groups)
+        return Partial(found.groups, found.silent)
 
     async def reset_group(
         self, subject: str, group: str, *, to: str | None = None, time_ms: int | None = None, sequence: int | None = None,
@@ -319,11 +331,11 @@ class MetadataClient(DeliveryAdmin):
         found: pb.RouteHistoryResponse = await self._call("RouteHistory", pb.RouteHistoryRequest(subject=subject))
         return list(found.changes)
 
-    async def parked(self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX) -> list[control.ParkedKey]:
-        """Keys whose messages were set aside, for a group of an ordered subject. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
+    async def parked(self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX) -> Partial[control.ParkedKey]:
+        """Keys whose messages were set aside, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
         request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max)
         found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
-        return list(found.keys)
+        return Partial(found.keys, found.silent)
 
     async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
         """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""

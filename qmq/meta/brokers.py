@@ -42,10 +42,19 @@ class Answers:
 
     def complete(self) -> list[Any]:
         """All answers. Raises NotConnected if a group is missing, and what they said if none has anything."""
-        self.require_all("")
+        self.require_all(f"not on {', '.join(self.absent)}" if self.absent and not self.found else "")
         if not self.found and self.absent:
             raise next(iter(self.absent.values()))
         return list(self.found.values())
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """The groups that did not answer, and why: what `partial` leaves out."""
+        return {group: failure.message for group, failure in self.missing.items()}
+
+    def partial(self) -> list[Any]:
+        """The answers that there are, to be told with `silent`. Raises as `complete`, but only if nobody has anything."""
+        return list(self.found.values()) if self.found else self.complete()
 
     def require_all(self, so_far: str) -> None:
         """Raises NotConnected, naming the groups that did not answer; `so_far` is what is known without them."""

@@ -33,7 +33,7 @@ from qmq.errors import (
     SubjectExists,
     UnknownSubject,
 )
-from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, count_subjects, hosts_of, move
+from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
 from qmq.model import Order, SubjectConfig, check_name, is_dead_letters
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -203,9 +203,8 @@ class Cluster:
     async def _choose(self) -> tuple[str, ...]:
         if not self.group_names():
             await self._view.refresh()
-        counts = count_subjects(self._view.subjects())
         candidates = [
-            Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, counts[state.name])
+            Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, self._view.subject_count(state.name))
             for state in self._view.groups()
             if state.delay is None
         ]

@@ -12,20 +12,20 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: str) -> pb.DescribeDeadLettersResponse:
-    """Of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if a broker group is silent."""
+    """Of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if all broker groups are silent."""
     subject = dead_letter_subject(check_name("group", group)) if group else ""
     queues = await brokers.ask_masters(hosts, "DescribeQueues", control.DescribeQueuesRequest(subject=subject))
     asked = control.DescribeGroupsRequest(subject=subject, group=OPERATORS)
     groups = await brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
-    groups.require_all("")
     looked = {(each.subject, each.broker_group): each for answer in groups.found.values() for each in answer.groups}
     found = [
         _described(queue, looked.get((queue.subject, queue.broker_group)))
-        for answer in queues.complete()
+        for answer in queues.partial()
         for queue in answer.queues
-        if is_dead_letters(queue.subject) and queue.next_sequence
+        if queue.broker_group not in groups.missing and is_dead_letters(queue.subject) and queue.next_sequence
     ]
-    return pb.DescribeDeadLettersResponse(queues=sorted(found, key=lambda each: (each.group, each.broker_group)))
+    found.sort(key=lambda each: (each.group, each.broker_group))
+    return pb.DescribeDeadLettersResponse(queues=found, silent=queues.silent | groups.silent)
 
 
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:

@@ -48,14 +48,16 @@ class Delays:
 
         `next` is the due time and the id behind which to go on, the same for every group.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a group is missing: a list with holes is a lie.
+        Groups that are silent are named: what they keep is missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
         """
         most = listing(request).most
         asked = pb.ListDelayedRequest()
         asked.CopyFrom(request)
         asked.messages_max = most
         answers = await self._brokers.ask_masters(await self._require_groups(), "ListDelayed", asked)
-        return merged(answers.complete(), most)
+        page = merged(answers.partial(), most)
+        page.silent.update(answers.silent)
+        return page
 
     async def _require_groups(self) -> list[str]:
         """Where none is known, the store is asked: one may have been founded a moment ago. Raises NotConnected."""

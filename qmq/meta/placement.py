@@ -10,7 +10,6 @@ Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two gr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,11 +28,6 @@ class Candidate:
     is_writable: bool
     has_master: bool
     subjects: int
-
-
-def count_subjects(subjects: Iterable[SubjectConfig]) -> Counter[str]:
-    """How many subjects each group takes messages of."""
-    return Counter(group for config in subjects for group in config.groups)
 
 
 def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 what only they know.
 
 Questions about messages go to the masters of all groups that may hold some of the subject. An answer that would be wrong without a group is
-not given: the error names the group that is missing. A message that was found is found, whoever else is silent.
+not given: the error names the group that is missing. A message that was found is found, whoever else is silent. A description for people
+is given without the groups that are silent, and names them.
 """
 
 from __future__ import annotations
@@ -84,13 +85,16 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         subjects = self._view.subjects(request.prefix)
         groups = sorted({group for config in subjects for group in self._cluster.hosts(config)})
         queues: dict[str, list[control.Queue]] = {}
+        silent: dict[str, str] = {}
         if groups:
             answers = await self._brokers.ask_masters(groups, "DescribeQueues", control.DescribeQueuesRequest())
-            for answer in answers.complete():
+            silent = answers.silent
+            for answer in answers.found.values():
                 for queue in answer.queues:
                     queues.setdefault(queue.subject, []).append(queue)
         return pb.ListSubjectsResponse(
-            subjects=[pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ())) for each in subjects]
+            subjects=[pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ())) for each in subjects],
+            silent=silent,
         )
 
     # --- what brokers know ---------------------------------------------------------------------------------------------
@@ -106,7 +110,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         """See meta.proto."""
         hosts = await self._hosts(request.subject)
         answers = await self._brokers.ask_masters(hosts, "DescribeGroups", request, absent=(UnknownGroup,))
-        return control.DescribeGroupsResponse(groups=[group for answer in answers.complete() for group in answer.groups])
+        groups = [group for answer in answers.partial() for group in answer.groups]
+        return control.DescribeGroupsResponse(groups=groups, silent=answers.silent)
 
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
@@ -122,6 +127,22 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         answers = await self._brokers.ask_masters(hosts, "ResetGroup", request, absent=(UnknownGroup, UnknownSubject), is_change=True)
         answers.require_all(f"moved on {', '.join(answers.found)}, but not everywhere: reset again" if answers.found else "")
         return control.ResetGroupResponse(moved=[moved for answer in answers.complete() for moved in answer.moved])
+
+    @answering
+    async def DeleteGroup(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
+        """See meta.proto. Nothing is deleted unless every broker group that may know the group answers first, and none has a consumer."""
+        subject = check_name("subject", request.subject)
+        if (await self._cluster.subject(subject)).order is not Order.NONE:
+            raise InvalidArgument(f"{subject!r} is ordered: groups of ordered subjects cannot be deleted")
+        hosts = await self._hosts(subject)
+        asked = control.DescribeGroupsRequest(subject=subject, group=request.group)
+        known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
+        consumers = sorted({each.name for answer in known.complete() for group in answer.groups for each in group.consumers})
+        if consumers:
+            raise InvalidArgument(f"group {request.group!r} has consumers on {subject!r}, stop them first: {', '.join(consumers)}")
+        answers = await self._brokers.ask_masters(hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True)
+        answers.require_all(f"deleted on {', '.join(answers.found)}, but not everywhere: delete again" if answers.found else "")
+        return control.DeleteGroupResponse(queues=sum(answer.queues for answer in answers.complete()))
 
     @answering
     async def FindMessage(self, request: control.FindMessageRequest) -> control.FindMessageResponse:

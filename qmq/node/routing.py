@@ -7,9 +7,9 @@ the broker looks into the store first (`group_revision`).
 
 from __future__ import annotations
 
-from qmq_coordination.ordered import group_record_key
+from qmq_coordination.ordered import change_key, group_record_key
 from qmq_coordination.view import ClusterView
-from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.route import Change, LpRange, PhysicalPartition
 
 
 class ViewRouting:
@@ -39,6 +39,15 @@ class ViewRouting:
         route = state.routes.get(version)
         part = route.partition(number) if route is not None else None
         return part is not None and part.range.contains(lps)
+
+    async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
+        """Whether the store has that change, and it closes the partition. Raises CoordinationError."""
+        state = self._view.ordered(subject)
+        change = None if state is None else state.changes.get(to_version)
+        if change is None or change.id != change_id:
+            item = await self._view.fetch(change_key(subject, to_version))
+            change = None if item is None else Change.decode(item.value)
+        return change is not None and change.id == change_id and number in change.sources
 
     async def group_revision(self, subject: str, group: str) -> int:
         """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older.

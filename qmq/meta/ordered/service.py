@@ -195,14 +195,15 @@ class OrderedService:
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
     async def describe_parked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
-        """Of all broker groups. Raises NotConnected if one of them does not answer."""
+        """Of all broker groups; those that are silent are named. Raises NotConnected if nobody answers."""
         _, state = await self._subject(request.subject)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
         answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", request, absent=absent)
-        answers.require_all("")
+        if not answers.found and not answers.absent:
+            answers.require_all("")
         keys = [key for answer in answers.found.values() for key in answer.keys]
         keys.sort(key=lambda key: (key.partition, key.first_sequence))
-        return control.DescribeParkedResponse(keys=keys[: request.keys_max or None])
+        return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
         """At the partition's master. A replay holds the group still: it shall not advance past the messages, nor read newer ones first.

@@ -49,6 +49,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.FromString,
                 _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DeleteGroup',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/qmq.v1.BrokerControl/FindMessage',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindMessageRequest.SerializeToString,
@@ -130,6 +135,13 @@ class BrokerControlServicer(object):
 
     def ResetGroup(self, request, context):
         """Move a group. Everything handed out is void; consumers go on from the new place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,6 +250,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.ResetGroup,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -381,6 +398,33 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/ResetGroup',
             qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DeleteGroup',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

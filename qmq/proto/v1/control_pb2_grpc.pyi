@@ -43,6 +43,8 @@ class BrokerControlStub:
     """What groups have consumed: of one subject or all, of one group or all."""
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
     """Move a group. Everything handed out is void; consumers go on from the new place."""
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
+    """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     """One message by its id."""
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
@@ -80,6 +82,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """What groups have consumed: of one subject or all, of one group or all."""
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
     """Move a group. Everything handed out is void; consumers go on from the new place."""
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     """One message by its id."""
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
@@ -132,6 +136,14 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResetGroupResponse, _abc.Awaitable[_control_pb2.ResetGroupResponse]]:
         """Move a group. Everything handed out is void; consumers go on from the new place."""
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _control_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DeleteGroupResponse, _abc.Awaitable[_control_pb2.DeleteGroupResponse]]:
+        """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
 
     @_abc_1.abstractmethod
     def FindMessage(

@@ -184,21 +184,47 @@ Global___ListDelayedRequest: _TypeAlias = ListDelayedRequest  # noqa: Y015
 class ListDelayedResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SilentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MESSAGES_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     next: _builtins.str
     """Empty: that was all."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DelayedMessage]: ...
+    @_builtins.property
+    def silent(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """From a metaserver: delay groups that did not answer, and why; what they keep is missing."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___DelayedMessage] | None = ...,
+        silent: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         next: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next", b"next", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,11 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.FromString,
                 _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/qmq.v1.Meta/DeleteGroup',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/qmq.v1.Meta/FindMessage',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindMessageRequest.SerializeToString,
@@ -230,6 +235,12 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -444,6 +455,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.ResetGroup,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -716,6 +732,33 @@ class Meta(object):
             '/qmq.v1.Meta/ResetGroup',
             qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ResetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DeleteGroup',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

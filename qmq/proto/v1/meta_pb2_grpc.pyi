@@ -42,6 +42,7 @@ class MetaStub:
     DescribeGroups: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeGroupsRequest, _control_pb2.DescribeGroupsResponse]
     """What groups have consumed; see BrokerControl."""
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]
@@ -105,6 +106,7 @@ class MetaAsyncStub(MetaStub):
     DescribeGroups: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeGroupsRequest, _control_pb2.DescribeGroupsResponse]  # type: ignore[assignment]
     """What groups have consumed; see BrokerControl."""
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]  # type: ignore[assignment]
@@ -195,6 +197,13 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ResetGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResetGroupResponse, _abc.Awaitable[_control_pb2.ResetGroupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _control_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DeleteGroupResponse, _abc.Awaitable[_control_pb2.DeleteGroupResponse]]: ...
 
     @_abc_1.abstractmethod
     def FindMessage(

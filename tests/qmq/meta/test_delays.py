@@ -17,6 +17,7 @@ from qmq_coordination.groups import DelaySettings, Master, group_key
 from qmq_coordination.store import CoordinationStore
 from support import eventually
 
+import qmq
 from qmq.errors import (
     CallerError,
     DelayTooLong,
@@ -273,12 +274,19 @@ async def test_a_list_is_filtered_by_the_groups_and_bounded(store: CoordinationS
         assert groups[1].requests[-1].messages_max == 1_000
 
 
-async def test_a_list_without_one_of_the_groups_is_not_given(store: CoordinationStore) -> None:
+async def test_a_list_without_one_of_the_groups_names_it(store: CoordinationStore) -> None:
     async with delay_groups(store, "d1", "d2") as groups, metaserver(store) as (call, _):
         scattered(groups, 10)
         await groups[1].server.stop(None)
-        with pytest.raises(NotConnected, match="'d2' does not answer"):
-            await call("ListDelayed", pb.ListDelayedRequest())
+        found = await call("ListDelayed", pb.ListDelayedRequest())
+        assert found.messages
+        assert "'d2' does not answer" in found.silent["d2"]
+        client = qmq.connect(call.address)
+        try:
+            with pytest.raises(NotConnected, match="d2 keeps is missing"):
+                [each async for each in client.delayed.list()]
+        finally:
+            await client.close()
 
 
 @given(

@@ -169,9 +169,8 @@ async def test_an_answer_that_would_be_wrong_without_a_group_names_the_group(sto
         for method, request in (
             ("FindMessage", control.FindMessageRequest(subject="s", message_id="01")),
             ("FindTime", control.FindTimeRequest(subject="s")),
-            ("DescribeGroups", control.DescribeGroupsRequest(subject="s")),
+            ("DescribeGroups", control.DescribeGroupsRequest(subject="s", group="elsewhere")),
             ("ResetGroup", control.ResetGroupRequest(subject="s", group="c", sequence=5)),
-            ("ListSubjects", pb.ListSubjectsRequest()),
         ):
             with pytest.raises(NotConnected, match="broker group 'g2' does not answer"):
                 await call(method, request)

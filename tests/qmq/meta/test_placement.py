@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from qmq_coordination.store import Changes, Event, KeyValue, Listing
+from qmq_coordination.subjects import encode_subject, subject_key
+from qmq_coordination.view import Picture
 
 from qmq.errors import InvalidArgument, NotConnected, ReadOnly
-from qmq.meta.placement import Candidate, choose, count_subjects, hosts_of, move
+from qmq.meta.placement import Candidate, choose, hosts_of, move
 from qmq.model import SubjectConfig
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
@@ -44,6 +50,31 @@ def test_the_choice_does_not_depend_on_the_order_in_which_groups_are_listed(
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     if any(each.is_writable for each in candidates):
         assert choose(candidates, count) == choose(shuffled, count)
+
+
+def count_subjects(subjects: Iterable[SubjectConfig]) -> Counter[str]:
+    return Counter(group for config in subjects for group in config.groups)
+
+
+def item(config: SubjectConfig, revision: int) -> KeyValue:
+    return KeyValue(subject_key(config.name), encode_subject(config), 1, revision, 1)
+
+
+CONFIGS = st.builds(SubjectConfig, st.sampled_from("abcd"), groups=st.lists(st.sampled_from("xyz"), unique=True).map(tuple))
+
+
+@given(st.lists(st.one_of(CONFIGS, st.sampled_from("abcd"), st.lists(CONFIGS, unique_by=lambda each: each.name))))
+def test_subjects_are_counted_as_they_come_move_and_go(steps: list[SubjectConfig | str | list[SubjectConfig]]) -> None:
+    picture = Picture()
+    for revision, step in enumerate(steps, 2):
+        if isinstance(step, list):
+            picture.show(Listing(revision, tuple(item(each, revision) for each in step)))
+        elif isinstance(step, str):
+            picture.follow(Changes(revision, (Event(subject_key(step), revision, None),)))
+        else:
+            picture.learn(item(step, revision))
+        expected = count_subjects(picture.subjects.values())
+        assert {group: count for group, count in picture.subject_counts.items() if count} == expected
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
