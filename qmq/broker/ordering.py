@@ -1,8 +1,8 @@
 """What a broker takes for a partition of an ordered subject, and when: the rules that hold order while writing. No I/O.
 
     sealed                       a batch that is here is answered again; any other is refused for good: RouteChanged
-    number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it never
-                                 sent here, or was forgotten and does not say AGAIN); a batch that is here is answered again
+    number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
+                                 never sent here, or was forgotten and does not say AGAIN); a batch that is here is answered again
     of an older session          refused for good: ProducerFenced. Its sender gave it up, and what it sent since must not be behind it
     anything else                refused: OutOfSequence
     number n, other content      refused for good, in any queue: NumberTaken

@@ -176,7 +176,7 @@ class Network:
         return bool(self.held) and ((one in self.held and another.startswith("p")) or (another in self.held and one.startswith("p")))
 
     def let_go(self, name: str, late_ms: Callable[[], int]) -> None:
-        """A broker's connections go on, the older ones perhaps behind new ones: the sender waits longer and longer before it sends again."""
+        """A broker's connections go on, older ones perhaps behind new ones: senders wait longer and longer before they try again."""
         self.held.pop(name, None)
         kept, self.kept = self.kept, []
         gone: dict[Transport, None] = {}

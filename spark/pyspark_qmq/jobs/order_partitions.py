@@ -1,8 +1,8 @@
 """What an order audit checks within each partition, exactly and by no clock: who sent what, in which batch, at which place in it.
 
 * A producer numbers its batches to a partition from 0 without gaps, and a broker takes number n only behind n - 1, or as the first of
-  a newer session (docs/adr/0010): so (batch, place) rises by one step from message to message. At the beginning of what is kept it may begin anywhere,
-  since retention took what was before.
+  a newer session (docs/adr/0010): so within a session (batch, place) rises by one step from message to message. At the beginning of what
+  is kept it may begin anywhere, since retention took what was before.
 * Sequences have no gaps within what is kept. (A power cut may leave one where consumers had seen what a disk then lost, docs/CONTRACT.md:
   told all the same, since messages are missing there.)
 * Nothing lies behind the command message, and nothing where its logical partition does not belong.
