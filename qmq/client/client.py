@@ -385,7 +385,12 @@ class Client(ListeningDoor, OutboxDoor):
 
     def _attend(self, consumer: Consumer | OrderedConsumer) -> None:
         self._consumers[consumer] = None
-        consumer.on_closed = lambda: self._consumers.pop(consumer, None)
+        consumer.on_closed = lambda: self._left(consumer)
+
+    def _left(self, consumer: Consumer | OrderedConsumer) -> None:
+        if consumer in self._consumers:
+            del self._consumers[consumer]
+            self.tallies.taking(consumer.subject, consumer.group).stale += consumer.stale
 
     @property
     def is_paused(self) -> bool:

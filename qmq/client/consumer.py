@@ -358,8 +358,6 @@ class Consumer:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.on_closed is not None:
-            self.on_closed()
         self.notify()
         await self._retries.close()
         if self._current is not None:
@@ -376,6 +374,8 @@ class Consumer:
         if self._handing_in is not None:
             await self._handing_in.close()
         self.notify()
+        if self.on_closed is not None:
+            self.on_closed()
 
     async def __aenter__(self) -> Consumer:
         return self
