@@ -19,7 +19,9 @@
     │   ├── LaneLost                E115  the lane is another consumer's now, or its lease is over: attach again
     │   ├── UnknownPartition        E116  the subject has no such partition
     │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
-    │   └── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
+    │   ├── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
+    │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: an older one can store nothing more
+    │   └── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -153,6 +155,18 @@ class DelayTooLong(CallerError):
 
 class TooLate(CallerError):
     code = 118
+
+
+class ProducerFenced(CallerError):
+    """Not stored, and never will be: its sender had given it up, and has gone on."""
+
+    code = 121
+
+
+class NumberTaken(CallerError):
+    """Not stored: what is stored under its number is something else."""
+
+    code = 122
 
 
 class PeerError(QmqError):

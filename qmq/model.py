@@ -241,3 +241,24 @@ class SubjectConfig:
                 raise InvalidArgument(f"{field} of subject {self.name!r} must be a positive int, not {value!r}")
         if not 0 < self.body_bytes_max <= limits.BATCH_BYTES_MAX - limits.MIB:
             raise InvalidArgument(f"body_bytes_max of subject {self.name!r} must be 1 byte to 15 MiB")
+
+
+BATCH_NUMBERS: Final = 1 << 48
+"""Batch numbers are below this: a message id has 48 bits for them."""
+SESSION_BITS: Final = 24
+"""Of a batch number of an ordered subject the upper half, 24 of 48 bits, is the stream's session, the lower half counts in it."""
+
+
+def session_of(number: int) -> int:
+    """The session that a batch number belongs to; -1 where there is no number yet."""
+    return number >> SESSION_BITS
+
+
+def begins_session(number: int) -> bool:
+    """Whether a batch number is the first one of its session."""
+    return not number & ((1 << SESSION_BITS) - 1)
+
+
+def next_session(number: int) -> int:
+    """The first number of the session behind the one that a batch number belongs to."""
+    return (session_of(number) + 1) << SESSION_BITS

@@ -27,6 +27,7 @@ from qmq.errors import CorruptBatch
 ALIGN: Final = 8
 REGION: Final = Struct("<QQIIqIIIHBB")
 REGION_BYTES: Final = REGION.size
+_FLAGS_AT: Final = 16
 
 
 class Column(IntFlag):
@@ -172,6 +173,21 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def is_same_batch(region: bytes, crc: int, stored_head: bytes, stored_crc: int) -> bool:
+    """Whether a region is what is stored under its number, by checksum; `stored_head`: the fixed part of what is stored.
+
+    A batch that says AGAIN is the one that did not say so yet.
+    """
+    if crc == stored_crc:
+        return True
+    mine = parse_header(region)
+    if (mine.flags ^ parse_header(stored_head).flags) != BatchFlag.AGAIN:
+        return False
+    as_stored = bytearray(region)
+    as_stored[_FLAGS_AT : _FLAGS_AT + 4] = (mine.flags ^ BatchFlag.AGAIN).to_bytes(4, "little")
+    return bool(crc32c(bytes(as_stored)) == stored_crc)
 
 
 def parse_header(region: bytes | memoryview) -> RegionHeader:

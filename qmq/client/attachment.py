@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 
 from qmq.batch import BatchView
@@ -62,6 +63,8 @@ class Attachment:
         self._links, self._owner = links, owner
         self._loop = asyncio.get_running_loop()
         self._received = -1
+        self._alive_s = -math.inf
+        """When the last sign of life was sent that a broker answered."""
         tally = links.tallies.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
         self.verdicts = Verdicts(
@@ -82,6 +85,15 @@ class Attachment:
     def held_bytes(self) -> int:
         """What they take: of each its part of its batch."""
         return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
+
+    def may_hand_out(self) -> bool:
+        """Whether what is here is ours, as far as we can tell. If the last sign of life that was answered is older than the lease (this
+        process was stopped, or cut off), it may be others' by now: the answer to a new ATTACH says so.
+        """
+        if self._loop.time() - self._alive_s <= self._terms.lease_ms / 1000:
+            return True
+        self._detach()
+        return False
 
     def take(self, messages_max: int) -> Slice:
         """The next messages that lie together; there must be some."""
@@ -249,6 +261,7 @@ class Attachment:
         self._has_inherited = True
 
     async def _attach(self, master: Master, connection: Connection) -> None:
+        asked_s = self._loop.time()
         answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
         attached = wire.Attached.unpack(answer.payload)
         self.verdicts.attempts_max = attached.attempts_max
@@ -262,6 +275,7 @@ class Attachment:
             self._void(attached.next_pull_sequence, attached.next_pull_sequence)
         self._links.locator.confirm(self.group)
         self.session = Session(connection, attached.session, master)
+        self._alive_s = asked_s
         self._ended.clear()
         connection.on_closed[self._detach] = None
         self.verdicts.attached(self.session)
@@ -286,8 +300,9 @@ class Attachment:
             except TimeoutError:
                 session = self.session
                 if session is not None:
-                    payload = wire.pack_session(session.number)
+                    payload, asked_s = wire.pack_session(session.number), self._loop.time()
                     await session.connection.call(FrameKind.HEARTBEAT, payload, timeout_s=ANSWER_S)
+                    self._alive_s = max(self._alive_s, asked_s)
 
     def moved(self) -> None:
         """Routes changed: if the group has another master now, go there."""

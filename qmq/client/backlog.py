@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,6 +27,7 @@ class Backlog:
         self._drained: list[asyncio.Future[None]] = []
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
+        self.on_closed: Callable[[], object] | None = None
 
     def _check_open(self) -> None:
         """Raises ClientClosed, BufferFull."""
@@ -97,6 +99,8 @@ class Backlog:
         self._abandon_all()
         self._closed_bytes = self._undecided = 0
         self._wake_drained()
+        if self.on_closed is not None:
+            self.on_closed()
 
     def _close_all(self) -> None:
         """Let everything go that still gathers."""

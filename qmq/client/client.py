@@ -92,8 +92,9 @@ class Client(ListeningDoor, OutboxDoor):
         self._producers: dict[str, Producer | OrderedProducer] = {}
         self._delayed_producers: dict[str, DelayedProducer] = {}
         self._delayed: Delayed | None = None
-        self._owned: list[Producer | OrderedProducer] = []
-        self._consumers: list[Consumer | OrderedConsumer] = []
+        self._owned: dict[Producer | OrderedProducer, None] = {}
+        """Producers that are not closed yet, and so with consumers."""
+        self._consumers: dict[Consumer | OrderedConsumer, None] = {}
         self._endpoints: list[Endpoint] = []
 
     # --- figures -------------------------------------------------------------------------------------------------------
@@ -127,12 +128,12 @@ class Client(ListeningDoor, OutboxDoor):
 
     @property
     def producers(self) -> Sequence[Producer | OrderedProducer]:
-        """All that were made here."""
+        """All that were made here and are not closed."""
         return self._all_producers()
 
     @property
     def consumers(self) -> Sequence[Consumer | OrderedConsumer]:
-        """All that were made here."""
+        """All that were made here and are not closed."""
         return tuple(self._consumers)
 
     # --- what else there is --------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class Client(ListeningDoor, OutboxDoor):
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks,
         )  # fmt: skip
-        self._owned.append(producer)
+        self._own(producer)
         return producer
 
     def delayed_producer(
@@ -306,7 +307,7 @@ class Client(ListeningDoor, OutboxDoor):
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s,
         )  # fmt: skip
-        self._owned.append(producer)
+        self._own(producer)
         return producer
 
     def ordered_producer(
@@ -325,7 +326,7 @@ class Client(ListeningDoor, OutboxDoor):
             self._links, self._producer_ids, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks, unknown=unknown,
         )  # fmt: skip
-        self._owned.append(producer)
+        self._own(producer)
         return producer
 
     # --- consuming -----------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class Client(ListeningDoor, OutboxDoor):
             broadcast=broadcast, tags_any=list(tags_any), tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch,
             prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, expired=expired,
         )  # fmt: skip
-        self._consumers.append(consumer)
+        self._attend(consumer)
         return consumer
 
     def ordered_consumer(
@@ -375,8 +376,21 @@ class Client(ListeningDoor, OutboxDoor):
             prefetch=prefetch, prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, attempts_max=attempts_max,
             retry_delays_s=retry_delays_s,
         )  # fmt: skip
-        self._consumers.append(consumer)
+        self._attend(consumer)
         return consumer
+
+    def _own(self, producer: Producer | OrderedProducer) -> None:
+        self._owned[producer] = None
+        producer.on_closed = lambda: self._owned.pop(producer, None)
+
+    def _attend(self, consumer: Consumer | OrderedConsumer) -> None:
+        self._consumers[consumer] = None
+        consumer.on_closed = lambda: self._left(consumer)
+
+    def _left(self, consumer: Consumer | OrderedConsumer) -> None:
+        if consumer in self._consumers:
+            del self._consumers[consumer]
+            self.tallies.taking(consumer.subject, consumer.group).stale += consumer.stale
 
     @property
     def is_paused(self) -> bool:
@@ -390,7 +404,7 @@ class Client(ListeningDoor, OutboxDoor):
     def resume(self) -> None:
         """Let them go on, but for those that were paused one by one."""
         self._links.is_paused = False
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):
             consumer.look_again()
 
     async def _sync_member(
@@ -430,7 +444,7 @@ class Client(ListeningDoor, OutboxDoor):
         for endpoint in self._endpoints:
             await endpoint.stop()
         try:
-            for consumer in self._consumers:
+            for consumer in list(self._consumers):
                 await consumer.close()
             for producer in self._all_producers():
                 await producer.close()

@@ -85,13 +85,14 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
-        self._waiting: list[asyncio.Future[bool]] = []
+        self._waiting: dict[asyncio.Future[bool], None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
         self._current: tuple[Message, Settler] | None = None
         self._is_closed = self._is_paused = self._is_draining = False
+        self.on_closed: Callable[[], object] | None = None
 
     # --- for the application -------------------------------------------------------------------------------------------
 
@@ -185,18 +186,19 @@ class Consumer:
         attachments = self._attachments
         for _ in attachments:
             self._turn = self._turn + 1 if self._turn + 1 < len(attachments) else 0
-            if attachments[self._turn].slices:
+            if attachments[self._turn].slices and attachments[self._turn].may_hand_out():
                 return attachments[self._turn]
         return None
 
     async def _wait(self, until: float) -> bool:
         """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.append(waiting)
+        self._waiting[waiting] = None
         timer = self._loop.call_at(until, _set_result, waiting, False) if until < math.inf else None
         try:
             is_changed: bool = await waiting
         finally:
+            self._waiting.pop(waiting, None)
             if timer is not None:
                 timer.cancel()
         return is_changed
@@ -248,7 +250,7 @@ class Consumer:
 
     def notify(self) -> None:
         """Something changed: whoever waits looks again."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         for each in waiting:
             _set_result(each, True)
 
@@ -383,6 +385,8 @@ class Consumer:
         if self._handing_in is not None:
             await self._handing_in.close()
         self.notify()
+        if self.on_closed is not None:
+            self.on_closed()
 
     async def __aenter__(self) -> Consumer:
         return self

@@ -80,7 +80,7 @@ class ClientSource:
             for verdict, count in (("ack", each.acked), ("nack", each.nacked), ("release", each.released), ("reject", each.rejected))
         ]
         yield Reading(SETTLED, verdicts)
-        stale: dict[tuple[str, str], int] = {names: 0 for names, _ in takes}
+        stale: dict[tuple[str, str], int] = {names: each.stale for names, each in takes}
         held: dict[tuple[str, str], int] = {}
         unheard: dict[tuple[str, str], int] = {}
         for consumer in self._client.consumers:

@@ -41,6 +41,8 @@ class TakeTally:
     nacked: int = 0
     released: int = 0
     rejected: int = 0
+    stale: int = 0
+    """Of consumers that were closed: those that are open count their own."""
 
     def sent(self, settlements: Sequence[Settlement]) -> None:
         """These verdicts leave."""

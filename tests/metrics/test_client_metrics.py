@@ -57,7 +57,7 @@ async def test_a_client_counts_what_it_sends_and_what_it_is_handed(node: Node) -
         assert shown(mq)("qmq_client_unheard_verdicts", **GROUP) == 1
         await consumer.close()
         values = shown(mq)
-        assert values("qmq_client_held_messages", **GROUP) == 0
+        assert not values.rows("qmq_client_held_messages"), "a consumer that was closed is not kept"
         assert values("qmq_client_stale_messages_total", **GROUP) == 0
 
 

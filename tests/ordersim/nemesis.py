@@ -46,6 +46,8 @@ class Nemesis:
         round_number = self._simulation.round
         self._world.after(self._random.randint(500, 3_000), self._fault, round_number)
         self._world.after(self._random.randint(500, 3_000), self._change, round_number)
+        if self._plan.hold_every_ms:
+            self._world.after(self._random.randint(500, 3_000), self._hold, round_number)
 
     def _is_over(self, round_number: int) -> bool:
         return self._simulation.is_calm or self._simulation.round != round_number
@@ -61,6 +63,19 @@ class Nemesis:
                 self.change(self._random.choice(self._plan.changes))
             self._world.after(1 + int(self._random.expovariate(1 / self._plan.change_every_ms)), self._change, round_number)
 
+    def _hold(self, round_number: int) -> None:
+        """Producers and a group are apart, and nobody tells them; what was on its way arrives when they are together again."""
+        if not self._is_over(round_number):
+            self._faults["hold_connections"] += 1
+            until_ms = self._random.randint(2_000, 14_000)
+            for name in self._group().replicas:
+                self._network.held[name] = None
+                self._world.after(until_ms, self._let_go, name)
+            self._world.after(until_ms + self._plan.hold_every_ms, self._hold, round_number)
+
+    def _let_go(self, name: str) -> None:
+        self._network.let_go(name, lambda: self._random.choice((0, self._random.randint(0, 3_000))))
+
     def strike(self, kind: str) -> None:
         """One fault."""
         self._faults[kind] += 1
@@ -72,6 +87,8 @@ class Nemesis:
         self.etcd_cut.clear()
         for name in [*self._network.cut, *self._network.hidden, *self._network.silent]:
             self._network.heal(name)
+        for name in list(self._network.held):
+            self._let_go(name)
         for group in self._simulation.groups.values():
             group.has_majority = True
             for replica in group.processes():

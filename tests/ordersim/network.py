@@ -1,6 +1,7 @@
 """The network between processes: connections as TCP has them, and calls as gRPC has them.
 
 A connection carries bytes in order. When it is cut, everything on its way is lost, and each end notices sooner or (much) later.
+When it is held, what is on its way arrives after all, when it is let go: perhaps when a newer connection has long been in use.
 A call may be lost on its way (nothing happened), its answer may be lost (it happened), either may be late.
 """
 
@@ -84,8 +85,15 @@ class Transport(asyncio.Transport):
         if self._network.is_silent(self.process.name, self.peer.process.name):
             self.break_off(1_000)
             return
+        if self._network.is_held(self.process.name, self.peer.process.name):
+            self._network.kept.append((self, act, data))
+            return
         at = self._arrives = max(world.now + self._network.delay_ms(), self._arrives)
         world.after(at - world.now, self._arrive, act, data)
+
+    def let_go(self, after_ms: int) -> None:
+        """What was held arrives, and what is sent from now on behind it."""
+        self._arrives = max(self._arrives, self._network.world.now + after_ms)
 
     def _arrive(self, act: Callable[[Any], None], data: Any) -> None:
         if self.is_dead or not self.peer.process.loop.is_alive:
@@ -136,6 +144,10 @@ class Network:
         """Brokers that etcd and metaservers cannot reach, but clients can."""
         self.silent: dict[str, None] = {}
         """Brokers that producers do not hear: what they send arrives, the answers do not; and nobody gets a new connection."""
+        self.held: dict[str, None] = {}
+        """Brokers whose connections with producers stand still; and nobody gets a new connection."""
+        self.kept: list[tuple[Transport, Callable[[Any], None], Any]] = []
+        """What is on its way over connections that are held."""
 
     def delay_ms(self) -> int:
         """How long a message is on its way."""
@@ -146,18 +158,33 @@ class Network:
 
     def reaches(self, one: str, another: str) -> bool:
         """Whether they can talk."""
-        if one == another or not (self.cut or self.hidden or self.silent):
+        if one == another or not (self.cut or self.hidden or self.silent or self.held):
             return True
         if one in self.cut or another in self.cut:
             return False
         return not any(self._is_apart(*pair) for pair in ((one, another), (another, one)))
 
     def _is_apart(self, one: str, another: str) -> bool:
-        return self._is_hidden(one, another) or self.is_silent(one, another)
+        return self._is_hidden(one, another) or self.is_silent(one, another) or self.is_held(one, another)
 
     def is_silent(self, broker: str, another: str) -> bool:
         """Whether this one hears nothing of the broker."""
         return broker in self.silent and another.startswith("p")
+
+    def is_held(self, one: str, another: str) -> bool:
+        """Whether what is sent between the two waits."""
+        return bool(self.held) and ((one in self.held and another.startswith("p")) or (another in self.held and one.startswith("p")))
+
+    def let_go(self, name: str, late_ms: Callable[[], int]) -> None:
+        """A broker's connections go on, older ones perhaps behind new ones: senders wait longer and longer before they try again."""
+        self.held.pop(name, None)
+        kept, self.kept = self.kept, []
+        gone: dict[Transport, None] = {}
+        for end, act, data in kept:
+            if end not in gone and not self.is_held(end.process.name, end.peer.process.name):
+                gone[end] = None
+                end.let_go(late_ms())
+            end._send(act, data)
 
     def _is_hidden(self, one: str, another: str) -> bool:
         return one in self.hidden and (another == "etcd" or another.startswith("m"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 FAULTS = (
@@ -24,6 +24,10 @@ OBSESSIONS = (
 """Seeds that have little else."""
 
 CHANGES = ("split", "merge", "move", "split_many", "merge_many", "drain")
+
+
+HOLDS = 0.2
+"""In so many plans connections are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Plan:
     """How often a step of a change is struck at its weak moment."""
     fault_every_ms: int = 4_000
     change_every_ms: int = 6_000
+    hold_every_ms: int = 0
+    """How often connections between producers and a broker group are held; 0: never."""
     faults: tuple[str, ...] = ()
     changes: tuple[str, ...] = CHANGES
 
@@ -102,4 +108,14 @@ def draw(random: Random) -> Plan:
         change_every_ms=random.choice((2_000, 4_000, 10_000)),
         faults=tuple(sorted(faults)),
         changes=tuple(sorted(random.sample(CHANGES, random.randint(2, len(CHANGES))))),
+    )  # fmt: skip
+
+
+def with_holds(plan: Plan, random: Random) -> Plan:
+    """Some plans hold connections, for longer than a producer waits. From a `random` of its own: the others stay as they were drawn."""
+    if random.random() >= HOLDS:
+        return plan
+    return replace(
+        plan, hold_every_ms=random.choice((4_000, 8_000)), delivery_s=random.choice((3.0, 8.0)),
+        unknown=random.choice(("fail", "resend")), send_every_ms=300,
     )  # fmt: skip

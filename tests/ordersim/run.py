@@ -36,7 +36,7 @@ from ordersim.loop import bury
 from ordersim.meta import Metaserver
 from ordersim.nemesis import Nemesis
 from ordersim.network import Network
-from ordersim.plan import Plan, draw
+from ordersim.plan import Plan, draw, with_holds
 from ordersim.routes import Routes
 from ordersim.story import Story
 from ordersim.violation import RAISED, Violation
@@ -78,7 +78,7 @@ class Simulation:
         self.folder = folder
         self.story = story
         self.world = World(seed)
-        self.plan = plan or draw(self.world.random)
+        self.plan = plan or with_holds(draw(self.world.random), random.Random(f"holds {seed}"))
         self.subject = SUBJECT
         self.faults: Counter[str] = Counter()
         self.graveyard: list[asyncio.Task[Any]] = []

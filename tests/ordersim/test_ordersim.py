@@ -56,6 +56,7 @@ FOUND_AT = {
     "take batches behind the command message": 1,
     "say of a batch that is stored that it is not, once sealed": 6,
     "answer a seal before it is committed": 1,
+    "begin a new session as another producer": 3,
     "take an unknown outcome for not stored": 9,
     "send on before the fate of earlier batches is known": 16,
     "send again under another message id": 20,

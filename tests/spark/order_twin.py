@@ -83,7 +83,7 @@ def _of_partitions(rows: list[Row]) -> Iterator[Found]:
         yield from (_at("sequence_repeat", row) for row in queue if id(row) in again)
         yield from (_at("sequence_gap", row) for before, row in pairwise(queue) if row.sequence > before.sequence + 1)
         for stream in _grouped(queue, lambda row: row.producer_id).values():
-            if queue[0].sequence == 0 and (stream[0].batch_sequence, stream[0].place) != (0, 0):
+            if queue[0].sequence == 0 and not _begins_session(stream[0]):
                 yield _at("stream_gap", stream[0])
             for before, row in pairwise(stream):
                 if id(row) in again:
@@ -93,8 +93,12 @@ def _of_partitions(rows: list[Row]) -> Iterator[Found]:
                 elif (row.batch_sequence, row.place) not in (
                     (before.batch_sequence, before.place + 1),
                     (before.batch_sequence + 1, 0),
-                ):
+                ) and not _begins_session(row):
                     yield _at("stream_gap", row)
+
+
+def _begins_session(row: Row) -> bool:
+    return row.batch_sequence % 2**24 == 0 and row.place == 0
 
 
 def _at_home(rows: list[Row], routes: Routes) -> list[Row]:

@@ -12,6 +12,7 @@ from qmq.errors import (
     DeadlineExceeded,
     MessageTooLarge,
     NotConnected,
+    NumberTaken,
     Outcome,
     OutOfSequence,
     Overloaded,
@@ -58,6 +59,17 @@ def test_what_is_behind_a_refused_packet_is_sent_again_behind_it(failure: QmqErr
     else:
         assert sent(found, 1.0) == [second]
     assert found.wants_route == isinstance(failure, RouteChanged)
+
+
+def test_a_number_that_another_attempt_took_has_the_queue_looked_at_again() -> None:
+    found = sending(packets=1, window=1)
+    (first,) = sent(found)
+    found.answered(first, 1, NumberTaken("other content"), 0.0)
+    assert found.wants_look
+    unordered = sending(Target("s", 0, "g1"), packets=1, window=1)
+    (first,) = sent(unordered)
+    with pytest.raises(NumberTaken):
+        unordered.answered(first, 1, NumberTaken("other content"), 0.0)
 
 
 def test_a_broken_connection_has_all_that_was_not_answered_asked_again() -> None:

@@ -29,7 +29,6 @@ import asyncio
 import logging
 import math
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -98,12 +97,13 @@ class OrderedConsumer:
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
         self._membership = Membership(sync, member, self._assigned, self.failed)
-        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._waiting: dict[asyncio.Future[bool], None] = {}
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
         """What a loop has in hand, and whose loop that is."""
         self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
+        self.on_closed: Callable[[], object] | None = None
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -269,7 +269,7 @@ class OrderedConsumer:
     async def _wait(self, until_s: float = math.inf) -> bool:
         """Wait until something changes; False if nothing did until then."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.append(waiting)
+        self._waiting[waiting] = None
         timer = self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
         try:
             return await waiting
@@ -278,6 +278,7 @@ class OrderedConsumer:
                 self._notify()  # the news was for somebody, and we do not look any more
             raise
         finally:
+            self._waiting.pop(waiting, None)
             if timer is not None:
                 timer.cancel()
 
@@ -302,7 +303,9 @@ class OrderedConsumer:
     def _notify(self) -> None:
         """Something changed: one of those who wait looks, and wakes the next one if it finds a message."""
         while self._waiting:
-            if _set_result(self._waiting.popleft(), True):
+            waiting = next(iter(self._waiting))
+            del self._waiting[waiting]
+            if _set_result(waiting, True):
                 return
 
     def _notify_all(self) -> None:
@@ -452,6 +455,8 @@ class OrderedConsumer:
             await self._membership.leave()
         finally:
             self._closed.set()
+            if self.on_closed:
+                self.on_closed()
 
     def _abandon_current(self, error: BaseException | None) -> None:
         """Nobody will finish what the loop that was left had in hand."""

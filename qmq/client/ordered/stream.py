@@ -11,9 +11,11 @@
 Rules (docs/ORDERING.md, "Why order holds while writing"):
 * A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only behind n - 1, so whatever
   arrives in whatever order, the partition holds the stream's batches in their order. Up to `WINDOW` are in flight.
+* A batch that was given up may be on its way still. What follows begins a new session of the same producer id, in the upper bits of the
+  number: when a partition has its first batch, it refuses all of older sessions. So what nobody knew of is stored before that, or never.
 * When the first of some is refused, or nobody knows, all from there on are sent again, in order, after a rest; one goes ahead as a probe.
 * A batch that is certainly not stored and will not be sent again under its number takes all behind it along: they are not stored either,
-  whatever is still on its way. Only then may they get new numbers, under a new producer id.
+  whatever is still on its way. Only then may they get new numbers, in a new session.
 * A partition that a newer route does not have is *left*: nothing new is sent there. Batches of unknown fate are asked about by sending them
   again there; the stream is settled when its first undecided batch is certainly not stored, or there is none.
 * A left partition that is fenced, and gave no answer that decides anything for `ASK_S`, is given up: what may be stored there is handed
@@ -38,6 +40,7 @@ from qmq_ordering.route import PhysicalPartition
 from qmq.client.ordered.batch import OrderedBatch
 from qmq.client.refusals import final, is_worth_another_try, rest_s
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged
+from qmq.model import BATCH_NUMBERS, next_session
 from qmq.wire.messages import Produced
 
 WINDOW: Final = 32
@@ -113,10 +116,17 @@ class Stream:
 
     def _admit(self, batch: OrderedBatch) -> None:
         if self._is_renumbering:
-            self._producer_id, self._next_number, self._is_renumbering = self._new_id(), 0, False
+            self._begin_session()
         batch.producer_id, batch.number = self._producer_id, self._next_number
         self._next_number += 1
         self.flight.append(batch)
+
+    def _begin_session(self) -> None:
+        self._is_renumbering = False
+        number = next_session(self._next_number - 1)
+        if not self._producer_id or number >= BATCH_NUMBERS:
+            self._producer_id, number = self._new_id(), 0
+        self._next_number = number
 
     def take_decided(self) -> list[tuple[OrderedBatch, Produced | QmqError]]:
         """What was decided since, each batch once: where it is stored, or why it failed."""

@@ -1,8 +1,8 @@
 """What an order audit checks within each partition, exactly and by no clock: who sent what, in which batch, at which place in it.
 
-* A producer numbers its batches to a partition from 0 without gaps, and a broker takes number n only behind n - 1
-  (docs/adr/0010): so (batch, place) rises by one step from message to message. At the beginning of what is kept it may begin anywhere,
-  since retention took what was before.
+* A producer numbers its batches to a partition from 0 without gaps, and a broker takes number n only behind n - 1, or as the first of
+  a newer session (docs/adr/0010): so within a session (batch, place) rises by one step from message to message. At the beginning of what
+  is kept it may begin anywhere, since retention took what was before.
 * Sequences have no gaps within what is kept. (A power cut may leave one where consumers had seen what a disk then lost, docs/CONTRACT.md:
   told all the same, since messages are missing there.)
 * Nothing lies behind the command message, and nothing where its logical partition does not belong.
@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
 from pyspark_qmq.jobs.order_rules import finding, here, violations
+from qmq.model import SESSION_BITS
 
 
 def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
@@ -35,7 +36,7 @@ def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
         finding("sequence_gap", F.col("sequence") > before["sequence"] + 1, before),
         finding("stream_order", ~is_repeat & _falls(mine), mine),
         finding("stream_gap", ~is_repeat & _skips(mine), mine),
-        finding("stream_gap", mine.isNull() & (F.col("oldest") == 0) & ((F.col("batch_sequence") > 0) | (F.col("place") > 0))),
+        finding("stream_gap", mine.isNull() & (F.col("oldest") == 0) & (~_begins_session() | (F.col("place") > 0))),
         *_by_themselves(needs_number),
     )
 
@@ -53,7 +54,12 @@ def _skips(mine: Column) -> Column:
     batch, place = F.col("batch_sequence"), F.col("place")
     within = (batch == mine["batch_sequence"]) & (place > mine["place"] + 1)
     behind = (batch == mine["batch_sequence"] + 1) & (place > 0)
-    return within | behind | (batch > mine["batch_sequence"] + 1)
+    return within | behind | ((batch > mine["batch_sequence"] + 1) & (~_begins_session() | (place > 0)))
+
+
+def _begins_session() -> Column:
+    """Whether a batch is the first one of a session of its producer (qmq/model.py): one that may come behind whatever there is."""
+    return F.col("batch_sequence").bitwiseAND((1 << SESSION_BITS) - 1) == 0
 
 
 def _by_themselves(needs_number: bool) -> list[Column]:

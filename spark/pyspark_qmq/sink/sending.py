@@ -2,7 +2,7 @@
 
     flight ──stored──▶ gone
       │ refused, or the connection broke: sent again from there on, in order, to the same queue
-      │ OutOfSequence although all before it is stored: the queue is to be looked at again
+      │ OutOfSequence although all before it is stored, or another attempt's batch has the number: the queue is to be looked at again
       │ RouteChanged: the partition may be closed; whoever knows the route takes the flight over
       └ ReadOnly (no ordered partition): refused for now, and it may go to another queue
 
@@ -19,7 +19,7 @@ from typing import Final
 from pyspark_qmq.sink.identity import Target
 from pyspark_qmq.sink.loads import Done, Load, Packet
 from qmq.client.refusals import is_worth_another_try, rest_s
-from qmq.errors import DeadlineExceeded, NotConnected, Outcome, OutOfSequence, QmqError, ReadOnly, RouteChanged
+from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, OutOfSequence, QmqError, ReadOnly, RouteChanged
 
 WINDOW: Final = 8
 """Packets in flight to one queue: enough to keep a broker busy, and much less than it remembers (64)."""
@@ -119,7 +119,7 @@ class Sending:
         self._sent = at
         if isinstance(failure, RouteChanged):
             self.wants_route = True
-        elif isinstance(failure, OutOfSequence):
+        elif isinstance(failure, OutOfSequence) or (isinstance(failure, NumberTaken) and self.to.partition > 0):
             self._is_miscounted |= at == 0
         elif not is_worth_another_try(failure):
             raise failure

@@ -58,6 +58,12 @@ def _leave_as_fenced(self: Stream, now: float, *, is_fenced: bool) -> None:
     _leave(self, now, is_fenced=True)
 
 
+def _begin_as_somebody_else(self: Stream) -> None:
+    self._is_renumbering = False
+    self._producer_id, self._next_number = self._new_id(), 0
+
+
+plant("begin a new session as another producer", (Stream, "_begin_session", _begin_as_somebody_else))
 plant("take an unknown outcome for not stored", (OrderedBatch, "is_certain", property(lambda self: self.attempts > 0)))
 plant("send on before the fate of earlier batches is known", (Stream, "is_settled", property(lambda self: self.is_left)))
 plant("send again under another message id", (OrderedBatch, "anew", _anonymous))

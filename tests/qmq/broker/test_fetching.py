@@ -383,7 +383,7 @@ async def test_a_producer_of_an_ordered_subject_that_was_silent_goes_on_with_its
 
 
 async def produce_again(w: World, number: int) -> wire.Produced:
-    columns = Columns([b"k"], keys=[b"k"], logical_partitions=[logical_partition(b"k", COUNT)])
+    columns = Columns([b"k/%d/0" % number], keys=[b"k"], logical_partitions=[logical_partition(b"k", COUNT)])
     batch = encode(
         SUBJECT.encode(), columns, producer_id=7, batch_sequence=number, create_time_ms=1, partition=1, flags=BatchFlag.AGAIN
     )

@@ -16,7 +16,8 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
-from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, QmqError, RouteChanged, UnknownSubject
+from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, ProducerFenced, QmqError, RouteChanged, UnknownSubject
+from qmq.model import begins_session, session_of
 from qmq.proto.v1 import control_pb2, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.region import Columns, parse_header
@@ -150,13 +151,16 @@ class FakePartition:
         self._bases: dict[tuple[int, int], int] = {}
 
     def take(self, sent: Sent) -> int:
-        """The batch's first sequence. Raises RouteChanged, OutOfSequence."""
+        """The batch's first sequence. Raises RouteChanged, OutOfSequence, ProducerFenced."""
         key = (sent.producer_id, sent.number)
         if key in self._bases:
             return self._bases[key]
         if self.is_sealed:
             raise RouteChanged(f"partition {self.part.number} is sealed")
-        if sent.number and (sent.producer_id, sent.number - 1) not in self._bases:
+        newest = max([number for producer_id, number in self._bases if producer_id == sent.producer_id], default=-1)
+        if session_of(sent.number) < session_of(newest):
+            raise ProducerFenced("its sender has given it up")
+        if sent.number != newest + 1 and not begins_session(sent.number):
             raise OutOfSequence("an earlier batch is missing here")
         assert sent.lps
         assert all(self.part.range.first <= lp < self.part.range.end for lp in sent.lps)

@@ -27,6 +27,7 @@ from qmq.errors import (
     RightLapsed,
     UnknownSubject,
 )
+from qmq.model import session_of
 from qmq.region import BatchFlag
 from qmq.wire.frame import Frame
 
@@ -234,14 +235,16 @@ async def test_a_stream_follows_the_mastership() -> None:
         await sender.all_stored_in_order(order)
 
 
-async def test_a_broker_that_forgot_the_producer_gets_a_new_one() -> None:
+async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
     async with ordered_cluster(1) as (it, order):
         producer = it.mq.ordered_producer("s")
-        first = (await producer.send(b"k:0", b"k")).producer_id
+        first = await producer.send(b"k:0", b"k")
+        await producer.send(b"k:1", b"k")
         order.partitions[1]._bases.clear()
-        second = (await producer.send(b"k:1", b"k")).producer_id
-        assert first != second
-        assert order.stored == {b"k": [b"k:0", b"k:1"]}
+        second = await producer.send(b"k:2", b"k")
+        assert second.producer_id == first.producer_id
+        assert [session_of(each.batch_sequence) for each in (first, second)] == [0, 1]
+        assert order.stored == {b"k": [b"k:0", b"k:1", b"k:2"]}
 
 
 async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later_goes_on() -> None:
