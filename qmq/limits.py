@@ -51,9 +51,6 @@ HEADER_BYTES_MAX: Final = 64 * KIB
 STORED_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX + 16 * KIB
 """The same as a broker takes it: with the headers that QMQ's clients and brokers add."""
 
-BATCH_SEQUENCE_END: Final = 1 << 48
-"""Numbers of a producer's batches lie below this: a message id has six bytes for them."""
-
 CREATE_TIME_MS_END: Final = 253_370_764_800_000
 """Create times lie before the year 9999: readers make dates of them."""
 

@@ -21,6 +21,7 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMism
 from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
+from qmq.model import BATCH_NUMBERS
 from qmq.model import DEAD_LETTERS
 from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 
@@ -108,8 +109,8 @@ def _check_header(header: RegionHeader) -> None:
     """Refuse what no reader of the log could make a message of: dead letters and delayed messages are built from what is stored."""
     if header.compression not in _COMPRESSIONS:
         raise InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
-    if header.batch_sequence >= limits.BATCH_SEQUENCE_END:
-        text = f"batch number {header.batch_sequence} is over {limits.BATCH_SEQUENCE_END - 1}: begin again under a new producer id"
+    if header.batch_sequence >= BATCH_NUMBERS:
+        text = f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
         raise InvalidArgument(text)
     if not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END:
         raise InvalidArgument(f"create time {header.create_time_ms} is no number of milliseconds since 1970: look at the producer's clock")
