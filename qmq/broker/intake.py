@@ -21,8 +21,7 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMism
 from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
-from qmq.model import BATCH_NUMBERS
-from qmq.model import DEAD_LETTERS
+from qmq.model import BATCH_NUMBERS, DEAD_LETTERS
 from qmq.region import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 
 _VECTOR_MIN: Final = 32

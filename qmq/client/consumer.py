@@ -33,6 +33,7 @@ from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch import allowance, bytes_allowance, check_limits, wait_ms
 from qmq.client.retries import Retries, Retry, SendDirected
 from qmq.client.session import RETRY_S, Terms
+from qmq.client.waiting import set_result
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
 from qmq.wire.verdicts import BY_GROUP_MS, Verdict
@@ -194,7 +195,7 @@ class Consumer:
         """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
         self._waiting[waiting] = None
-        timer = self._loop.call_at(until, _set_result, waiting, False) if until < math.inf else None
+        timer = self._loop.call_at(until, set_result, waiting, False) if until < math.inf else None
         try:
             is_changed: bool = await waiting
         finally:
@@ -252,7 +253,7 @@ class Consumer:
         """Something changed: whoever waits looks again."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
-            _set_result(each, True)
+            set_result(each, True)
 
     def pull_more(self) -> None:
         """Keep a pull under way at each broker, as far as the limits allow; who waited longest comes first."""
@@ -414,9 +415,3 @@ def process_name() -> str:
     """A name for a client that was given none: the host, the process."""
     host = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
     return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}"
-
-
-def _set_result(future: asyncio.Future[bool], result: bool) -> None:
-    if not future.done():
-        future.set_result(result)
-

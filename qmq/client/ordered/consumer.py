@@ -47,6 +47,7 @@ from qmq.client.ordered.message import OrderedMessage
 from qmq.client.ordered.messages import OrderedMessages, Run
 from qmq.client.ordered.shelf import Shelf
 from qmq.client.prefetch import check_limits
+from qmq.client.waiting import set_result
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
 
@@ -270,7 +271,7 @@ class OrderedConsumer:
         """Wait until something changes; False if nothing did until then."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
         self._waiting[waiting] = None
-        timer = self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
+        timer = self._loop.call_at(until_s, set_result, waiting, False) if until_s < math.inf else None
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -305,7 +306,7 @@ class OrderedConsumer:
         while self._waiting:
             waiting = next(iter(self._waiting))
             del self._waiting[waiting]
-            if _set_result(waiting, True):
+            if set_result(waiting, True):
                 return
 
     def _notify_all(self) -> None:
@@ -486,14 +487,6 @@ def _identity(lane: Lane) -> tuple[object, ...]:
 
 def _overlap(lane: Lane, other: Lane) -> bool:
     return lane.partition == other.partition and lane.range.overlaps(other.range)
-
-
-def _set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
-    """False if nobody waits there any more."""
-    if waiting.done():
-        return False
-    waiting.set_result(is_changed)
-    return True
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
