@@ -17,7 +17,7 @@ the others have caught up; then all go on together. From strict to lanes, what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from qmq.errors import RouteChanged
@@ -78,6 +78,16 @@ def advance_fully(
     while (following := advance(steps[-1], gate, routes, latest, finished, cuts)) != steps[-1]:
         steps.append(following)
     return steps[1:]
+
+
+def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
+    """What a step of `advance` leaves: each closed partition, the range in which it is left, and the version that it is left from."""
+    for piece in before.pieces:
+        for moved in after.pieces:
+            lps = piece.range.cut(moved.range)
+            if lps.width > 0 and moved.version > piece.version:
+                for part in _closed_in(Piece(lps, piece.version), routes):
+                    yield part, part.range.cut(lps), piece.version
 
 
 def _advance_together(frontier: Frontier, routes: Mapping[int, Route], latest: int, finished: Finished) -> Frontier:

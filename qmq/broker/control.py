@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import grpc
+from qmq_ordering.route import LpRange
 
 from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, GroupInfo, Latest, QueueInfo, Target
 from qmq.broker.broker import Broker
@@ -15,7 +16,7 @@ from qmq.broker.trail_states import State
 from qmq.clock import Clock, SystemClock
 from qmq.directed import is_directed
 from qmq.errors import InvalidArgument
-from qmq.log.lanes import LaneShare
+from qmq.log.lanes import LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.log.trail import Event
 from qmq.model import MessageId, Sequence, TimeMs
@@ -209,13 +210,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             ),
         )  # fmt: skip
         if share is not None:
-            self._add_progress(status, queue, request.group, share)
+            self._add_progress(status, queue, request, share)
         elif request.group and queue.is_finished(None, each.lps):
             whole = pb.LpRange(first=each.lps.first, end=each.lps.end)
             status.progress.add(lps=whole, done_before=each.info.next_sequence, is_finished=True)
         return status
 
-    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, group: str, share: LaneShare) -> None:
+    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, request: pb.DescribeLanesRequest, share: LaneShare) -> None:
+        group = request.group
         for part in share.progress:
             lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
             status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
@@ -226,8 +228,10 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
                 seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token), lease_ms=holder.lease_ms, client=client,
                 is_paused=is_paused,
             )  # fmt: skip
-        status.parked_keys = len(share.parked)
+        status.parked_keys = sum([bool(parked.sequences) for parked in share.parked.values()])
         status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
+        if request.with_parked:
+            status.parked.extend([_parked_key(queue, key, parked) for key, parked in share.parked.items()])
 
     @answering
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
@@ -242,14 +246,17 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
         """See control.proto."""
         found = self._lanes.parked(request.subject, request.group, request.keys_max)
-        keys = [
-            pb.ParkedKey(
-                partition=queue.id.partition, logical_partition=parked.lp, key=key, messages=len(parked.sequences),
-                first_sequence=parked.sequences[0],
-            )
-            for queue, key, parked in found
-        ]  # fmt: skip
-        return pb.DescribeParkedResponse(keys=keys)
+        return pb.DescribeParkedResponse(keys=[_parked_key(*each) for each in found])
+
+    @answering
+    async def InheritParked(self, request: pb.InheritParkedRequest) -> pb.InheritParkedResponse:
+        """See control.proto."""
+        lps = LpRange(request.lps.first, request.lps.end)
+        keys = [(each.logical_partition, each.key) for each in request.keys]
+        await self._lanes.inherit(
+            request.subject, request.group, request.partition, lps, keys, record_revision=request.record_revision
+        )
+        return pb.InheritParkedResponse()
 
     @answering
     async def Unpark(self, request: pb.UnparkRequest) -> pb.UnparkResponse:
@@ -258,6 +265,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             request.subject, request.group, request.partition, request.key, replays=request.replay, record_revision=request.record_revision
         )
         return pb.UnparkResponse(messages=count)
+
+
+def _parked_key(queue: Queue, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
+    return pb.ParkedKey(
+        partition=queue.id.partition, logical_partition=parked.lp, key=key, messages=len(parked.sequences),
+        first_sequence=parked.sequences[0] if parked.sequences else 0,
+    )  # fmt: skip
 
 
 def _event(event: Event) -> pb.MessageEvent:

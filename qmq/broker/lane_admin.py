@@ -14,7 +14,7 @@ from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_
 from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
 from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
-from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
+from qmq.log.actions import LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.model import check_name
@@ -141,20 +141,41 @@ class LaneAdmin:
             if queue.id.subject == subject and group in queue.lanes
             for key, parked in queue.lanes[group].parked.items()
         ]
-        return sorted(found, key=lambda each: (each[0].id, each[2].sequences[0]))[: keys_max or len(found)]
+        return sorted(found, key=lambda each: (each[0].id, each[2].sequences[:1], each[1]))[: keys_max or len(found)]
+
+    async def inherit(
+        self, subject: str, group: str, number: int, lps: LpRange, keys: list[tuple[int, bytes]], *, record_revision: int
+    ) -> None:
+        """Before the group reads the partition: these keys of the range are parked there, as they are in the partition before.
+
+        Raises InvalidArgument, and as `place`.
+        """
+        check_name("group", group)
+        await self._require_held(subject, group, record_revision)
+        queue, whole = self._queue(subject, number), self._range(subject, number)
+        if not whole.contains(lps) or not all(lps.first <= lp < lps.end for lp, _ in keys):
+            raise InvalidArgument(f"partition {number} holds {whole}: {lps} with the keys that are named does not lie in it")
+        share = self._broker.lanes.share(queue, group, whole)
+        self._act_on_holders(queue, share, LaneInherit(subject, number, group, "", *lps, tuple(keys)))
+        self._broker.schedule()
+        await self._broker.committed()
+
+    def _act_on_holders(self, queue: Queue, share: LaneShare, action: LaneInherit | LaneUnpark) -> int:
+        """Do what may take lanes from their holders, who then hear of it; what `LaneShare.apply` gave."""
+        tokens = {each.token for each in share.holders}
+        count = self._broker.store.act_on_lane(action)
+        for token in tokens - {each.token for each in share.holders}:
+            self._broker.lanes.forget(queue, action.group, token)
+        return count
 
     async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool, record_revision: int = 0) -> int:
         """Give a key's messages back, in order, or drop them; how many. Raises UnknownGroup if the key is not parked there, as `place`."""
-        if replays:
-            await self._require_held(subject, group, record_revision)
+        await self._require_held(subject, group, record_revision)
         queue = self._queue(subject, number)
         share = queue.lanes.get(group)
         if share is None or key not in share.parked:
             raise UnknownGroup(f"group {group!r} has no such key parked in {queue.id}: `qmq dlq list {subject} {group}` shows which it has")
-        tokens = {each.token for each in share.holders}
-        count = self._broker.store.act_on_lane(LaneUnpark(subject, number, group, "", key, replays))
-        for token in tokens - {each.token for each in share.holders}:
-            self._broker.lanes.forget(queue, group, token)
+        count = self._act_on_holders(queue, share, LaneUnpark(subject, number, group, "", key, replays))
         self._broker.schedule()
         await self._broker.committed()
         return count

@@ -104,7 +104,7 @@ class Lanes:
         """
         lps = _check_attach(request)
         queue, whole = self._find(request, lps)
-        share = self._share(queue, request.group, whole)
+        share = self.share(queue, request.group, whole)
         mine, others = _divide(share.holders_of(lps), request)
         if others:
             names = ", ".join(sorted({each.consumer for each in others}))
@@ -139,7 +139,7 @@ class Lanes:
         except RouteChanged as failure:
             raise LaneNotOpen(failure.message) from failure
 
-    def _share(self, queue: Queue, group: str, whole: LpRange) -> LaneShare:
+    def share(self, queue: Queue, group: str, whole: LpRange) -> LaneShare:
         """The group's; one that is new here begins at the oldest message that is kept."""
         share = queue.lanes.get(group)
         if share is None or not share.progress:

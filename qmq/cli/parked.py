@@ -3,35 +3,47 @@ ordered subjects, under the same verbs of `qmq dlq`.
 
 A key is written as text, or `hex:00ff`, or `base64:AP8=`; so is what is printed, and what is printed can be given back.
 
-A key may be parked in more than one partition, if the route changed meanwhile. A later partition always has the higher number, so keys are
-given back from the lowest number on: that is the order in which they were sent.
+A key that was parked before its route changed is parked in the partitions that followed, too, also where nothing of it came yet. A later
+partition always has the higher number, so a key is given back from the lowest number on: that is the order in which it was sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import qmq
 from qmq.client.partial import Partial
-from qmq.errors import InvalidArgument, NotConnected
+from qmq.errors import InvalidArgument, NotConnected, QmqError, Unavailable, UnknownGroup
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import control_pb2 as control
 
 Row = tuple[Any, ...]
-COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence")
-MORE_COLUMNS: Final = (*COLUMNS, "hex", "base64")
+COLUMNS: Final = ("key", "logical partition", "messages", "partitions")
+MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence", "hex", "base64")
+FOLLOW_S: Final = 30.0
+"""How long a key is tried to be given back while its partition's master changes."""
+AGAIN_S: Final = 0.2
 _HEX: Final = "hex:"
 _BASE64: Final = "base64:"
 
 
 async def listed(server: str, subject: str, group: str) -> Partial[Row]:
-    """The keys that a group set aside."""
+    """The keys that a group set aside, each once, with the partitions that have messages of it."""
     found = await _parked(server, subject, group)
-    return Partial([_row(each) for each in found], found.silent)
+    by_key: dict[bytes, list[control.ParkedKey]] = {}
+    for each in found:
+        by_key.setdefault(each.key, []).append(each)
+    rows: list[Row] = []
+    for key, parts in by_key.items():
+        places = [each.partition for each in parts if each.messages]
+        rows.append((key_text(key), parts[0].logical_partition, sum(each.messages for each in parts), places))
+    return Partial(rows, found.silent)
 
 
 async def shown(server: str, subject: str, group: str, key: str) -> list[Row]:
@@ -41,19 +53,60 @@ async def shown(server: str, subject: str, group: str, key: str) -> list[Row]:
 
 
 async def unparked(server: str, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
-    """Give a key's messages back to the group, in order, before anything newer of the key; or count them as done, for good."""
+    """Give a key's messages back to the group, in order, before anything newer of the key; or count them as done, for good.
+
+    A master that changes meanwhile is followed. Raises InvalidArgument if the key is not parked, Incomplete with what was done before.
+    """
     async with qmq.connect(server) as mq:
-        rows = []
-        found = await mq.metadata.parked(subject, group)
-        # An older part of the key may lie where nobody answers: given back behind the newer ones, it would break the order.
-        if found.silent:
-            raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
-        for each in chosen(found, key, group):
-            messages = each.messages
-            if not dry_run:
-                messages = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
-            rows.append((key_text(each.key), each.partition, messages))
+        parts = await _parts(mq, subject, group, key)
+        if dry_run:
+            return [(key_text(each.key), each.partition, each.messages) for each in parts]
+        rows: list[Row] = []
+        until = time.monotonic() + FOLLOW_S
+        while parts:
+            each = parts[0]
+            try:
+                count = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
+            except QmqError as failure:
+                if not isinstance(failure, Unavailable | UnknownGroup) or time.monotonic() > until:
+                    raise _so_far(rows, failure) from failure
+                await asyncio.sleep(AGAIN_S)
+                parts = await _left(mq, subject, group, each.key, rows)
+                if each.partition in [part.partition for part in parts]:
+                    continue
+                count = each.messages  # it was done, and the answer was lost
+            rows.append((key_text(each.key), each.partition, count))
+            parts = await _left(mq, subject, group, each.key, rows)
         return rows
+
+
+async def _parts(mq: qmq.Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
+    found = await mq.metadata.parked(subject, group)
+    # An older part of the key may lie where nobody answers: given back behind the newer ones, it would break the order.
+    if found.silent:
+        raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
+    return chosen(found, key, group)
+
+
+async def _left(mq: qmq.Client, subject: str, group: str, key: bytes, rows: Sequence[Row]) -> list[control.ParkedKey]:
+    """Where the key is parked still: a change of the route may have handed it on. What was given back and failed again is left out.
+
+    Raises NotConnected while a broker group is silent.
+    """
+    until, done = time.monotonic() + FOLLOW_S, {row[1] for row in rows}
+    while (found := await mq.metadata.parked(subject, group)).silent:
+        if time.monotonic() > until:
+            raise _so_far(rows, NotConnected("; ".join(found.silent.values())))
+        await asyncio.sleep(AGAIN_S)
+    left = [each for each in found if each.key == key and each.partition not in done]
+    return sorted(left, key=lambda each: each.partition)
+
+
+def _so_far(rows: Sequence[Row], failure: QmqError) -> QmqError:
+    """The same error, with what was done before it."""
+    places = ", ".join(str(row[1]) for row in rows)
+    done = f"{sum(row[2] for row in rows)} messages of the key were done (partition {places})" if rows else "nothing of the key was done"
+    return type(failure)(f"{done}; then: {failure.message}", outcome=failure.outcome)
 
 
 async def _parked(server: str, subject: str, group: str) -> Partial[control.ParkedKey]:

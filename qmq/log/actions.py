@@ -67,6 +67,7 @@ class ActionKind(IntEnum):
     LANE_PARK = 12
     LANE_UNPARK = 13
     LANE_RESET = 14
+    LANE_INHERIT = 15
     PLAN = 20
     PLAN_DONE = 21
     PLAN_VOID = 22
@@ -197,6 +198,12 @@ class LaneReset(Action, frozen=True, tag=int(ActionKind.LANE_RESET)):
     sequence: int
 
 
+class LaneInherit(Action, frozen=True, tag=int(ActionKind.LANE_INHERIT)):
+    first: int
+    end: int
+    keys: tuple[tuple[int, bytes], ...]
+
+
 class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
     """What a delay server's master did."""
 
@@ -246,7 +253,7 @@ class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
 
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
-LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset
+LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
 ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget
 AnyAction = ShareAction | LaneAction | ScheduleAction
 """What the action log holds."""

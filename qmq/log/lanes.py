@@ -15,6 +15,9 @@ is over, or an operator moved the group, nothing that carries it counts.
 A *parked* key's messages are done as far as its lane is concerned; which they are is kept until they are replayed or dropped. A replay puts
 only that key's logical partition back, and takes its lane from its holder, so that whoever reads it next begins with the oldest of them.
 
+A key that is parked in a partition which a route change closed is parked in the partition that follows, too: an *inherited* key, whose
+list of messages is empty until some arrive. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
+
 Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7: progress is [0, 4) before 10, and [4, 8)
 before 4 with 6 to 7 done behind it. When [4, 8) settles 4 to 5 and 8 to 9 both have come to 10, and are one range again.
 """
@@ -29,7 +32,18 @@ from typing import Any, Final, NamedTuple
 
 from qmq_ordering.route import LpRange
 
-from qmq.log.actions import LaneAction, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease, LaneReset, LaneUnpark
+from qmq.log.actions import (
+    LaneAction,
+    LaneBegin,
+    LaneDone,
+    LaneFail,
+    LaneGrant,
+    LaneInherit,
+    LanePark,
+    LaneRelease,
+    LaneReset,
+    LaneUnpark,
+)
 
 FAILURES_MAX: Final = 10_000
 """Messages whose failures are remembered; the oldest are forgotten first, and count as never tried."""
@@ -92,7 +106,7 @@ class Progress:
 
 @dataclass(slots=True)
 class ParkedKey:
-    """Messages of a key that were set aside, in order."""
+    """Messages of a key that were set aside, in order. None yet, if the key was parked in the partition before."""
 
     lp: int
     sequences: list[int]
@@ -218,11 +232,24 @@ class LaneShare:
         lps = LpRange(parked.lp, parked.lp + 1)
         # Whoever reads the key takes it for parked until it attaches again.
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
-        if action.replays:
+        if action.replays and parked.sequences:
             (mine,) = self._cut(lps)
             mine.remove(parked.sequences)
             self._join()
         return len(parked.sequences)
+
+    def _inherit(self, action: LaneInherit) -> int:
+        """In a range exactly these keys are parked, besides those that have messages set aside here. How many are new."""
+        lps = LpRange(action.first, action.end)
+        named = {key for _, key in action.keys}
+        for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
+            del self.parked[key]
+        fresh = {key: lp for lp, key in action.keys if key not in self.parked}
+        for key, lp in fresh.items():
+            self.parked[key] = ParkedKey(lp, [])
+            # Whoever reads the key takes it for not parked until it attaches again.
+            self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
+        return len(fresh)
 
     def _cut(self, lps: LpRange) -> list[Progress]:
         """The progress of exactly a range, cut where it begins and ends."""
@@ -280,4 +307,5 @@ _APPLY: Final[dict[type[Any], Callable[[LaneShare, Any], int | None]]] = {
     LanePark: LaneShare._park,
     LaneUnpark: LaneShare._unpark,
     LaneReset: LaneShare._reset,
+    LaneInherit: LaneShare._inherit,
 }

@@ -78,6 +78,9 @@ class Checks:
             raise Violation(f"handed out: {consumer} of group {group} is given {name}, where the group does not begin")
         if found.key in progress.parked:
             raise Violation(f"parked: {consumer} of group {group} is given {name}, while the key is parked")
+        for number, part in ledger.parts.items():
+            if number < message.partition and group in part.groups and part.groups[group].parked.get(found.key):
+                raise Violation(f"parked: {consumer} of group {group} is given {name}, while the key is parked in partition {number}")
         self._require_before(group, consumer, message.partition, found.lp, name)
         self._require_order(group, consumer, found.key, found.number, name)
 

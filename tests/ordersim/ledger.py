@@ -22,7 +22,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from ordersim.violation import Violation
 from qmq.batch import BatchView, Kind
 from qmq.log import commands
-from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LanePark, LaneRelease, LaneUnpark, decode_actions
+from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneUnpark, decode_actions
 from qmq.log.envelopes import Entry, unwrap, walk
 from qmq.model import MessageId
 
@@ -56,6 +56,8 @@ class Progress:
     end_done: set[int] = field(default_factory=set)
     """Logical partitions in which the command message is done."""
     parked: dict[bytes, list[int]] = field(default_factory=dict)
+    inherited: dict[bytes, int] = field(default_factory=dict)
+    """Logical partitions of keys that were parked in an older partition."""
 
 
 @dataclass(slots=True)
@@ -192,6 +194,8 @@ class Ledger:
                 self._settled(action, progress)
         elif isinstance(action, LaneUnpark):
             self._unparked(action)
+        elif isinstance(action, LaneInherit):
+            self._inherited(action)
 
     def _begun(self, action: LaneBegin) -> None:
         part = self.parts[action.partition]
@@ -247,15 +251,28 @@ class Ledger:
             raise Violation(f"parked: {action.consumer} settled {name}, while the key is parked")
         progress.done.add(message.sequence)
 
+    def _inherited(self, action: LaneInherit) -> None:
+        progress = self.parts[action.partition].groups[action.group]
+        for key, lp in list(progress.inherited.items()):
+            if action.first <= lp < action.end and not progress.parked.get(key):
+                del progress.inherited[key]
+                progress.parked.pop(key, None)
+        for lp, key in action.keys:
+            if key not in progress.parked:
+                progress.parked[key] = []
+                progress.inherited[key] = lp
+                progress.holders = {token: held for token, held in progress.holders.items() if not held[0].first <= lp < held[0].end}
+
     def _unparked(self, action: LaneUnpark) -> None:
         part = self.parts[action.partition]
         progress = part.groups.get(action.group)
-        sequences = progress.parked.pop(action.key, []) if progress is not None else []
-        if progress is None or not sequences:
+        if progress is None or action.key not in progress.parked:
             return
-        lp = part.messages[sequences[0]].lp
+        sequences = progress.parked.pop(action.key)
+        inherited = progress.inherited.pop(action.key, 0)
+        lp = part.messages[sequences[0]].lp if sequences else inherited
         progress.holders = {token: held for token, held in progress.holders.items() if not held[0].first <= lp < held[0].end}
-        if action.replays:
+        if action.replays and sequences:
             progress.done.difference_update(sequences)
             progress.end_done.discard(lp)
             self._simulation.checks.replays(action.group, action.key, [part.messages[each].number for each in sequences])

@@ -387,7 +387,7 @@ class Nemesis:
             for part in ledger.parts.values()
             for group, progress in part.groups.items()
             for key, sequences in progress.parked.items()
-            if self._is_read(group, part.part.number, part.messages[sequences[0]].lp)
+            if sequences and self._is_read(group, part.part.number, part.messages[sequences[0]].lp)
         ]
         if found:
             group, number, key = self._random.choice(found)

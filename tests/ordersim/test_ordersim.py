@@ -33,6 +33,7 @@ FOUND_AT = {
     "advance when the first of several sources is finished": 5,
     "open a range when another one of its source is finished": 3,
     "skip a version": 6,
+    "leave parked keys behind when a group moves on": 22,
     "take progress that is missing for done": 6,
     "put a frontier without comparing": 10,
     "fence without waiting for the lease": 4,

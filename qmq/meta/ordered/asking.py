@@ -47,6 +47,10 @@ class Masters:
         """See LaneReader. To move a group is asked of a second master only if the first certainly did nothing."""
         await self._brokers.ask_master(broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves)
 
+    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+        """See LaneReader. Asking a second master is harmless: the same keys are parked there then."""
+        await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
+
 
 async def at_once(asked: Iterable[Awaitable[_T]]) -> list[_T]:
     """A Gather for an event loop."""

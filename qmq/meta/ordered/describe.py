@@ -51,7 +51,8 @@ class Descriptions:
         for part in (part for route in state.routes.values() for part in route.partitions):
             numbers.setdefault(part.group, set()).add(part.number)
         requests = {
-            name: control.DescribeLanesRequest(subject=subject, partitions=sorted(here), group=group) for name, here in numbers.items()
+            name: control.DescribeLanesRequest(subject=subject, partitions=sorted(here), group=group, with_parked=True)
+            for name, here in numbers.items()
         }
         answers = await asyncio.gather(*[self._ask_one(name, request, silent) for name, request in requests.items()])
         return sorted((each for answer in answers for each in answer.partitions), key=lambda each: each.partition)
@@ -74,12 +75,15 @@ class Descriptions:
         members = self._view.members(state.subject, name)
         lanes = self._view.assignment(state.subject, name).lanes
         ahead = _numbers(route for version, route in state.routes.items() if version >= frontier.version)
+        parked_keys = len({key.key for each in found for key in each.parked})  # a key may be parked in several partitions
+        for each in found:
+            each.ClearField("parked")
         return pb.OrderedGroup(
             group=name, version=frontier.version, gate=record.gate.value, is_ready=record.is_ready, consumers=list(members),
             frontier=[pb.GroupRange(lps=range_of(piece.range), version=piece.version) for piece in frontier.pieces],
             partitions=[each for each in found if each.partition in wanted],
             backlog=round(sum(progress.backlog(each.partition, EVERYTHING) for each in found if each.partition in ahead)),
-            parked_keys=sum(each.parked_keys for each in found),
+            parked_keys=parked_keys,
             lanes=[lane_of(lane, owner) for lane, owner in lanes if owner in members],
             is_paused=self._view.delivery.is_paused(state.subject, name, "", ""),
         )  # fmt: skip

@@ -1,29 +1,35 @@
 """A round of a consumer group of an ordered subject: it advances, and its lanes are dealt out.
 
     read the assignment, then the group's record, then the routes
-    ask the brokers of what decides ──▶ move the frontier one step, by compare-and-swap ──▶ ask about what is open now ──▶ ...
+    ask the brokers of what decides ──▶ hand parked keys on ──▶ move the frontier one step, by compare-and-swap ──▶ ask about what is
+    open now ──▶ ...
     deal the open lanes out to the consumers that live, by compare-and-swap
 
 Any metaserver may run rounds at any time. What was read before the brokers were asked is what is compared, so an answer never counts for a
 frontier that it was not given for: a reset in between makes the swap fail. An answer of the store that was lost is not settled here: the
 next round reads what became of it.
 
+Keys that are parked in a partition that the group leaves are parked in the partitions that follow *before* the swap opens those: so no
+newer message of such a key is handed out. A partition that cannot be told does not open. If the swap is lost, the keys are handed on
+again by the next round, which may find fewer of them.
+
 Nothing is awaited here but the store, the brokers and the doors that are handed in, so that the simulator can run it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from qmq_coordination.ordered import MemberRecord, assignment_key, member_key
 from qmq_coordination.store import KeyValue, Put, absent, unchanged
-from qmq_ordering.advance import advance, partitions_to_ask, readable
+from qmq_ordering.advance import advance, left_behind, partitions_to_ask, readable
 from qmq_ordering.assignment import assign
 from qmq_ordering.frontier import Frontier, GroupRecord
 from qmq_ordering.lane import Assignment
-from qmq_ordering.route import PhysicalPartition, Route
+from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, QmqError
 from qmq.meta.ordered.progress import Progress, with_unwritten
@@ -32,6 +38,7 @@ from qmq.meta.ordered.sealing import Arrow, nowhere
 from qmq.proto.v1 import control_pb2 as control
 
 _T = TypeVar("_T")
+log = logging.getLogger("qmq.meta")
 
 
 class LaneReader(Protocol):
@@ -43,6 +50,11 @@ class LaneReader(Protocol):
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
         """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
+        ...
+
+
+    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded, RouteConflict."""
         ...
 
 
@@ -113,6 +125,8 @@ class Groups:
             after = looked.following()
             if after == looked.record.frontier:
                 return True
+            if not await self._hand_on(looked, after):
+                continue
             record = GroupRecord(after, looked.record.gate, looked.record.start)
             await self._arrow("before advance")
             item = await self._records.swap(looked.item, record)
@@ -120,6 +134,29 @@ class Groups:
             if item is None:
                 return False
             looked.item, looked.record, looked.steps = item, record, looked.steps + 1
+
+    async def _hand_on(self, looked: _Look, after: Frontier) -> bool:
+        """Have the keys that are parked behind a step parked before it, too. False if somebody could not be told: what lies there waits."""
+        await self._arrow("before inherit")
+        requests = looked.inheritances(after)
+        told = await self._gather([self._tell(each, looked) for each in requests])
+        looked.waiting |= {each.source for each, is_told in zip(requests, told, strict=True) if not is_told}
+        await self._arrow("behind inherit")
+        return all(told)
+
+    async def _tell(self, inheritance: _Inheritance, looked: _Look) -> bool:
+        target, lps = inheritance.target, inheritance.lps
+        request = control.InheritParkedRequest(
+            subject=looked.subject, group=looked.group, partition=target.number, lps=control.LpRange(first=lps.first, end=lps.end),
+            keys=inheritance.keys, record_revision=looked.item.mod_revision,
+        )  # fmt: skip
+        try:
+            await self._lanes.inherit_parked(target.group, request)
+        except QmqError as failure:
+            log.warning("parked keys of group %s of %s do not reach partition %d: %s", looked.group, looked.subject, target.number, failure)
+            return False
+        looked.progress.forget(target.number)
+        return True
 
     async def _learn(self, looked: _Look) -> None:
         """Ask for what decides the next step, and for what is open."""
@@ -146,7 +183,7 @@ class Groups:
 
     async def _describe(self, looked: _Look, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
         """None: it does not answer, so nothing of it is finished."""
-        request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group)
+        request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
         except QmqError:
@@ -174,6 +211,15 @@ class Groups:
         return done.succeeded, not done.succeeded
 
 
+class _Inheritance(NamedTuple):
+    """Keys that are parked in the partition `source`, in the range of a partition that follows."""
+
+    source: int
+    target: PhysicalPartition
+    lps: LpRange
+    keys: list[control.ParkedKey]
+
+
 class _Look:
     """What one round has learnt so far."""
 
@@ -186,9 +232,24 @@ class _Look:
         self.routes: dict[int, Route] = {}
         self.progress = Progress()
         self.silent: set[str] = set()
+        self.waiting: set[int] = set()
+        """Partitions that are not left in this round: what follows could not be told which keys are parked."""
         self.steps = 0
 
     def following(self) -> Frontier:
         """The frontier one step on; the same if nothing can move."""
         record, progress = self.record, self.progress
-        return advance(record.frontier, record.gate, self.routes, self.latest, progress.is_finished, progress.cuts)
+        return advance(record.frontier, record.gate, self.routes, self.latest, self._is_left, progress.cuts)
+
+    def _is_left(self, number: int, lps: LpRange) -> bool:
+        return number not in self.waiting and self.progress.is_finished(number, lps)
+
+    def inheritances(self, after: Frontier) -> list[_Inheritance]:
+        """What is to be told before the frontier may be `after`."""
+        found = []
+        for source, lps, version in left_behind(self.record.frontier, after, self.routes):
+            for target in self.routes[version + 1].overlapping(lps):
+                keys = self.progress.parked(source.number, lps.cut(target.range))
+                if keys:
+                    found.append(_Inheritance(source.number, target, lps.cut(target.range), keys))
+        return found

@@ -40,6 +40,10 @@ class Progress:
         """Take an answer in."""
         self._parts.update({each.partition: each for each in answer.partitions})
 
+    def forget(self, number: int) -> None:
+        """What was told of a partition holds no more: ask again."""
+        self._parts.pop(number, None)
+
     def knows(self, number: int) -> bool:
         """Whether the partition's broker group answered."""
         return number in self._parts
@@ -51,6 +55,11 @@ class Progress:
             if each.first <= at < each.end:
                 at = each.end
         return at >= lps.end
+
+    def parked(self, number: int, lps: LpRange) -> list[control.ParkedKey]:
+        """The group's parked keys of a range, as the partition's broker group told them."""
+        part = self._parts.get(number)
+        return [] if part is None else [each for each in part.parked if lps.first <= each.logical_partition < lps.end]
 
     def cuts(self, number: int) -> Sequence[LpRange]:
         """The ranges by which progress is kept, with the gaps between them; all of them together hold the whole partition."""

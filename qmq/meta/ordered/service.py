@@ -206,7 +206,8 @@ class OrderedService:
         return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
-        """At the partition's master. A replay holds the group still: it shall not advance past the messages, nor read newer ones first.
+        """At the partition's master, while the group is held still: it shall not advance past the messages that are put back, nor read
+        newer ones first, nor take the key for parked in the partitions that follow.
 
         Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected.
         """
@@ -215,8 +216,6 @@ class OrderedService:
         if part is None:
             raise UnknownPartition(f"subject {config.name!r} has no partition {request.partition} in any version of its route")
         pair = (config.name, check_name("group", request.group))
-        if not request.replay:
-            return await self._unpark(part, request)
         await self._masters.probe(part.group, config.name, part.number)
         lp = logical_partition(request.key, config.logical_partitions)
         held = control.UnparkRequest()

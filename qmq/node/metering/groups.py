@@ -152,7 +152,7 @@ def _add_share(behind: Behind, state: GroupState, now_ms: int) -> None:
 
 def _add_lanes(behind: Behind, queue: Queue, lanes: LaneShare, now_ms: int) -> None:
     behind.consumers += len(lanes.holders)
-    behind.parked_keys += len(lanes.parked)
+    behind.parked_keys += sum([bool(parked.sequences) for parked in lanes.parked.values()])
     behind.parked += sum([len(parked.sequences) for parked in lanes.parked.values()])
     if not lanes.progress:
         return

@@ -104,11 +104,14 @@ class DescribeLanesRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     WITH_LOAD_FIELD_NUMBER: _builtins.int
+    WITH_PARKED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     """Empty: partitions only."""
     with_load: _builtins.bool
     """Include the load of each logical partition."""
+    with_parked: _builtins.bool
+    """Include the group's parked keys."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty: all partitions that are here."""
@@ -120,10 +123,11 @@ class DescribeLanesRequest(_message.Message):
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         group: _builtins.str = ...,
         with_load: _builtins.bool = ...,
+        with_parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "subject", b"subject", "with_load", b"with_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "subject", b"subject", "with_load", b"with_load", "with_parked", b"with_parked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,6 +223,7 @@ class PartitionStatus(_message.Message):
     LP_LOAD_FIELD_NUMBER: _builtins.int
     BENT_MESSAGES_FIELD_NUMBER: _builtins.int
     LAG_MS_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -247,6 +252,10 @@ class PartitionStatus(_message.Message):
     def lp_load(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Messages per logical partition of its range, decaying; with_load only."""
 
+    @_builtins.property
+    def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedKey]:
+        """with_parked only."""
+
     def __init__(
         self,
         *,
@@ -267,10 +276,11 @@ class PartitionStatus(_message.Message):
         lp_load: _abc.Iterable[_builtins.float] | None = ...,
         bent_messages: _builtins.int = ...,
         lag_ms: _builtins.int = ...,
+        parked: _abc.Iterable[Global___ParkedKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "sealed_at", b"sealed_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "bent_messages", b"bent_messages", "broker_group", b"broker_group", "bytes_per_s", b"bytes_per_s", "holders", b"holders", "lag_ms", b"lag_ms", "last_append_ms", b"last_append_ms", "lp_load", b"lp_load", "messages_per_s", b"messages_per_s", "next_sequence", b"next_sequence", "parked_keys", b"parked_keys", "parked_messages", b"parked_messages", "partition", b"partition", "progress", b"progress", "sealed_at", b"sealed_at", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "bent_messages", b"bent_messages", "broker_group", b"broker_group", "bytes_per_s", b"bytes_per_s", "holders", b"holders", "lag_ms", b"lag_ms", "last_append_ms", b"last_append_ms", "lp_load", b"lp_load", "messages_per_s", b"messages_per_s", "next_sequence", b"next_sequence", "parked", b"parked", "parked_keys", b"parked_keys", "parked_messages", b"parked_messages", "partition", b"partition", "progress", b"progress", "sealed_at", b"sealed_at", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sealed_at: _TypeAlias = _typing.Literal["sealed_at"]  # noqa: Y015
     _WhichOneofArgType__sealed_at: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at"]  # noqa: Y015
@@ -480,6 +490,60 @@ class DescribeParkedResponse(_message.Message):
 Global___DescribeParkedResponse: _TypeAlias = DescribeParkedResponse  # noqa: Y015
 
 @_typing.final
+class InheritParkedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LPS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    RECORD_REVISION_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    group: _builtins.str
+    partition: _builtins.int
+    record_revision: _builtins.int
+    """The revision of the group's record from which the next step is made. Under any other one nothing is done (error 114)."""
+    @_builtins.property
+    def lps(self) -> Global___LpRange: ...
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedKey]:
+        """The keys of the range: exactly these are parked, and those of which messages are set aside here."""
+
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        group: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        lps: Global___LpRange | None = ...,
+        keys: _abc.Iterable[Global___ParkedKey] | None = ...,
+        record_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lps", b"lps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "keys", b"keys", "lps", b"lps", "partition", b"partition", "record_revision", b"record_revision", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InheritParkedRequest: _TypeAlias = InheritParkedRequest  # noqa: Y015
+
+@_typing.final
+class InheritParkedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InheritParkedResponse: _TypeAlias = InheritParkedResponse  # noqa: Y015
+
+@_typing.final
 class UnparkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -496,7 +560,7 @@ class UnparkRequest(_message.Message):
     replay: _builtins.bool
     """False: its messages count as done, and the key flows again from the next one on."""
     record_revision: _builtins.int
-    """If it replays: as in PlaceLanesRequest."""
+    """As in PlaceLanesRequest."""
     def __init__(
         self,
         *,

@@ -104,6 +104,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
                 _registered_method=True)
+        self.InheritParked = channel.unary_unary(
+                '/qmq.v1.BrokerControl/InheritParked',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedResponse.FromString,
+                _registered_method=True)
         self.Unpark = channel.unary_unary(
                 '/qmq.v1.BrokerControl/Unpark',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.UnparkRequest.SerializeToString,
@@ -219,6 +224,13 @@ class BrokerControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InheritParked(self, request, context):
+        """Before a group reads a partition: the keys that it has parked in the partitions before are parked there, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Unpark(self, request, context):
         """Give a parked key's messages back, in order, or drop them.
         """
@@ -305,6 +317,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.DescribeParked,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.SerializeToString,
+            ),
+            'InheritParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.InheritParked,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedResponse.SerializeToString,
             ),
             'Unpark': grpc.unary_unary_rpc_method_handler(
                     servicer.Unpark,
@@ -695,6 +712,33 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/DescribeParked',
             qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.DescribeParkedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InheritParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/InheritParked',
+            qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.InheritParkedResponse.FromString,
             options,
             channel_credentials,
             insecure,

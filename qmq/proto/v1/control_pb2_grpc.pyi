@@ -68,6 +68,8 @@ class BrokerControlStub:
     """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers."""
     DescribeParked: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]
     """Keys set aside for a group."""
+    InheritParked: _grpc.UnaryUnaryMultiCallable[_control_pb2.InheritParkedRequest, _control_pb2.InheritParkedResponse]
+    """Before a group reads a partition: the keys that it has parked in the partitions before are parked there, too."""
     Unpark: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]
     """Give a parked key's messages back, in order, or drop them."""
     TraceMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]
@@ -107,6 +109,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers."""
     DescribeParked: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]  # type: ignore[assignment]
     """Keys set aside for a group."""
+    InheritParked: _aio.UnaryUnaryMultiCallable[_control_pb2.InheritParkedRequest, _control_pb2.InheritParkedResponse]  # type: ignore[assignment]
+    """Before a group reads a partition: the keys that it has parked in the partitions before are parked there, too."""
     Unpark: _aio.UnaryUnaryMultiCallable[_control_pb2.UnparkRequest, _control_pb2.UnparkResponse]  # type: ignore[assignment]
     """Give a parked key's messages back, in order, or drop them."""
     TraceMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.TraceMessageRequest, _control_pb2.TraceMessageResponse]  # type: ignore[assignment]
@@ -227,6 +231,14 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DescribeParkedResponse, _abc.Awaitable[_control_pb2.DescribeParkedResponse]]:
         """Keys set aside for a group."""
+
+    @_abc_1.abstractmethod
+    def InheritParked(
+        self,
+        request: _control_pb2.InheritParkedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.InheritParkedResponse, _abc.Awaitable[_control_pb2.InheritParkedResponse]]:
+        """Before a group reads a partition: the keys that it has parked in the partitions before are parked there, too."""
 
     @_abc_1.abstractmethod
     def Unpark(

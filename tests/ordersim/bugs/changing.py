@@ -19,6 +19,7 @@ from qmq.log.queue import Queue
 from qmq.meta.ordered import changes as changes_module
 from qmq.meta.ordered import groups as groups_module
 from qmq.meta.ordered.changes import Changes
+from qmq.meta.ordered.groups import Groups
 from qmq.meta.ordered.records import Records
 
 # --- changes -------------------------------------------------------------------------------------------------------------
@@ -128,3 +129,10 @@ plant("open a range when another one of its source is finished", (groups_module,
 plant("skip a version", (groups_module, "advance", _two_at_once))
 plant("take progress that is missing for done", (Queue, "is_finished", _missing_is_done))
 plant("put a frontier without comparing", (Records, "swap", _put_blindly))
+
+
+async def _leave_parked(self: Groups, looked: Any, after: Any) -> bool:
+    return True
+
+
+plant("leave parked keys behind when a group moves on", (Groups, "_hand_on", _leave_parked))

@@ -13,7 +13,7 @@ from qmq.client.ordered.lane import LaneReader
 from qmq.log.actions import LaneBegin
 from qmq.log.lanes import LaneHolder, LaneShare
 
-_attach, _find, _share = Lanes.attach, Lanes._find, Lanes._share
+_attach, _find, _share = Lanes.attach, Lanes._find, Lanes.share
 _describe = LaneAdmin._describe
 _next = KeyQueue.next
 _finished = KeyQueue.finished
@@ -75,6 +75,6 @@ plant("answer a grant before it is committed", (Lanes, "attach", _answer_at_once
 plant("grant a lane that overlaps another one", (lanes_module, "_divide", _without_others))
 plant("take a lane over while its lease runs", (lanes_module, "_divide", _take_over))
 plant("report a lane finished before that is committed", (LaneAdmin, "describe", _describe_early))
-plant("begin a target at its end", (Lanes, "_share", _begin_at_end))
+plant("begin a target at its end", (Lanes, "share", _begin_at_end))
 plant("hand out after the lease may be over", (LaneReader, "is_sure", lambda self: True))
 plant("hand out several messages of a key at once", (KeyQueue, "next", _many_of_a_key), (KeyQueue, "finished", _finish_if_there))

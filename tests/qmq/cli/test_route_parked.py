@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.cli.parked import key_text, parse_key
-from qmq.errors import InvalidArgument, UnknownGroup
+from qmq.errors import InvalidArgument, NotConnected, UnknownGroup
 from qmq.proto.v1 import control_pb2 as control
 
 KEYS = [
@@ -24,11 +24,10 @@ def parked(meta: FakeMeta) -> None:
     meta.answers["Unpark"] = lambda request: control.UnparkResponse(messages=10 + request.partition)
 
 
-def test_parked_keys_are_listed_as_they_can_be_given_back(qmq: Command) -> None:
+def test_a_parked_key_is_listed_once_as_it_can_be_given_back(qmq: Command) -> None:
     assert qmq.json("dlq", "list", "orders", "billing") == [
-        {"key": "hex:00ff", "partition": 1, "logical_partition": 9, "messages": 1, "first_sequence": 1},
-        {"key": "N14228", "partition": 2, "logical_partition": 300, "messages": 3, "first_sequence": 40},
-        {"key": "N14228", "partition": 5, "logical_partition": 300, "messages": 2, "first_sequence": 7},
+        {"key": "hex:00ff", "logical_partition": 9, "messages": 1, "partitions": [1]},
+        {"key": "N14228", "logical_partition": 300, "messages": 5, "partitions": [2, 5]},
     ]
 
 
@@ -48,6 +47,19 @@ def test_a_key_is_given_back_or_dropped_from_the_oldest_partition_on(meta: FakeM
     assert meta.requests("Unpark") == [
         control.UnparkRequest(subject="orders", group="billing", partition=number, key=b"N14228", replay=is_replay) for number in (2, 5)
     ]
+
+
+def test_a_replay_that_fails_part_way_says_how_far_it_got(meta: FakeMeta, qmq: Command) -> None:
+    meta.answers["Unpark"] = [control.UnparkResponse(messages=3), InvalidArgument("no")]
+    _, said = qmq.error("dlq", "replay", "orders", "billing", "N14228")
+    assert "3 messages of the key were done (partition 2); then: no" in " ".join(said.split())
+
+
+def test_a_replay_follows_a_master_that_changes(meta: FakeMeta, qmq: Command) -> None:
+    away = NotConnected("the master is away")
+    meta.answers["Unpark"] = [control.UnparkResponse(messages=3), away, control.UnparkResponse(messages=2)]
+    done = qmq.json("dlq", "replay", "orders", "billing", "N14228")
+    assert done == [{"key": "N14228", "partition": 2, "messages": 3}, {"key": "N14228", "partition": 5, "messages": 2}]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_ordering.route import LpRange
 
-from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease, LaneReset, LaneUnpark
+from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneShare, Progress
 
 WIDTH, LENGTH = 8, 12
@@ -76,6 +76,19 @@ class LaneMachine(RuleBasedStateMachine):
         self.holders = {token: (a, b) for token, (a, b) in self.holders.items() if not a <= lp < b}
         if replays:
             self.done -= {(lp, at) for at in sequences}
+
+    @rule(first=st.integers(0, WIDTH - 1), width=st.integers(1, WIDTH), lps=st.sets(st.integers(0, WIDTH - 1)))
+    def inherit(self, first: int, width: int, lps: set[int]) -> None:
+        end = min(first + width, WIDTH)
+        keys = {b"k%d" % lp: lp for lp in lps if first <= lp < end}
+        fresh = keys.keys() - self.parked.keys()
+        action = LaneInherit("s", 1, "g", "", first, end, tuple((lp, key) for key, lp in keys.items()))
+        assert self.share.apply(action) == len(fresh)
+        for key in [key for key, (lp, at) in self.parked.items() if first <= lp < end and not at and key not in keys]:
+            del self.parked[key]
+        for key in fresh:
+            self.parked[key] = (keys[key], [])
+            self.holders = {token: (a, b) for token, (a, b) in self.holders.items() if not a <= keys[key] < b}
 
     @rule()
     def restart(self) -> None:

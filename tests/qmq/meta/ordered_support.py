@@ -48,6 +48,8 @@ class Lanes:
     """By group: [first, end, done_before]."""
     is_forgotten: bool = False
     """Retention took all of it."""
+    parked: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    """By group: keys with their logical partitions."""
 
     @property
     def sealed_at(self) -> int:
@@ -62,6 +64,7 @@ class Brokers:
         self.parts: dict[int, Lanes] = {}
         self.calls: list[str] = []
         self.placed: list[control.PlaceLanesRequest] = []
+        self.inherited: list[control.InheritParkedRequest] = []
         self.before_seal: Callable[[str], Awaitable[None]] = _nothing
 
     def _require(self, group: str) -> None:
@@ -101,6 +104,8 @@ class Brokers:
         for first, end, done in rows:
             is_finished = bool(part.sealed_by) and done >= part.next_sequence
             found.progress.add(lps=control.LpRange(first=first, end=end), done_before=done, is_finished=is_finished)
+        for key, lp in part.parked.get(group, {}).items():
+            found.parked.add(partition=number, logical_partition=lp, key=key)
         return found
 
     def finish(self, group: str, number: int, first: int = 0, end: int = LPS) -> None:
@@ -114,6 +119,12 @@ class Brokers:
     def append(self, number: int, messages: int = 1) -> None:
         assert not self.part(number).sealed_by
         self.part(number).next_sequence += messages
+
+    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+        self._require(broker_group)
+        self.inherited.append(request)
+        keys = {each.key: each.logical_partition for each in request.keys}
+        self.part(request.partition).parked.setdefault(request.group, {}).update(keys)
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
         self._require(broker_group)

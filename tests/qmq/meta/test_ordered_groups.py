@@ -204,6 +204,50 @@ async def test_a_silent_group_holds_up_nobody_elses_ranges(world: Grouped) -> No
     assert await world.lanes() == [(2, 50, 100, "x"), (3, 0, 50, "x")]
 
 
+async def test_parked_keys_are_parked_behind_a_change_before_it_opens(world: Grouped) -> None:
+    await world.begun("x")
+    world.brokers.append(1, 10)
+    world.brokers.part(1).parked["g"] = {b"low": 7, b"high": 60}
+    await world.change("split", 1, at=[50])
+    world.brokers.finish("g", 1)
+    assert (await world.round()).steps == 1
+    assert {number: world.brokers.part(number).parked.get("g") for number in (2, 3)} == {2: {b"low": 7}, 3: {b"high": 60}}
+    revisions = {each.record_revision for each in world.brokers.inherited}
+    assert len(revisions) == 1
+
+
+async def test_parked_keys_go_through_versions_that_nobody_wrote_to(world: Grouped) -> None:
+    await world.begun("x")
+    world.brokers.part(1).parked["g"] = {b"k": 7}
+    await world.change("split", 1, at=[50])
+    await world.change("merge", 2, 3)
+    for number in (1, 2, 3):
+        part = world.brokers.part(number)
+        world.brokers.finish("g", number, *part.range)
+    await world.round()
+    assert await world.pieces() == [(0, 100, 3)]
+    assert world.brokers.part(4).parked["g"] == {b"k": 7}
+
+
+async def test_what_cannot_be_told_of_parked_keys_does_not_open_and_others_do(world: Grouped) -> None:
+    await world.create(partitions=2, groups=("a", "b"))
+    world.brokers.parts.update({1: Lanes(LpRange(0, 50)), 2: Lanes(LpRange(50, 100))})
+    await world.join("x")
+    await world.placing().begin(SUBJECT, "g", EARLIEST, Gate.LANES)
+    world.brokers.part(1).parked["g"] = {b"k": 7}
+    await world.change("move", 1, groups=["c"])
+    await world.change("move", 2, groups=["d"])
+    world.brokers.finish("g", 1, 0, 50)
+    world.brokers.finish("g", 2, 50, 100)
+    world.brokers.down.add("c")
+    await world.round()
+    assert await world.pieces() == [(0, 50, 1), (50, 100, 3)]
+    world.brokers.down.clear()
+    await world.round()
+    assert await world.pieces() == [(0, 100, 3)]
+    assert world.brokers.part(3).parked["g"] == {b"k": 7}
+
+
 async def test_hazard_5_progress_that_vanished_closes_nothing_that_was_open_and_opens_nothing(world: Grouped) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
