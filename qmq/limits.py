@@ -44,6 +44,12 @@ TAGS_MAX: Final = 10
 """Tags on one message (the Java original's limit)."""
 
 TAG_BYTES_MAX: Final = 255
+FETCH_TAGS_MAX: Final = 2 * TAGS_MAX
+"""Tags that one reading without a group may select, both ways together: each is looked for in every batch while others wait."""
+
+FETCH_RANGES_MAX: Final = 64
+"""Ranges of logical partitions that it may select, for the same reason."""
+
 KEY_BYTES_MAX: Final = 4 * KIB
 HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""

@@ -64,10 +64,15 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, request: wire.Fetch) -> Selection:
-        """Raises InvalidArgument."""
+        """Raises InvalidArgument. Bounded: each tag and each range is looked for in every batch that is read, while others wait."""
+        tags = [*request.tags_any, *request.tags_all]
+        if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
+            raise InvalidArgument(f"a selection has up to {limits.FETCH_TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes; send fewer")
+        if len(request.lps) > limits.FETCH_RANGES_MAX:
+            raise InvalidArgument(f"a selection has up to {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}; join them")
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
-            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {request.lps}")
+            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[:200]}")
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
         return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0)
 

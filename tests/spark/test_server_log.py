@@ -18,6 +18,7 @@ from qmq_ordering.route import LpRange
 from server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
+from qmq import limits
 from qmq.batch import encode, parse_envelope, place
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
@@ -412,3 +413,13 @@ def test_an_address_travels() -> None:
     serializer = CPickleSerializer()
     assert serializer.loads(serializer.dumps(address)) == address
     assert hash(address) == hash(ServerAddress("a:1,b:2", 5))
+
+
+def test_what_a_broker_has_no_room_for_in_a_selection_is_left_to_the_reader() -> None:
+    few = Selection(tags_any=("a",), tags_all=("b",))
+    many = Selection(tags_any=tuple(map(str, range(limits.FETCH_TAGS_MAX))), tags_all=("b",))
+    lps = tuple(LpRange(each, each + 1) for each in range(limits.FETCH_RANGES_MAX + 1))
+    told = reading.fetch_of(Piece(key(1, "g"), 0, 10, None, lps[1:]), few, 0)
+    assert (told.tags_any, told.tags_all, len(told.lps)) == (["a"], ["b"], limits.FETCH_RANGES_MAX)
+    told = reading.fetch_of(Piece(key(1, "g"), 0, 10, None, lps), many, 0)
+    assert (told.tags_any, told.tags_all, told.lps) == ([], [], [])

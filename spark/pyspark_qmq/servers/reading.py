@@ -102,11 +102,15 @@ class PieceReader:
 
 
 def fetch_of(piece: Piece, selection: Selection, sequence: int) -> wire.Fetch:
-    """What to ask of a piece from a sequence on. Pure."""
+    """What to ask of a piece from a sequence on. A broker passes over what it is told of; what it has no room for is left to us. Pure."""
     queue, lps = piece.queue, [f"{each.first}-{each.end}" for each in piece.lps]
+    tags_any, tags_all = list(selection.tags_any), list(selection.tags_all)
+    if len(lps) > limits.FETCH_RANGES_MAX:
+        lps = []
+    if len(tags_any) + len(tags_all) > limits.FETCH_TAGS_MAX:
+        tags_any, tags_all = [], []
     return wire.Fetch(
-        queue.subject, queue.partition, sequence, piece.end, 0, FETCH_BYTES, list(selection.tags_any), list(selection.tags_all), lps,
-        int(selection.with_directed),
+        queue.subject, queue.partition, sequence, piece.end, 0, FETCH_BYTES, tags_any, tags_all, lps, int(selection.with_directed),
     )  # fmt: skip
 
 

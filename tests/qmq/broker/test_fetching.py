@@ -296,6 +296,20 @@ async def test_who_waits_for_a_commit_that_will_not_be_known_here_is_sent_to_the
             await asked
 
 
+async def test_a_selection_of_too_many_tags_or_ranges_is_refused(tmp_path: Path) -> None:
+    async with reader(tmp_path) as it:
+        it.append(1, tags=("a",))
+        allowed = {"tags_any": ["a"] * 10, "tags_all": ["a"] * 10}
+        assert bases((await it.fetch(**allowed))[1]) == [0]
+        await it.fetch(lps=["0-1"] * 64)
+        for refused in ({**allowed, "tags_any": ["a"] * 11}, {"tags_any": [""]}, {"tags_all": ["a" * 256]}, {"lps": ["0-1"] * 65}):
+            with pytest.raises(InvalidArgument):
+                await it.fetch(**refused)
+        with pytest.raises(InvalidArgument) as told:
+            await it.fetch(lps=["x" * 5_000])
+        assert len(str(told.value)) < 400
+
+
 # --- FIND ------------------------------------------------------------------------------------------------------------------
 
 
