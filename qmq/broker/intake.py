@@ -41,6 +41,8 @@ class Destination(NamedTuple):
     """Whether it may be appended to only while the master's lease in the coordination store holds."""
     check_dues: CheckDues | None = None
     """On a delay server: what is wrong with a delayed batch. None: the broker takes no delayed ones."""
+    awaits_flush: bool = False
+    """Whether its producers are answered only when a majority has flushed what they sent."""
 
 
 FindQueue = Callable[[bytes, int], Destination]
@@ -76,7 +78,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     header = parse_header(region)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
-    queue, body_bytes_max, lps, _, check_dues = find_queue(subject, header.partition)
+    queue, body_bytes_max, lps, _, check_dues, awaits_flush = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
@@ -94,7 +96,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
         raise InvalidArgument("a delayed batch belongs to a delay group, and this broker keeps subjects: locate with `delayed`")
     if lps is not None:
         _check_order(region, header, layout, lps)
-    return Intake(queue, region, region_crc, header, bloom)
+    return Intake(queue, region, region_crc, header, bloom, awaits_flush)
 
 
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
