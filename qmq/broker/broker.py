@@ -6,8 +6,8 @@
 
 An answer leaves only when what it promises is true: when its index is committed. What commits is the *committer*'s matter: a node alone
 commits what is written or flushed, a replica what a majority of its group has. A producer that asked for `acks=master` is answered when
-this broker has written its batch, one with `acks=flushed`, or to a subject that says so, when a majority has flushed it. A full disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their
-actions are written.
+this broker has written its batch; one that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed
+it. A full disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their actions are written.
 
 A broker serves while it is its group's master (a node alone always is). When it is not, every request is refused with NotMaster; when it
 stops being, those who wait for an answer are told that nobody knows.

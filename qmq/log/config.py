@@ -27,8 +27,8 @@ class LogConfig:
     action_segment_bytes: int = 64 * MIB
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = FLUSH_INTERVAL_MS
-    """With `async`: from the beginning of a flush to that of the next, at least; what a power cut can take grows by so much. Who waits for a
-    flush does not wait for that."""
+    """With `async`: from the beginning of a flush to that of the next, at least; what a power cut can take grows by so much. Who waits for
+    a flush does not wait for that."""
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int | None = None
     """Of the whole message log; the oldest segments beyond it go."""
