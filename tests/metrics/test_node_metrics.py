@@ -325,6 +325,8 @@ async def test_a_flush_and_a_checkpoint_are_shown(tmp_path: Path) -> None:
         values = await once(node, "qmq_checkpoints_total", 1)
         assert values("qmq_checkpoint_timestamp_seconds") > 1_700_000_000
         assert values("qmq_flush_seconds_count") >= 1
+        values = await once(node, "qmq_unflushed_bytes", 0)
+        assert values("qmq_unflushed_age_seconds") == 0
         assert values("qmq_log_bytes", log="message") > 0
         assert values("qmq_disk_free_bytes") > values("qmq_disk_reserved_bytes")
 

@@ -17,7 +17,8 @@ DISK_RESERVED: Final = Figure(
     "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes that stay free for acknowledgements: below that, messages are refused."
 )
 UNFLUSHED_AGE: Final = Figure(
-    "qmq_unflushed_age_seconds", GAUGE, _OF, "How long ago the oldest entry was written that a power cut here would take; 0 if there is none."
+    "qmq_unflushed_age_seconds", GAUGE, _OF,
+    "How long ago the oldest entry was written that a power cut here would take; 0 if there is none.",
 )
 UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would take.")
 FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "How long flushes of both logs took.")
@@ -35,7 +36,9 @@ DAMAGED: Final = Figure("qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entrie
 class LogSource:
     """See the module."""
 
-    figures: Final = (LOG_BYTES, DISK_FREE, DISK_RESERVED, UNFLUSHED_AGE, UNFLUSHED_BYTES, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED, DAMAGED)
+    figures: Final = (
+        LOG_BYTES, DISK_FREE, DISK_RESERVED, UNFLUSHED_AGE, UNFLUSHED_BYTES, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED, DAMAGED,
+    )  # fmt: skip
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker

@@ -47,7 +47,7 @@ Served = tuple[Broker, DataServer, list[BaseException]]
 
 @asynccontextmanager
 async def served(
-    folder: Path, config: LogConfig, disk: Disk | None = None, **options: int
+    folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int
 ) -> AsyncIterator[Served]:
     """A broker alone, with its data port, and what was fatal to it."""
     fatal: list[BaseException] = []
@@ -55,7 +55,8 @@ async def served(
     broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(**options), asyncio.get_running_loop())
     upkeep, server = Upkeep(broker, fatal.append), DataServer(broker)
     await server.start("127.0.0.1", 0)
-    upkeep.start()
+    if ticks:
+        upkeep.start()
     try:
         yield broker, server, fatal
     finally:
@@ -175,7 +176,7 @@ class GatedDisk(Disk):
 
 
 async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: Path) -> None:
-    async with served(tmp_path, LogConfig(), GatedDisk()) as (broker, _, _):
+    async with served(tmp_path, LogConfig(), ticks=False) as (broker, _, _):
         queue = broker.store.open_queue("s", 0)
         broker.append_own([intake(queue, [b"a"])])
         await eventually(lambda: broker.store.flushed_index == broker.store.index)
@@ -183,7 +184,7 @@ async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: P
 
 async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(tmp_path: Path) -> None:
     disk = GatedDisk()
-    async with served(tmp_path, LogConfig(), disk) as (broker, _, _):
+    async with served(tmp_path, LogConfig(), disk, ticks=False) as (broker, _, _):
         queue = broker.store.open_queue("s", 0)
         broker.append_own([intake(queue, [b"a"])])
         await eventually(lambda: broker.store.is_flushed)
