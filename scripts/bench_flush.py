@@ -26,11 +26,15 @@ from bench_group import ReplicaSet
 import qmq
 
 _SHIM: Final = """
+#define _GNU_SOURCE
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 int fdatasync(int fd) {
     const char *text = getenv("QMQ_BENCH_FDATASYNC_US");
-    long us = text ? atol(text) : 0;
+    long us = text ? atol(text) : -1;
+    if (us < 0) return syscall(SYS_fdatasync, fd);
     struct timespec wait = {us / 1000000, us % 1000000 * 1000};
     nanosleep(&wait, 0);
     return 0;
@@ -44,7 +48,7 @@ def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--modes", default="async,flushed,sync")
-    options.add_argument("--delays-us", default="100,1000,5000")
+    options.add_argument("--delays-us", default="100,1000,5000", help="-1: the real disk.")
     options.add_argument("--replicas", default="1,3")
     options.add_argument("--flush-interval-ms", type=int, default=None)
     options.add_argument("--tree", type=Path, help="Run the servers of this tree.")
@@ -60,8 +64,9 @@ def main() -> None:
         for count in map(int, given.replicas.split(",")):
             for delay_us in map(int, given.delays_us.split(",")):
                 os.environ["QMQ_BENCH_FDATASYNC_US"] = str(delay_us)
+                delay = f"{delay_us / 1000:g}" if delay_us >= 0 else "real"
                 for mode in given.modes.split(","):
-                    print(f"| {count} | {delay_us / 1000:g} | {mode} | {_measured(count, mode, given)} |", flush=True)
+                    print(f"| {count} | {delay} | {mode} | {_measured(count, mode, given)} |", flush=True)
 
 
 def _compiled(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -154,3 +155,19 @@ async def test_acks_are_one_of_three_words() -> None:
     async with TestCluster(delay=False) as cluster:
         with pytest.raises(InvalidArgument, match="'quorum', 'flushed' or 'master'"):
             await cluster.client().send("s", b"x", acks="disk")
+
+
+async def test_a_delayed_message_may_wait_for_the_flush_of_its_delay_group() -> None:
+    gates = Gates()
+    async with TestCluster(make_disk=gates.make_disk) as cluster:
+        mq = cluster.client()
+        try:
+            await mq.send("s", b"warm", delay=timedelta(hours=1))
+            gates.shut()
+            waiting = asyncio.ensure_future(mq.send("s", b"1", delay=timedelta(hours=1), acks="flushed"))
+            await mq.send("s", b"2", delay=timedelta(hours=1))
+            assert not waiting.done()
+            gates.open()
+            await waiting
+        finally:
+            gates.open()
