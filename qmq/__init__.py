@@ -31,7 +31,7 @@ from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
 from qmq.client.state_folder import StateDir
 from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
-from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig
+from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
 
 __version__ = "0.1.0"
 
@@ -62,6 +62,7 @@ __all__ = [
     "Reject",
     "Retry",
     "SubjectConfig",
+    "SubjectFlush",
     "Ticket",
     "TraceContext",
     "connect",

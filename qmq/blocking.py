@@ -77,20 +77,22 @@ class BlockingClient:
     def send(
         self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
-        cron: str | None = None, zone: str | None = None,
+        cron: str | None = None, zone: str | None = None, acks: str = "quorum",
     ) -> Receipt:  # fmt: skip
         """See `qmq.Client.send`."""
         return self.run(
-            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone)
+            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
         )
 
     def send_many(
         self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
-        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None, acks: str = "quorum",
     ) -> Receipts:  # fmt: skip
         """See `qmq.Client.send_many`."""
-        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats))
+        return self.run(
+            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
+        )
 
     @property
     def interceptors(self) -> Chain:

@@ -84,3 +84,6 @@ RETRY_DELAYS_MAX: Final = 64
 
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""
+
+FLUSH_INTERVAL_MS: Final = 2
+"""With `--flush async`: from the beginning of one flush to that of the next, at least (docs/REPLICATION.md says why)."""

@@ -201,6 +201,15 @@ class Fencing(Enum):
     """Masters take messages without the coordination store; a group that is wholly out of reach cannot be left."""
 
 
+class SubjectFlush(Enum):
+    """When a subject's producers are answered."""
+
+    DEFAULT = "default"
+    """When a message is committed: as safe as the brokers' `--flush` says."""
+    SYNC = "sync"
+    """When a majority has flushed it besides, whatever the brokers do for other subjects."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectConfig:
     """What was decided about a subject when it was created or altered. `None` means the broker's default holds.
@@ -223,6 +232,7 @@ class SubjectConfig:
     """Of an ordered subject: how many there are, for ever. 0 if it is unordered."""
     fencing: Fencing = Fencing.LEASE
     """Of an ordered subject."""
+    flush: SubjectFlush = SubjectFlush.DEFAULT
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from qmq.errors import CoordinationUnknown, SubjectExists, UnknownSubject
-from qmq.model import Fencing, Order, SubjectConfig, check_name
+from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name
 from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
@@ -40,7 +40,10 @@ def encode_subject(config: SubjectConfig) -> bytes:
 def decode_subject(item: KeyValue) -> SubjectConfig:
     """The inverse. What an older release wrote lacks fields, what a newer one wrote may have more."""
     found = {name: value for name, value in json.loads(item.value).items() if name in _KNOWN}
-    enums = {"order": Order(found.get("order", "")), "fencing": Fencing(found.get("fencing", "lease"))}
+    enums = {
+        "order": Order(found.get("order", "")), "fencing": Fencing(found.get("fencing", "lease")),
+        "flush": SubjectFlush(found.get("flush", "default")),
+    }  # fmt: skip
     return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums})
 
 

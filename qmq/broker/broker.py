@@ -6,8 +6,8 @@
 
 An answer leaves only when what it promises is true: when its index is committed. What commits is the *committer*'s matter: a node alone
 commits what is written or flushed, a replica what a majority of its group has. A producer that asked for `acks=master` is answered when
-this broker has written its batch. A full disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their
-actions are written.
+this broker has written its batch; one that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed
+it. A full disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their actions are written.
 
 A broker serves while it is its group's master (a node alone always is). When it is not, every request is refused with NotMaster; when it
 stops being, those who wait for an answer are told that nobody knows.
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from qmq import limits
+from qmq.broker.answers import Answers
+from qmq.broker.committer import Alone, Committer
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetching import Fetching
@@ -52,7 +53,7 @@ from qmq.errors import (
 from qmq.log.config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
-from qmq.model import Fencing, Order, SubjectConfig, check_name, is_dead_letters
+from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -66,34 +67,6 @@ WRITE_BYTES_MAX: Final = 8 * limits.MIB
 LookUpSubject = Callable[[str], SubjectConfig | None]
 
 
-class Committer(Protocol):
-    """Decides when an entry is safe, and says so by `Broker.commit`."""
-
-    def written(self, index: int) -> None:
-        """Everything up to `index` is written here."""
-        ...
-
-    def stored(self, index: int) -> None:
-        """Everything up to `index` survives a power cut here."""
-        ...
-
-
-class Alone:
-    """The committer of a node without replicas."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def written(self, index: int) -> None:
-        """With `Flush.ASYNC` that is enough."""
-        if self._broker.store.config.flush is Flush.ASYNC:
-            self._broker.commit(index)
-
-    def stored(self, index: int) -> None:
-        """Safe in any case."""
-        self._broker.commit(index)
-
-
 @dataclass(slots=True)
 class _Staged:
     """A PRODUCE that waits for the end of the turn."""
@@ -103,6 +76,7 @@ class _Staged:
     batches: list[Intake]
     is_fast: bool
     """Whether it is answered when this broker has it (`acks=master`)."""
+    awaits_flush: bool
 
 
 class Broker:
@@ -150,7 +124,9 @@ class Broker:
         self.loads = Loads(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
-        self._held: deque[Held] = deque()
+        self._answers = Answers()
+        self._flushed_index = 0
+        """Committed, and flushed on a majority."""
         self._full: dict[Flushable, None] = {}
         self.leisurely: dict[Flushable, None] = {}
         """Outboxes that may wait for the next tick."""
@@ -167,6 +143,7 @@ class Broker:
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
         self.loads = Loads(self.clock)
+        self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
 
     def pause(self) -> None:
@@ -194,10 +171,9 @@ class Broker:
         unknown = NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
         for staged in self._staged:
             self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
-        for held in (*self._held, *self.settled):
+        for held in (*self._answers.take(), *self.settled):
             self.answer_error(held.peer, held.request_id, unknown)
         self._staged.clear()
-        self._held.clear()
         self.settled.clear()
         self.dispatch.stop(NotMaster(self._not_master()))
         self.lanes.stop(NotMaster(self._not_master()))
@@ -218,7 +194,7 @@ class Broker:
 
     # --- producing -----------------------------------------------------------------------------------------------------
 
-    def produce(self, peer: Peer, request_id: int, payload: memoryview, *, is_fast: bool = False) -> None:
+    def produce(self, peer: Peer, request_id: int, payload: memoryview, *, is_fast: bool = False, awaits_flush: bool = False) -> None:
         """Check the batches of a PRODUCE and stage them. Raises as `intake.read_batches`, and Stopping, NotMaster, ReadOnly."""
         self.require_serving()
         if self.is_stopping:
@@ -226,7 +202,8 @@ class Broker:
         batches = read_batches(payload, self.find_queue)
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
-        self._staged.append(_Staged(peer, request_id, batches, is_fast))
+        awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
+        self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
         self.schedule()
 
     def _may_pass_drain(self, batch: Intake) -> bool:
@@ -252,7 +229,7 @@ class Broker:
             return self._open_ordered(config, partition)
         if partition != 0:
             raise InvalidArgument(f"subject {name!r} has partition 0 only, not {partition}")
-        return Destination(self.store.open_queue(name, partition), config.body_bytes_max)
+        return Destination(self.store.open_queue(name, partition), config.body_bytes_max, awaits_flush=config.flush is SubjectFlush.SYNC)
 
     def _open_ordered(self, config: SubjectConfig, number: int) -> Destination:
         if number == 0:
@@ -261,7 +238,8 @@ class Broker:
         if found is None:
             raise RouteChanged(f"partition {number} of {config.name!r} is not known here (yet): ask the metaserver for the route")
         queue = self.store.open_queue(config.name, number)
-        return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE)
+        awaits_flush = config.flush is SubjectFlush.SYNC
+        return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
 
     def subject(self, name: str) -> SubjectConfig:
         """The subject's settings. Raises UnknownSubject."""
@@ -336,10 +314,13 @@ class Broker:
             produced = results[at : at + len(each.batches)]
             at += len(each.batches)
             answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
-            if each.is_fast:
+            if each.is_fast and not each.awaits_flush:
                 each.peer.send(answer)
             else:
-                self._held.append(Held(index, each.peer, each.request_id, answer))
+                self._answers.hold(Held(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+        if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
+            self.store.flush_wanted = index
+            self.committer.flush_wanted(index)
         self._written(index)
 
     def _admitted(self, staged: list[_Staged]) -> list[_Staged]:
@@ -395,7 +376,7 @@ class Broker:
             self.settled.append(Held(0, waiter, 0, b""))
             self.schedule()
         else:
-            self._held.append(Held(self.store.index, waiter, 0, b""))
+            self._answers.hold(Held(self.store.index, waiter, 0, b""))
             self._release()
         await waiter.done
 
@@ -412,7 +393,7 @@ class Broker:
         settled, self.settled = self.settled, []
         for held in settled:
             held.index = self.store.index
-        self._held += settled
+            self._answers.hold(held)
         self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)
 
@@ -431,16 +412,20 @@ class Broker:
             self._wake_queues(grown)
             self._release()
 
+    def flushed(self, index: int) -> None:
+        """Everything up to `index` is committed, and on a majority's disks: a power cut of all of them does not take it."""
+        self._flushed_index = max(self._flushed_index, index)
+        if self.is_serving:
+            self._release()
+
     def _release(self) -> None:
-        held, index = self._held, self.store.committed_index
-        while held and held[0].index <= index:
-            each = held.popleft()
-            each.peer.send(each.answer)
+        self._answers.release(self.store.committed_index, self._flushed_index)
 
     @property
     def awaits_flush(self) -> bool:
-        """Whether something written waits for a flush before it counts."""
-        return self.store.config.flush is Flush.SYNC and self.store.index > self.store.flushed_index
+        """Whether somebody waits until something written is flushed."""
+        wanted = self.store.index if self.store.config.flush is Flush.SYNC else self.store.flush_wanted
+        return min(wanted, self.store.index) > self.store.flushed_index
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Tell the asker what went wrong."""

@@ -174,13 +174,13 @@ class Connection(Flushable):
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
-    def _produce(self, each: Frame, *, is_fast: bool = False) -> None:
+    def _produce(self, each: Frame, *, is_fast: bool = False, awaits_flush: bool = False) -> None:
         size = HEADER_BYTES + len(each.payload)
         if each.request_id in self._unanswered:
             raise ProtocolViolation(f"request {each.request_id} is not answered yet")
         self._unanswered[each.request_id] = size
         self._unanswered_bytes += size
-        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast)
+        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
 
@@ -191,6 +191,9 @@ class Connection(Flushable):
 
     def _produce_fast(self, each: Frame) -> None:
         self._produce(each, is_fast=True)
+
+    def _produce_flushed(self, each: Frame) -> None:
+        self._produce(each, awaits_flush=True)
 
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
@@ -293,6 +296,7 @@ class Connection(Flushable):
 _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.PRODUCE: Connection._produce,
     FrameKind.PRODUCE_FAST: Connection._produce_fast,
+    FrameKind.PRODUCE_FLUSHED: Connection._produce_flushed,
     FrameKind.PULL: Connection._pull,
     FrameKind.SETTLE: Connection._settle,
     FrameKind.BEGUN: Connection._begun,

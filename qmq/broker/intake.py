@@ -45,6 +45,8 @@ class Destination(NamedTuple):
     """Whether it may be appended to only while the master's lease in the coordination store holds."""
     check_dues: CheckDues | None = None
     """On a delay server: what is wrong with a delayed batch. None: the broker takes no delayed ones."""
+    awaits_flush: bool = False
+    """Whether its producers are answered only when a majority has flushed what they sent."""
 
 
 FindQueue = Callable[[bytes, int], Destination]
@@ -83,7 +85,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
     if subject.startswith(_DEAD_LETTERS):  # before a queue is made for it
         raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
-    queue, body_bytes_max, lps, _, check_dues = find_queue(subject, header.partition)
+    queue, body_bytes_max, lps, _, check_dues, awaits_flush = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
@@ -101,7 +103,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
         raise InvalidArgument("a delayed batch belongs to a delay group, and this broker keeps subjects: locate with `delayed`")
     if lps is not None:
         _check_order(region, header, layout, lps)
-    return Intake(queue, region, region_crc, header, bloom)
+    return Intake(queue, region, region_crc, header, bloom, awaits_flush)
 
 
 def _check_header(header: RegionHeader) -> None:

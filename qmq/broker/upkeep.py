@@ -19,7 +19,6 @@ from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpointing import CheckpointPlan, begin_checkpoint, end_checkpoint
 from qmq.log.commit_mark import Marker
-from qmq.log.config import Flush
 from qmq.log.retention import Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.store import FlushPlan, Store
@@ -54,7 +53,7 @@ class Upkeep:
         self._fatal = fatal
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(2, "qmq-disk")
+        self._threads = ThreadPoolExecutor(3, "qmq-disk")  # a flush never waits behind a checkpoint and a slice of the scrubber
         self._flush: asyncio.Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
@@ -64,7 +63,10 @@ class Upkeep:
         self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._flushed_ms = self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
+        self._flush_at = self._loop.time()
+        """When the next flush may begin; who waits for one does not wait for that."""
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
         self.hold_back: Callable[[], bool] = lambda: False
         """True while checkpoints and retention must wait, such as during a catch-up from nothing."""
@@ -81,8 +83,9 @@ class Upkeep:
         A checkpoint that waits for a majority is given up: the majority may be away for good.
         """
         self._is_stopping = True
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for timer in (self._ticker, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
         for task in (self._flush, self._checkpoint):
             if task is not None:
                 await asyncio.wait([task])
@@ -106,19 +109,25 @@ class Upkeep:
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
-        """End of a turn: begin a flush if one is due and none is under way."""
-        if self._flush is None and self._is_flush_due():
+        """End of a turn: flush what is not flushed, unless a flush is under way: its end is a turn too. So the next flush has all that came
+        meanwhile, and a slow disk makes fewer and larger ones."""
+        is_awaited = self._broker.awaits_flush
+        if self._flush is not None or (self._store.is_flushed and not is_awaited):
+            return
+        wait_s = 0.0 if is_awaited else self._flush_at - self._loop.time()
+        if wait_s <= 0:
             self._begin_flush()
+        elif self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(wait_s, self._flush_in_time)
 
-    def _is_flush_due(self) -> bool:
-        if self._store.config.flush is Flush.SYNC:
-            return self._broker.awaits_flush
-        return self._store.unflushed_messages >= self._store.config.flush_messages
+    def _flush_in_time(self) -> None:
+        self._flush_timer = None
+        self.after_turn()
 
     def _begin_flush(self) -> None:
         store = self._store
         plan = store.begin_flush()
-        self._flushed_ms = self._broker.clock.monotonic_ms()
+        self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000
         self._flush = self._in_thread(_timed, plan.run)
         self._flush.add_done_callback(lambda done: self._end_flush(store, plan, done))
 
@@ -157,13 +166,10 @@ class Upkeep:
         self._marker.tick(self._broker.clock.monotonic_ms())
 
     def _slow_tick(self, now_ms: int) -> None:
-        store = self._store
         if self.hold_back():
             return
         self._scrub()
-        is_late = now_ms - self._flushed_ms >= store.config.flush_interval_ms
-        if self._flush is None and not store.is_flushed and is_late:
-            self._begin_flush()
+        self.after_turn()
         if self._checkpoint is None and self._is_checkpoint_due(now_ms):
             self._begin(self._take_checkpoint())
         elif now_ms - self._retention_ms >= self._broker.config.retention_interval_ms:

@@ -27,7 +27,6 @@ from qmq.cli.roles import (
     EtcdPassword,
     EtcdUser,
     FlushIntervalMs,
-    FlushMessages,
     FlushWhen,
     Host,
     MetricsPort,
@@ -46,6 +45,7 @@ from qmq.cli.roles import (
     set_up_logging,
 )
 from qmq.errors import InvalidArgument, QmqError
+from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import check_name
 
 app = typer.Typer(help="Run a broker; drain or resume a broker group.")
@@ -71,8 +71,7 @@ def broker(
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
     flush: FlushWhen = "async",
-    flush_messages: FlushMessages = 1_000,
-    flush_interval_ms: FlushIntervalMs = 10_000,
+    flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
     retention_hours: Annotated[
         float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")
@@ -108,7 +107,7 @@ def broker(
             control_port=control_port,
             advertise=advertise or host,
             etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
-            log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
+            log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
         )  # fmt: skip

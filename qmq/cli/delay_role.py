@@ -21,7 +21,6 @@ from qmq.cli.roles import (
     EtcdPassword,
     EtcdUser,
     FlushIntervalMs,
-    FlushMessages,
     FlushWhen,
     Host,
     MetricsPort,
@@ -39,6 +38,7 @@ from qmq.cli.roles import (
 )
 from qmq.cli.times import parse_duration
 from qmq.errors import InvalidArgument, QmqError
+from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import check_name
 
 
@@ -77,8 +77,7 @@ def delay(
         int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="So many messages are in memory at most, 8 bytes each.")
     ] = 16_000_000,
     flush: FlushWhen = "async",
-    flush_messages: FlushMessages = 1_000,
-    flush_interval_ms: FlushIntervalMs = 10_000,
+    flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
     retention_hours: Annotated[
         float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="The message log before this may be deleted; the schedule stays.")
@@ -116,7 +115,7 @@ def delay(
             control_port=control_port,
             advertise=advertise or host,
             etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
-            log=log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
+            log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
             metrics_port=metrics_port,
             settings=DelaySettings(_ms(bucket), _ms(longest)),

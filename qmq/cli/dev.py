@@ -24,6 +24,7 @@ from qmq.cli.roles import (
     set_up_logging,
 )
 from qmq.errors import QmqError
+from qmq.limits import FLUSH_INTERVAL_MS
 
 if TYPE_CHECKING:
     from qmq.node.dev import Node
@@ -36,8 +37,7 @@ def dev(
     data_port: Annotated[int, typer.Option(help="The broker's data port; 0 for a free one.")] = 20881,
     control_port: Annotated[int, typer.Option(help="The broker's control port; 0 for a free one.")] = 20882,
     flush: Annotated[str, typer.Option(help="'async' or 'sync': when the disk must have a message.")] = "async",
-    flush_messages: Annotated[int, typer.Option(help="With async: flush after so many messages ...")] = 1_000,
-    flush_interval_ms: Annotated[int, typer.Option(help="... or after so many milliseconds.")] = 10_000,
+    flush_interval_ms: Annotated[int, typer.Option(help="With async: flush at most so often.")] = FLUSH_INTERVAL_MS,
     segment_mib: Annotated[int, typer.Option(help="Size of a segment of the message log.")] = 1024,
     retention_hours: Annotated[float, typer.Option(help="Messages older than this may be deleted.")] = 168.0,
     retention_mib: Annotated[int | None, typer.Option(help="The message log's size beyond which old segments go.")] = None,
@@ -63,7 +63,7 @@ def dev(
     set_up_logging(verbose)
     require_flush(flush)
     try:
-        log = log_config(flush, flush_messages, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
+        log = log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
         config = NodeConfig(
             data, host, port, data_port, control_port, create_subjects, log,
             BrokerConfig(retries=retries_of(attempts_max, retry_delays)), delay=delay, delay_data_port=delay_data_port,

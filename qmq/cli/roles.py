@@ -37,11 +37,8 @@ Advertise = Annotated[
     str, typer.Option("--advertise", envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
 ]
 FlushWhen = Annotated[str, typer.Option("--flush", envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")]
-FlushMessages = Annotated[
-    int, typer.Option("--flush-messages", envvar="QMQ_FLUSH_MESSAGES", help="With async: flush after so many messages ...")
-]
 FlushIntervalMs = Annotated[
-    int, typer.Option("--flush-interval-ms", envvar="QMQ_FLUSH_INTERVAL_MS", help="... or after so many milliseconds.")
+    int, typer.Option("--flush-interval-ms", envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: flush at most so often.")
 ]
 SegmentMib = Annotated[int, typer.Option("--segment-mib", envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")]
 RetentionMib = Annotated[
@@ -104,14 +101,14 @@ def retries_of(attempts_max: int, retry_delays: str) -> GroupSettings:
 
 
 def log_config(
-    flush: str, flush_messages: int, flush_interval_ms: int, segment_mib: int, retention_hours: float,
+    flush: str, flush_interval_ms: int, segment_mib: int, retention_hours: float,
     retention_mib: int | None, disk_free_mib: int,
 ) -> LogConfig:  # fmt: skip
     """Storage as the options say it. Raises InvalidArgument."""
     from qmq.log.config import Flush, LogConfig
 
     return LogConfig(
-        segment_bytes=segment_mib << 20, flush=Flush(flush), flush_messages=flush_messages,
+        segment_bytes=segment_mib << 20, flush=Flush(flush),
         flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
         retention_bytes=None if retention_mib is None else retention_mib << 20, disk_free_bytes_min=disk_free_mib << 20,
     )  # fmt: skip

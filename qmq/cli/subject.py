@@ -13,10 +13,13 @@ from qmq.cli.roles import names_of
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
-from qmq.model import Fencing, Order
+from qmq.model import Fencing, Order, SubjectFlush
 
 app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place.")
 
+FlushOf = Annotated[
+    str, typer.Option("--flush", help="'sync': producers are answered when a majority has flushed the message; 'default': as brokers do.")
+]
 _COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored", "order")
 
 
@@ -65,6 +68,7 @@ def create(
     fencing: Annotated[
         str | None, typer.Option(help="Ordered: 'lease', a lost broker group can be left; 'majority', writing needs no coordination store.")
     ] = None,
+    flush: FlushOf = SubjectFlush.DEFAULT.value,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -76,6 +80,7 @@ def create(
             None if retention_hours is None else int(retention_hours * 3_600_000),
             None if retention_mib is None else retention_mib << 20,
             body_bytes_max,
+            flush=_flush(flush),
             **ordering(order, logical_partitions, partitions, fencing),
         )
         async with qmq.connect(server) as mq:
@@ -83,6 +88,13 @@ def create(
 
     run(_create())
     show("created", ("subject", "order"), [(name, order)], as_json=as_json)
+
+
+def _flush(text: str) -> SubjectFlush:
+    known = [each.value for each in SubjectFlush]
+    if text not in known:
+        raise InvalidArgument(f"--flush is {' or '.join(known)}, not {text!r}")
+    return SubjectFlush(text)
 
 
 def ordering(order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None) -> dict[str, Any]:
@@ -122,10 +134,11 @@ def describe(
         (
             *row, _or_default(settings, "retention_ms"), _or_default(settings, "retention_bytes"), settings.body_bytes_max,
             ",".join(settings.broker_groups), settings.logical_partitions, settings.fencing if settings.order else "",
+            settings.flush,
         )
         for row in _rows(found)
     ]  # fmt: skip
-    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing")
+    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing", "flush")
     show(f"subject {name}", columns, rows, as_json=as_json, silent=silent)
 
 
@@ -136,6 +149,19 @@ async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
     if not found:
         raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
     return found[0], known.silent
+
+
+@app.command("flush")
+def set_flush(
+    name: Annotated[str, typer.Argument(help="The subject.")], flush: FlushOf, as_json: Json = False, server: Server = SERVER
+) -> None:
+    """Say when a subject's producers are answered; brokers follow within moments."""
+
+    async def _set() -> str:
+        async with qmq.connect(server) as mq:
+            return (await mq.metadata.set_subject_flush(name, _flush(flush))).flush
+
+    show("set", ("subject", "flush"), [(name, run(_set()))], as_json=as_json)
 
 
 @app.command("place")

@@ -90,7 +90,9 @@ class Client(ListeningDoor, OutboxDoor):
         self._identity = Identity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
-        self._delayed_producers: dict[str, DelayedProducer] = {}
+        self._choosy_producers: dict[tuple[str, str], Producer | OrderedProducer] = {}
+        """By subject and `acks`, where that is not "quorum"."""
+        self._delayed_producers: dict[tuple[str, str], DelayedProducer] = {}
         self._delayed: Delayed | None = None
         self._owned: dict[Producer | OrderedProducer, None] = {}
         """Producers that are not closed yet, and so with consumers."""
@@ -172,7 +174,7 @@ class Client(ListeningDoor, OutboxDoor):
     async def send(
         self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
-        cron: str | None = None, zone: str | None = None,
+        cron: str | None = None, zone: str | None = None, acks: str = "quorum",
     ) -> Receipt:  # fmt: skip
         """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
 
@@ -182,14 +184,16 @@ class Client(ListeningDoor, OutboxDoor):
         names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
         again, from `at` on if that is given.
 
+        `acks` is as for `producer`. Messages of one key to an ordered subject are in order among those that are sent with the same `acks`.
+
         Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
         ClientClosed.
         """
         if not isinstance(body, bytes):
             body = payloads.encode(body)
         if delay is not None or at is not None or cron is not None or zone is not None:
-            return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone)
-        producer = self._producers.get(subject) or await self._shared_producer(subject)
+            return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone, acks)
+        producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
         if producer.full:
             await producer.drain()
         ticket = producer.send(body, key, tags, headers)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
@@ -199,7 +203,7 @@ class Client(ListeningDoor, OutboxDoor):
     async def send_many(
         self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
         tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
-        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None, acks: str = "quorum",
     ) -> Receipts:  # fmt: skip
         """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
 
@@ -207,9 +211,9 @@ class Client(ListeningDoor, OutboxDoor):
         """
         if delays is not None or ats is not None:
             due_ms = dues.many_of(delays, ats, len(bodies), self._now_ns())
-            later = await self._ready_delayed_producer(subject)
+            later = await self._ready_delayed_producer(subject, acks)
             return await later.send_many(bodies, keys, tags, headers, due_ms=due_ms)
-        producer = self._producers.get(subject) or await self._shared_producer(subject)
+        producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
         if producer.full:
             await producer.drain()
         return await producer.send_many(bodies, keys, tags, headers)  # type: ignore[arg-type]
@@ -217,6 +221,7 @@ class Client(ListeningDoor, OutboxDoor):
     async def _send_later(
         self, subject: str, body: bytes, key: str | bytes | None, tags: Iterable[str] | None,
         headers: Mapping[str, str | bytes] | None, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None,
+        acks: str,
     ) -> Receipt:  # fmt: skip
         now_ns = self._now_ns()
         if cron is None and zone is not None:
@@ -226,7 +231,7 @@ class Client(ListeningDoor, OutboxDoor):
         if cron is not None:
             cron, zone = dues.check_recurrence(cron, zone)
         due_ms = now_ns // 1_000_000 if delay is None and at is None else dues.due_of(delay, at, now_ns)
-        producer = await self._ready_delayed_producer(subject)
+        producer = await self._ready_delayed_producer(subject, acks)
         if cron is None or zone is None:
             ticket = producer.send(body, key, tags, headers, due_ms=due_ms)
             index = producer.place_of_last(ticket)
@@ -234,32 +239,39 @@ class Client(ListeningDoor, OutboxDoor):
             ticket, index = producer.send_recurring(body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers), 0
         return (await ticket).receipt(index)
 
-    async def _ready_delayed_producer(self, subject: str) -> DelayedProducer:
+    async def _ready_delayed_producer(self, subject: str, acks: str = "quorum") -> DelayedProducer:
         """The shared one, with room."""
-        producer = self._delayed_producers.get(subject)
+        producer = self._delayed_producers.get((subject, acks))
         if producer is None:
             self._check_open()
             check_name("subject", subject)
             await self._ordering(delayed_target(subject))
-            producer = self._delayed_producers.get(subject)
+            producer = self._delayed_producers.get((subject, acks))
             if producer is None:
-                producer = self._delayed_producers[subject] = self._make_delayed_producer(self._links, self._identity, subject)
+                producer = self._make_delayed_producer(self._links, self._identity, subject, acks=acks)
+                self._delayed_producers[subject, acks] = producer
         if producer.full:
             await producer.drain()
         return producer
 
-    async def _shared_producer(self, subject: str) -> Producer | OrderedProducer:
+    async def _shared_producer(self, subject: str, acks: str = "quorum") -> Producer | OrderedProducer:
         """Which kind of producer a subject needs, its first use finds out."""
         self._check_open()
         check_name("subject", subject)
         ordering = await self._ordering(subject)
-        if subject not in self._producers:
-            self._producers[subject] = (
-                self._make_ordered_producer(self._links, self._producer_ids, subject)
-                if ordering is not None
-                else self._make_producer(self._links, self._identity, subject)
-            )
-        return self._producers[subject]
+        found = self._producers.get(subject) if acks == "quorum" else self._choosy_producers.get((subject, acks))
+        if found is not None:
+            return found
+        found = (
+            self._make_ordered_producer(self._links, self._producer_ids, subject, acks=acks)
+            if ordering is not None
+            else self._make_producer(self._links, self._identity, subject, acks=acks)
+        )
+        if acks == "quorum":
+            self._producers[subject] = found
+        else:
+            self._choosy_producers[subject, acks] = found
+        return found
 
     async def _ordering(self, target: str) -> Ordering | None:
         cause: Unavailable | None = None
@@ -283,7 +295,8 @@ class Client(ListeningDoor, OutboxDoor):
     ) -> Producer:  # fmt: skip
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
-        `acks="master"` has messages acknowledged when the master alone has them: faster, and the last ones may be lost with it.
+        `acks="flushed"` has messages acknowledged when a majority of the group has them on its disks, so that not even a power cut of all
+        takes them; `acks="master"` when the master alone has them: faster, and the last ones may be lost with it.
         Raises InvalidName, InvalidArgument. If the subject is ordered, tickets fail with OrderMismatch: see `ordered_producer`.
         """
         self._check_open()
@@ -296,7 +309,7 @@ class Client(ListeningDoor, OutboxDoor):
 
     def delayed_producer(
         self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, acks: str = "quorum",
     ) -> DelayedProducer:  # fmt: skip
         """A batching producer of delayed messages for one subject, unordered or ordered. Their bodies travel as they are.
 
@@ -305,7 +318,7 @@ class Client(ListeningDoor, OutboxDoor):
         self._check_open()
         producer = self._make_delayed_producer(
             self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
+            delivery_timeout_s=delivery_timeout_s, acks=acks,
         )  # fmt: skip
         self._own(producer)
         return producer
@@ -318,7 +331,8 @@ class Client(ListeningDoor, OutboxDoor):
 
         `unknown` is about messages that a broker group may have that was fenced before it answered: "resend" sends them again, with the
         same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message is out of time,
-        what waits behind it in its partition fails with it. `acks="master"` is for best-effort order.
+        what waits behind it in its partition fails with it. `acks="master"` is for best-effort order,
+        `acks="flushed"` for any.
         Raises InvalidName, InvalidArgument. If the subject is unordered, tickets fail with OrderMismatch, and so does the next `send`.
         """
         self._check_open()
@@ -456,7 +470,7 @@ class Client(ListeningDoor, OutboxDoor):
                 await self._metadata.close()
 
     def _all_producers(self) -> list[Producer | OrderedProducer]:
-        return [*self._producers.values(), *self._delayed_producers.values(), *self._owned]
+        return [*self._producers.values(), *self._choosy_producers.values(), *self._delayed_producers.values(), *self._owned]
 
     async def __aenter__(self) -> Client:
         return self

@@ -32,6 +32,7 @@ _ANSWERS: Final[dict[int, int]] = {
     FrameKind.HELLO: FrameKind.WELCOME,
     FrameKind.PRODUCE: FrameKind.PRODUCED,
     FrameKind.PRODUCE_FAST: FrameKind.PRODUCED,
+    FrameKind.PRODUCE_FLUSHED: FrameKind.PRODUCED,
     FrameKind.ATTACH: FrameKind.ATTACHED,
     FrameKind.PULL: FrameKind.MESSAGES,
     FrameKind.SETTLE: FrameKind.SETTLED,

@@ -36,7 +36,7 @@ class DelayedProducer(Producer):
 
     def __init__(
         self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES, batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0, body_bytes_max: int = limits.BODY_BYTES_MAX,
+        delivery_timeout_s: float = 120.0, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
     ) -> None:  # fmt: skip
         self._home = Home(subject)
         self._latest_ms = 0
@@ -44,7 +44,7 @@ class DelayedProducer(Producer):
         self._needs_key = False
         super().__init__(
             links, identity, subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
-            body_bytes_max=body_bytes_max, target=delayed_target(subject),
+            body_bytes_max=body_bytes_max, acks=acks, target=delayed_target(subject),
         )  # fmt: skip
 
     # --- sending -------------------------------------------------------------------------------------------------------

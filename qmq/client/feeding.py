@@ -58,7 +58,7 @@ class Feeder(Protocol):
     target: str
     """See `Sender`."""
     kind: int
-    """PRODUCE, or PRODUCE_FAST, which is answered when the master alone has it."""
+    """PRODUCE, or one of the frames of other `acks`."""
 
     @property
     def has_waiting(self) -> bool:

@@ -31,7 +31,7 @@ from qmq.errors import (
     RouteConflict,
     Unavailable,
 )
-from qmq.model import Order, SubjectConfig
+from qmq.model import Order, SubjectConfig, SubjectFlush
 from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
@@ -160,7 +160,7 @@ class MetadataClient(DeliveryAdmin):
             name=config.name, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes,
             body_bytes_max=config.body_bytes_max, broker_groups=config.groups, order=config.order.value,
             logical_partitions=config.logical_partitions,
-            fencing=config.fencing.value if is_ordered else "", partitions=partitions,
+            fencing=config.fencing.value if is_ordered else "", partitions=partitions, flush=config.flush.value,
         )  # fmt: skip
         created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         return created.settings
@@ -399,6 +399,12 @@ class MetadataClient(DeliveryAdmin):
         """The broker groups, each with its replicas; and for how long the metaserver has not heard the coordination store."""
         found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
         return found
+
+    async def set_subject_flush(self, subject: str, flush: SubjectFlush) -> pb.SubjectSettings:
+        """Say when the subject's producers are answered. Raises UnknownSubject."""
+        request = pb.SetSubjectFlushRequest(subject=subject, flush=flush.value)
+        found: pb.SetSubjectFlushResponse = await self._call("SetSubjectFlush", request)
+        return found.settings
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
         """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""

@@ -33,6 +33,7 @@ from qmq.wire.messages import Produced
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
+_KINDS: Final = {"quorum": FrameKind.PRODUCE, "flushed": FrameKind.PRODUCE_FLUSHED, "master": FrameKind.PRODUCE_FAST}
 
 
 def new_producer_id() -> int:
@@ -42,11 +43,11 @@ def new_producer_id() -> int:
 
 def frame_kind(acks: str, batch_messages: int) -> int:
     """Check a producer's options; what its batches travel in. Raises InvalidArgument."""
-    if acks not in ("quorum", "master"):
-        raise InvalidArgument(f"acks is 'quorum' or 'master', not {acks!r}")
+    if acks not in _KINDS:
+        raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {acks!r}")
     if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}")
-    return FrameKind.PRODUCE if acks == "quorum" else FrameKind.PRODUCE_FAST
+    return _KINDS[acks]
 
 
 class Identity:

@@ -31,7 +31,7 @@ from qmq.errors import InvalidArgument, NotMaster, OrderMismatch, Overloaded
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.log.actions import ScheduleAction
 from qmq.log.store import Store
-from qmq.model import Order, SubjectConfig
+from qmq.model import Order, SubjectConfig, SubjectFlush
 from qmq.region import BatchFlag, Layout, RegionHeader
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class DelayBroker(Broker):
             raise InvalidArgument("a subject is UTF-8") from None
         if partition != 0:
             raise InvalidArgument(f"a delayed message has no partition yet: {partition} was named")
-        return Destination(self.store.open_queue(config.name, 0), config.body_bytes_max, check_dues=self._check_of(config))
+        queue, awaits_flush = self.store.open_queue(config.name, 0), config.flush is SubjectFlush.SYNC
+        return Destination(queue, config.body_bytes_max, check_dues=self._check_of(config), awaits_flush=awaits_flush)
 
     def _check_of(self, config: SubjectConfig) -> CheckDues:
         is_ordered = config.order is not Order.NONE

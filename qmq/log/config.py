@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from qmq.errors import InvalidArgument
-from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
+from qmq.limits import BATCH_BYTES_MAX, FLUSH_INTERVAL_MS, KIB, MIB
 
 
 class Flush(Enum):
     """When the disk is made to keep what was written."""
 
     ASYNC = "async"
-    """Every `flush_messages` or `flush_interval_ms`. Survives a killed process; a power cut may take what came since the last flush."""
+    """All the time: the next flush begins when the last one has ended and something came meanwhile. Survives a killed process; a power cut
+    takes at most what came in about two flushes, unless its producer waited for the flush (`acks="flushed"`)."""
     SYNC = "sync"
     """Before it is acknowledged or seen; one fdatasync covers all that is waiting."""
 
@@ -25,8 +26,9 @@ class LogConfig:
     segment_bytes: int = 1024 * MIB
     action_segment_bytes: int = 64 * MIB
     flush: Flush = Flush.ASYNC
-    flush_messages: int = 1_000
-    flush_interval_ms: int = 10_000
+    flush_interval_ms: int = FLUSH_INTERVAL_MS
+    """With `async`: from the beginning of a flush to that of the next, at least; what a power cut can take grows by so much. Who waits for
+    a flush does not wait for that."""
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int | None = None
     """Of the whole message log; the oldest segments beyond it go."""
@@ -46,8 +48,10 @@ class LogConfig:
         for name in ("segment_bytes", "action_segment_bytes", "checkpoint_bytes"):
             if getattr(self, name) < 64 * KIB:
                 raise InvalidArgument(f"{name} must be at least 64 KiB, not {getattr(self, name)}")
-        for name in ("flush_messages", "flush_interval_ms", "retention_ms", "checkpoint_interval_ms"):
+        for name in ("retention_ms", "checkpoint_interval_ms"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")
+        if self.flush_interval_ms < 0:
+            raise InvalidArgument(f"flush_interval_ms must be 0 or more, not {self.flush_interval_ms}")
         if self.retention_bytes is not None and self.retention_bytes < BATCH_BYTES_MAX:
             raise InvalidArgument(f"retention_bytes must be at least {BATCH_BYTES_MAX}")

@@ -137,7 +137,7 @@ def _note(store: Store, run: Run, entries: list[PendingEntry]) -> None:
     for entry in entries:
         store.note_epoch(entry.envelope.epoch, entry.envelope.index)
         store.pending.append(entry)
-        store.unflushed_messages += 1
+    store.unflushed.wrote(first, store.clock.monotonic_ms())
     store.index = entries[-1].envelope.index
     store.epoch = entries[-1].envelope.epoch
     store.last_time_ms = max(store.last_time_ms, entries[-1].envelope.append_time_ms)
@@ -164,7 +164,8 @@ def truncate(store: Store, index: int) -> bool:
 
 def _forget_behind(store: Store, index: int) -> None:
     store.index = index
-    store.flushed_index = min(store.flushed_index, index)
+    store.flushed_index, store.flush_wanted = min(store.flushed_index, index), min(store.flush_wanted, index)
+    store.unflushed.clear()
     store.epochs = [each for each in store.epochs if each[1] <= index]
     store.epoch = store.epochs[-1][0] if store.epochs else store.epoch
     store.tail.clear()

@@ -44,6 +44,7 @@ class SyncPlan:
     disk: Disk
     position: int
     file: int
+    is_dirty: bool
     folder: Path | None
     changes: int
     cuts: int
@@ -51,7 +52,8 @@ class SyncPlan:
 
     def run(self) -> None:
         """Safe in a thread. Raises FlushFailed."""
-        self.disk.sync(self.file)
+        if self.is_dirty or self.folder is not None:
+            self.disk.sync(self.file)  # of a file that has nothing new it would flush the device's cache all the same
         if self.folder is not None:
             self.disk.sync_folder(self.folder)
 
@@ -234,7 +236,7 @@ class Segments:
         """What is to be flushed now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
-        return SyncPlan(self.disk, self.end, self._active, folder, changes, self.cuts)
+        return SyncPlan(self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts)
 
     def end_sync(self, plan: SyncPlan) -> None:
         """The plan was run: everything before its position survives a power cut, unless the log was cut meanwhile."""

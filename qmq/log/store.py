@@ -43,6 +43,7 @@ from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
+from qmq.log.unflushed import Unflushed
 from qmq.model import Partition, QueueId
 from qmq.region import BatchFlag, RegionHeader, check_region
 from qmq.wire.messages import Produced
@@ -62,6 +63,7 @@ class Intake(NamedTuple):
     region_crc: int
     header: RegionHeader
     tag_bloom: int
+    awaits_flush: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ class Store:
         """Where, in each log, a snapshot is the base of all that follows; -1 once something else came, or a checkpoint was loaded."""
         self.lost_tail = False
         """Whether opening had to cut what may have been acknowledged."""
-        self.unflushed_messages = 0
+        self.unflushed = Unflushed()
+        self.flush_wanted = 0
+        """Up to where somebody waits for a flush, whatever the policy."""
         self.unwritten: list[AnyAction] = []
         self.projection: Projection | None = None
         """What follows from the logs besides; set before anything is replayed."""
@@ -196,6 +200,7 @@ class Store:
         first = self.index + 1
         self.index += count
         self.note_epoch(self.epoch, first)
+        self.unflushed.wrote(first, self.clock.monotonic_ms())
         if self.is_replicated:
             self.tail.add(Write(first, self.index, Run(log, segments.bases[-1], position, size, tuple(buffers))))
 
@@ -211,7 +216,6 @@ class Store:
             if self.projection is not None:
                 self.projection.take(first + at, entry.append_time_ms, buffers[2 * at + 1], region_crc_of(buffers[2 * at]))
             put(entry.position, buffers[2 * at], buffers[2 * at + 1])
-            self.unflushed_messages += entry.count
             if self.commits_at_once:
                 queue.visible_sequence = queue.next_sequence
             else:
@@ -458,7 +462,7 @@ class Store:
 
     def begin_flush(self) -> FlushPlan:
         """What is to be flushed now."""
-        self.unflushed_messages = 0
+        self.unflushed.begun()
         return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
     def end_flush(self, plan: FlushPlan) -> int:
@@ -467,6 +471,7 @@ class Store:
         self.actions.end_sync(plan.actions)
         if plan.messages.cuts == self.messages.cuts and plan.actions.cuts == self.actions.cuts:
             self.flushed_index = max(self.flushed_index, plan.index)
+            self.unflushed.flushed(self.flushed_index)
         return self.flushed_index
 
     @property

@@ -34,7 +34,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
-from qmq.model import Order, SubjectConfig, check_name, is_dead_letters
+from qmq.model import Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.proto.v1 import meta_pb2 as pb
 
 LOOK_S: Final = 1.5
@@ -220,6 +220,12 @@ class Cluster:
         placed = await self._catalog.update(name, lambda config: move(config, groups, known))
         await self._read_back(subject_key(name))
         return placed
+
+    async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
+        """Say when a subject's producers are answered. Raises UnknownSubject, CoordinationUnavailable."""
+        found = await self._catalog.update(name, lambda config: replace(config, flush=flush))
+        await self._read_back(subject_key(name))
+        return found
 
     # --- broker groups -------------------------------------------------------------------------------------------------
 

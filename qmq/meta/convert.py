@@ -12,7 +12,7 @@ from qmq_ordering.route import Change, LpRange, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument
 from qmq.limits import BODY_BYTES_MAX
-from qmq.model import Fencing, Order, SubjectConfig
+from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -25,6 +25,7 @@ def settings_of(config: SubjectConfig) -> pb.SubjectSettings:
         name=config.name, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes,
         body_bytes_max=config.body_bytes_max, broker_groups=config.groups, order=config.order.value,
         logical_partitions=config.logical_partitions, fencing=config.fencing.value if config.order is not Order.NONE else "",
+        flush=config.flush.value,
     )  # fmt: skip
 
 
@@ -41,7 +42,13 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
         order=order,
         logical_partitions=lps,
         fencing=_one_of(Fencing, settings.fencing or Fencing.LEASE.value, "fencing"),
+        flush=flush_of(settings.flush),
     )
+
+
+def flush_of(text: str) -> SubjectFlush:
+    """When a subject's producers are answered. Raises InvalidArgument."""
+    return _one_of(SubjectFlush, text or SubjectFlush.DEFAULT.value, "flush")
 
 
 def _one_of(kind: type[_E], text: str, name: str) -> _E:

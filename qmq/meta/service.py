@@ -15,7 +15,7 @@ from qmq_coordination.view import ClusterView
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSubject
 from qmq.meta.brokers import CHANGE_S, Brokers
 from qmq.meta.cluster import Cluster
-from qmq.meta.convert import config_of, route_of, settings_of
+from qmq.meta.convert import config_of, flush_of, route_of, settings_of
 from qmq.meta.dead_letters import describe_dead_letters
 from qmq.meta.delays import Delays
 from qmq.meta.delivery import DeliveryAdmin
@@ -78,6 +78,12 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         """See meta.proto."""
         config = await self._cluster.place(check_name("subject", request.subject), tuple(request.broker_groups))
         return pb.PlaceSubjectResponse(settings=settings_of(config))
+
+    @answering
+    async def SetSubjectFlush(self, request: pb.SetSubjectFlushRequest) -> pb.SetSubjectFlushResponse:
+        """See meta.proto."""
+        config = await self._cluster.set_flush(check_name("subject", request.subject), flush_of(request.flush))
+        return pb.SetSubjectFlushResponse(settings=settings_of(config))
 
     @answering
     async def ListSubjects(self, request: pb.ListSubjectsRequest) -> pb.ListSubjectsResponse:

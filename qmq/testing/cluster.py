@@ -32,6 +32,7 @@ from qmq.errors import InvalidArgument, NotConnected, StorageError
 from qmq.log.config import LogConfig
 from qmq.node import founding
 from qmq.testing.clock import VirtualClock
+from qmq.testing.disk import MortalDisk
 from qmq.testing.machine import Machine, Metaserver, Replica, Site
 from qmq.testing.network import CLIENTS, COORDINATION, Parties
 from qmq.testing.quiet import quiet
@@ -60,7 +61,8 @@ class TestCluster:
 
     Of each of `groups` broker groups there are `brokers` replicas; `delay` says whether there is a delay group, or how many replicas it
     has. `clock=virtual()` has the test move the time, else it is the machine's. `log` configures the brokers' logs; unless it says
-    otherwise messages are kept for a hundred years.
+    otherwise messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by the machine's name: for tests of
+    QMQ itself, on one that is slow or fails.
 
     Raises InvalidArgument.
     """
@@ -69,7 +71,7 @@ class TestCluster:
 
     def __init__(
         self, *, brokers: int = 1, groups: int = 1, delay: bool | int = True, clock: VirtualClock | None = None,
-        log: LogConfig | None = None,
+        log: LogConfig | None = None, make_disk: Callable[[str], MortalDisk] = lambda _: MortalDisk(),
     ) -> None:  # fmt: skip
         for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
             if not least <= count <= REPLICAS_MAX:
@@ -77,6 +79,7 @@ class TestCluster:
         self._shape = _shape(brokers, groups, int(delay))
         self._virtual = clock
         self._log = log or LogConfig(retention_ms=KEEP_MS)
+        self._make_disk = make_disk
         self._parties = Parties()
         self._machines: dict[str, Machine] = {}
         self._meta: Metaserver
@@ -111,7 +114,7 @@ class TestCluster:
         stack.push_async_callback(store.close)
         self._canary = asyncio.create_task(asyncio.Event().wait())
         stack.push_async_callback(self._kill_all)
-        site = Site(folder, store, self._parties, clock, self._log)
+        site = Site(folder, store, self._parties, clock, self._log, self._make_disk)
         self._clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():

@@ -51,6 +51,8 @@ class Site:
     parties: Parties
     clock: Clock
     log: LogConfig
+    make_disk: Callable[[str], MortalDisk]
+    """By the machine's name, at each start."""
 
     def host(self, name: str) -> str:
         """Where a machine listens."""
@@ -122,7 +124,7 @@ class Replica:
 
     async def start(self) -> None:
         """See Machine."""
-        disk, door = MortalDisk(), self._site.parties.door(self.name)
+        disk, door = self._site.make_disk(self.name), self._site.parties.door(self.name)
 
         def shut() -> None:
             self._shut = None

@@ -62,6 +62,8 @@ class FrameKind(IntEnum):
     FOUND = 26
     BEGUN = 27
     """A consumer begins to work on messages that failed before. Not answered."""
+    PRODUCE_FLUSHED = 28
+    """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); no power cut takes it."""
 
 
 _KIND_MAX: Final = max(FrameKind)

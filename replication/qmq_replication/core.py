@@ -81,6 +81,10 @@ class Replica:
         self.now_ms = now_ms
         self.commit = commit
         self.durable = history.last_index
+        self.flushed_index = 0
+        """What survives a power cut here, whatever the flush policy asks."""
+        self.flush_wanted = 0
+        """Up to where the master of the promised epoch wants to hear that it is flushed."""
         self.in_step = False
         self.role = Role.SLAVE
         self.master = ""
@@ -189,6 +193,15 @@ class Replica:
             self._become_whole()
             self._acknowledge()
 
+    def flushed(self, index: int) -> None:
+        """Everything up to `index` survives a power cut here. A slave says so at once if somebody waits for it, else with its next Ack."""
+        before = self.flushed_index
+        self.flushed_index = max(before, min(index, self.history.last_index))
+        if self.leader is not None:
+            self.leader.advance_flushed()
+        elif self.in_step and before < self.flush_wanted and before < self.flushed_index:
+            self._acknowledge()
+
     def disconnected(self, now_ms: int, peer: str) -> None:
         """The connection to a peer has ended: if it was the master, it may be dead."""
         self.now_ms = now_ms
@@ -242,7 +255,7 @@ class Replica:
         """Take nothing older than `epoch` from now on."""
         self.promised = epoch
         self.in_step = False
-        self.master_commit = self.round = 0
+        self.master_commit = self.round = self.flush_wanted = 0
         self.ready.save = self.state
 
     # --- roles ---------------------------------------------------------------------------------------------------------
@@ -352,9 +365,15 @@ class Replica:
             self.ready.append.append(message)
         self.master_commit = max(self.master_commit, message.commit)
         self.commit_to(min(message.commit, self.history.last_index))
+        self._want_flush(min(message.flush_wanted, self.history.last_index))
         if message.last_index == message.prev_index:
             self._become_whole()
             self._acknowledge()
+
+    def _want_flush(self, index: int) -> None:
+        self.flush_wanted = max(self.flush_wanted, index)
+        if self.flushed_index < self.flush_wanted:
+            self.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
         """Whether our log goes on (or already went on) with this. Answers what does not."""
@@ -380,6 +399,7 @@ class Replica:
             raise ProtocolViolation(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
         self.history.truncate(index)
         self.durable = min(self.durable, index)
+        self.flushed_index, self.flush_wanted = min(self.flushed_index, index), min(self.flush_wanted, index)
         self.ready.truncate = index
 
     def _on_reset(self, sender: str, message: Reset) -> None:
@@ -392,7 +412,7 @@ class Replica:
         if message.start_index < self.commit:
             raise ProtocolViolation(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")
         self.history = History((), message.start_index, message.start_index, message.start_epoch)
-        self.durable = self.commit = message.start_index
+        self.durable = self.commit = self.flushed_index = message.start_index
         self.is_whole, self.resetting_until = False, message.until_index
         self.in_step, self.round = True, max(self.round, message.round)
         self.ready.save, self.ready.reset = self.state, message
@@ -411,7 +431,9 @@ class Replica:
         return min(self.durable, self.history.last_index)
 
     def _acknowledge(self) -> None:
-        self.send(self.master, Ack(self.promised, self.round, self.stored_index(), self.history.last_index, self.log.place()))
+        last = self.history.last_index
+        ack = Ack(self.promised, self.round, self.stored_index(), last, self.log.place(), min(self.flushed_index, last))
+        self.send(self.master, ack)
 
     def _mismatch(self, round: int) -> None:
         tail = self.history.tail(HISTORY_RUNS_MAX)

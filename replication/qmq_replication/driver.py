@@ -65,6 +65,10 @@ class Host(Protocol):
         """Everything up to `index` is committed."""
         ...
 
+    def flushed(self, index: int) -> None:
+        """Everything up to `index` is committed, and flushed on a majority."""
+        ...
+
     def schedule(self) -> None:
         """Have a turn soon: something was written."""
         ...
@@ -150,6 +154,7 @@ class Driver:
     def start(self) -> None:
         """Begin to take part."""
         self.core.stored(self.host.store.index)
+        self.core.flushed(self.host.store.flushed_index)
         self._ticker = self._loop.create_task(self._tick())
 
     async def _tick(self) -> None:
@@ -172,7 +177,7 @@ class Driver:
     # --- from the broker -----------------------------------------------------------------------------------------------
 
     def written(self, index: int) -> None:
-        """See qmq.broker.broker.Committer."""
+        """See qmq.broker.committer.Committer."""
         leader = self.core.leader
         if leader is None or index <= self.core.history.last_index:
             return
@@ -185,9 +190,18 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.broker.Committer."""
+        """See qmq.broker.committer.Committer."""
+        self._with_core(lambda _: self._stored(index))
+
+    def _stored(self, index: int) -> None:
         if self.host.store.config.flush is Flush.SYNC:
-            self._with_core(lambda _: self.core.stored(index))
+            self.core.stored(index)
+        self.core.flushed(index)
+
+    def flush_wanted(self, index: int) -> None:
+        """See qmq.broker.committer.Committer."""
+        if self.core.leader is not None:
+            self.core.leader.want_flush(index)
 
     # --- from the peers ------------------------------------------------------------------------------------------------
 
@@ -261,6 +275,11 @@ class Driver:
             self._send(to, message)
         if ready.commit is not None:
             self._commit(ready.commit)
+        if ready.flushed is not None:
+            self.host.flushed(ready.flushed)
+        if ready.flush is not None:
+            self.host.store.flush_wanted = ready.flush
+            self.host.schedule()
         if ready.role is not None:
             log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.promised)
             self.on_role(ready.role)
@@ -302,6 +321,7 @@ class Driver:
         if self.host.store.unwritten or not following.truncate(self.host.store, index):
             self.host.store = self._reopen(index, None)
         assert self.host.store.index == index, f"the log ends at {self.host.store.index} after cutting to {index}"
+        self.core.flushed(self.host.store.flushed_index)  # what was opened anew is flushed
 
     def _append(self, append: Append) -> None:
         store = self.host.store

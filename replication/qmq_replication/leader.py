@@ -9,7 +9,8 @@ waiting, up to a limit of unacknowledged bytes.
     REPLICATE  Mismatch (something was lost)   the same
 
 Commit: an index is committed when a majority of the voters holds it durably *and* its entry is of this epoch; older epochs' entries are
-committed with it (Raft, section 5.4.2, figure 8).
+committed with it (Raft, section 5.4.2, figure 8). `flushed` follows by the same rule from what the voters flushed: with `flush=async` it
+comes later, and what it has passed is not lost even if all of them lose their power.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """How far one peer is. `match`: what it holds durably; `next`: what it is sent next, which lies at `place`."""
+    """How far one peer is. `match`: what it holds durably; `flushed`: what it would hold after a power cut; `next`: what it is sent next,
+    which lies at `place`."""
 
-    __slots__ = ("goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
+    __slots__ = ("flushed", "goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
 
     def __init__(self, now_ms: int) -> None:
-        self.match = 0
+        self.match = self.flushed = 0
         self.goal = 0
         """What a learner must hold to become a voter."""
         self.next = 0
@@ -73,6 +75,10 @@ class Leader:
         self.peers: dict[str, Progress] = {}
         self.change: Membership | None = None
         self.transfer_to = ""
+        self.flushed = 0
+        """Committed, and flushed on a majority of the voters."""
+        self.flush_wanted = 0
+        """Up to where somebody waits for that."""
         self._changed_at = 0
         self._beat_ms = replica.now_ms
         self._meet()
@@ -142,7 +148,8 @@ class Leader:
         """An Append without entries behind `index`."""
         epoch = self.replica.history.epoch_at(index)
         if epoch is not None:
-            self.replica.send(name, Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None))
+            message = Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None, self.flush_wanted)
+            self.replica.send(name, message)
 
     def _stream(self, name: str, peer: Progress) -> None:
         """Send entries as long as there are some and the peer takes them."""
@@ -156,7 +163,9 @@ class Leader:
                 self._reset(name, peer)
                 return
             runs = history.between(after, chunk.last_index)
-            replica.send(name, Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload))
+            replica.send(name, Append(
+                self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload, self.flush_wanted
+            ))  # fmt: skip
             peer.next, peer.place = chunk.last_index + 1, chunk.place
             peer.inflight.append((chunk.last_index, chunk.bytes))
             peer.inflight_bytes += chunk.bytes
@@ -190,6 +199,9 @@ class Leader:
             peer.match = ack.stored
             self.advance()
             self._hand_over()
+        if ack.flushed > peer.flushed:
+            peer.flushed = ack.flushed
+            self.advance_flushed()
         if peer.is_in_step:
             self._stream(sender, peer)
 
@@ -204,7 +216,7 @@ class Leader:
         if not is_shape(mismatch):
             raise ProtocolViolation(f"{sender} tells of a log that cannot be: {mismatch.runs[:3]} up to {mismatch.last_index}")
         peer.round += 1
-        peer.match = min(peer.match, mismatch.last_index)
+        peer.match, peer.flushed = min(peer.match, mismatch.last_index), min(peer.flushed, mismatch.last_index)
         peer.is_in_step = False
         peer.clear()
         theirs = History(mismatch.runs, mismatch.last_index, mismatch.start_index, mismatch.start_epoch)
@@ -225,11 +237,28 @@ class Leader:
         index = self.quorum_index()
         if index > self.replica.commit and self.may_commit(index):
             self.replica.commit_to(index)
+            self.advance_flushed()
+
+    def advance_flushed(self) -> None:
+        """Let go what waits for a flush, as far as a majority has flushed it. As a commit, it must reach an entry of our own epoch: else a
+        log of an epoch in between could win after a power cut of everybody."""
+        held = {name: peer.flushed for name, peer in self.peers.items()}
+        held[self.replica.name] = self.replica.flushed_index
+        index = min(self._of_majority(held), self.replica.commit)
+        if index > self.flushed and self.may_commit(index):
+            self.flushed = self.replica.ready.flushed = index
+
+    def want_flush(self, index: int) -> None:
+        """Somebody waits until everything up to `index` is flushed. Peers hear it with what they are sent next."""
+        self.flush_wanted = max(self.flush_wanted, index)
 
     def quorum_index(self) -> int:
         """What a majority holds; while a change is under way, a majority before it and a majority after it."""
         held = {name: peer.match for name, peer in self.peers.items()}
         held[self.replica.name] = self.replica.stored_index()
+        return self._of_majority(held)
+
+    def _of_majority(self, held: dict[str, int]) -> int:
         index = self.replica.membership.quorum_index(held)
         return index if self.change is None else min(index, self.change.quorum_index(held))
 

@@ -58,6 +58,7 @@ class Append(NamedTuple):
     """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index is not in the master's log.
 
     `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier round says nothing new.
+    `flush_wanted`: somebody waits until everything up to that index is flushed; the receiver flushes at once, and says so when it has.
     """
 
     epoch: int
@@ -69,11 +70,13 @@ class Append(NamedTuple):
     commit: int
     cut: bool
     payload: Any
+    flush_wanted: int = 0
 
 
 class Ack(NamedTuple):
     """Up to `stored` the sender's log equals the master's of `epoch`, durably. Its log ends at `last_index`, which lies at `place`.
 
+    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, whatever the policy.
     `round` is the latest that the sender heard of; an Ack of an earlier one is late news, perhaps of entries that are lost since.
     """
 
@@ -82,6 +85,7 @@ class Ack(NamedTuple):
     stored: int
     last_index: int
     place: Place
+    flushed: int = 0
 
 
 class Mismatch(NamedTuple):

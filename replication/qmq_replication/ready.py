@@ -5,9 +5,11 @@
     3. `messages`    to peers: only now, since they tell of 1 (what they tell of 2 is said later, by Ack); the `place` in an Ack or a
                      Mismatch is where the log ends after 2, so set it here
     4. `commit`      apply entries up to it; let answers go
-    5. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; ask the coordination store
+    5. `flushed`, `flush`   answers that wait for a flush may go up to the one; flush soon up to the other, somebody waits for it
+    6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; ask the coordination store
 
-When entries have been written, and are as durable as the group's flush policy asks, say `Replica.stored(index)`.
+When entries have been written, and are as durable as the group's flush policy asks, say `Replica.stored(index)`; when they have been
+flushed, whatever the policy, say `Replica.flushed(index)`.
 """
 
 from __future__ import annotations
@@ -81,6 +83,9 @@ class Ready:
     append: list[Append] = field(default_factory=list)
     messages: list[tuple[str, Message]] = field(default_factory=list)
     commit: int | None = None
+    flushed: int | None = None
+    """Committed, and flushed on a majority of the voters: a power cut of all of them does not take it."""
+    flush: int | None = None
     role: Role | None = None
     lead: int | None = None
     requests: list[Request] = field(default_factory=list)
@@ -90,6 +95,7 @@ class Ready:
         return bool(
             self.messages or self.append or self.requests or self.save is not None or self.commit is not None
             or self.role is not None or self.truncate is not None or self.reset is not None or self.lead is not None
+            or self.flushed is not None or self.flush is not None
         )  # fmt: skip
 
 

@@ -319,12 +319,14 @@ async def test_scraping_all_the_time_changes_nothing_of_what_is_done(metered: No
 
 async def test_a_flush_and_a_checkpoint_are_shown(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node")
-    config = replace(config, metrics_port=0, log=replace(config.log, flush_messages=1, checkpoint_interval_ms=1))
+    config = replace(config, metrics_port=0, log=replace(config.log, checkpoint_interval_ms=1))
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send("flights", b"x")
         values = await once(node, "qmq_checkpoints_total", 1)
         assert values("qmq_checkpoint_timestamp_seconds") > 1_700_000_000
         assert values("qmq_flush_seconds_count") >= 1
+        values = await once(node, "qmq_unflushed_bytes", 0)
+        assert values("qmq_unflushed_age_seconds") == 0
         assert values("qmq_log_bytes", log="message") > 0
         assert values("qmq_disk_free_bytes") > values("qmq_disk_reserved_bytes")
 

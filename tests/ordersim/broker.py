@@ -192,6 +192,9 @@ class Replica(Process):
     def stored(self, index: int) -> None:
         """See Committer."""
 
+    def flush_wanted(self, index: int) -> None:
+        """See Committer."""
+
     def commit(self, index: int) -> None:
         """A majority has everything up to `index`, if there is one."""
         if self.is_deposed or not self.epoch or not self.group.may_commit(self) or index > self.store.index:

@@ -71,7 +71,7 @@ def append(tmp_path: Path) -> Append:
 def test_an_append_carries_log_bytes_as_they_lie_and_they_come_out_as_entries(append: Append) -> None:
     found = wire.unpack(memoryview(sent(append)))
     assert isinstance(found, Append)
-    assert found[:-1] == append[:-1]
+    assert found._replace(payload=None) == append._replace(payload=None)
     assert isinstance(found.payload, wire.Stretch)
     assert [b"".join(run.buffers) for run in found.payload.runs] == [b"".join(run.buffers) for run in append.payload]
     assert [entry.envelope.index for entries in found.payload.entries for entry in entries] == [1, 2, 3, 4]

@@ -39,6 +39,8 @@ class Checks:
         """The epoch whose master committed it first."""
         self.acknowledged: dict[int, int] = {}
         """Value by index."""
+        self.flushed: dict[int, Entry] = {}
+        """What was acknowledged because a majority had flushed it, by index."""
 
     def wrote(self, name: str, index: int, entry: Entry, epoch_before: int) -> None:
         """A replica wrote an entry behind one of `epoch_before`."""
@@ -97,6 +99,25 @@ class Checks:
             found = self.committed[index - 1 : index]
             raise Violation(f"acknowledged is committed: {name} acknowledges {value} at {index}, where {found} is")
         self.acknowledged[index] = value
+
+    def acknowledges_flushed(self, node: Node, index: int, entry: Entry, members: Membership) -> None:
+        """A producer was told that no power cut can take its message."""
+        holders = [name for name, each in self._nodes.items() if each.is_doubtful or each.disk.holds(index, entry, durably=True)]
+        if not members.is_majority(holders):
+            raise Violation(f"flushed: {node.name} says so of {entry} at {index}, which only {holders} of {members.voters} have flushed")
+        self.flushed[index] = entry
+
+    def everybody_lost_power(self) -> None:
+        """What was committed in page caches may be gone; what a majority had flushed may not."""
+        self.committed.clear()
+        self.committed_in.clear()
+        self.acknowledged.clear()
+
+    def flushed_survived(self, node: Node) -> None:
+        """After a power cut of everybody a replica must hold all that waited for a flush."""
+        for index, entry in self.flushed.items():
+            if not node.disk.holds(index, entry, durably=False):
+                raise Violation(f"flushed: {entry} at {index} is not on {node.name} after a power cut of everybody")
 
     def survived(self, node: Node) -> None:
         """At the end a replica must hold all that was acknowledged."""

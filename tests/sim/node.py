@@ -42,6 +42,8 @@ class Node:
     replica_class: type[Replica] = Replica
     coordinator_class: type[Coordinator] = Coordinator
     arrivals_class: type[Arrivals] = Arrivals
+    wants_flush = False
+    """Whether its producers wait until a majority has flushed what they sent."""
     checks_places = True
     """The log's door insists that what the core hands it back fits; not for the planted bugs, which shall be found by what they do."""
 
@@ -59,6 +61,7 @@ class Node:
         self.arrivals = arrivals_of(self, self.arrivals_class)
         self._inbox: deque[tuple[str, Message]] = deque()
         self._waiting: deque[tuple[int, int, int]] = deque()
+        self._for_flush: deque[tuple[int, Entry]] = deque()
         self._is_syncing = False
         self._syncing_to = 0
         self._committed_to = 0
@@ -87,6 +90,7 @@ class Node:
         self.is_up, self.is_paused = True, False
         self._inbox.clear()
         self._waiting.clear()
+        self._for_flush.clear()
         self._is_syncing = False
         self._committed_to = 0
         store = self.simulation.store_of(self.name)
@@ -104,6 +108,7 @@ class Node:
             random=Random(self.world.random.getrandbits(32)), now_ms=self.world.now, commit=self.disk.image.start,
         )  # fmt: skip
         self.disk.sync(self.disk.pending)
+        self.core.flushed(self.disk.image.last)
         self._tick_at = self._meant_at = 0
         self._carry_out()
         self._look_up(self.boot)
@@ -211,6 +216,9 @@ class Node:
             return False
         if self.disk.image.last - core.commit > WAITING_MAX:
             return False
+        if self.wants_flush:
+            core.leader.want_flush(self.disk.image.last + 1)
+            self._for_flush.append((self.disk.image.last + 1, Entry(core.promised, value)))
         self._append_own(value)
         self._waiting.append((self.disk.image.last, core.promised, value))
         self._carry_out()
@@ -256,7 +264,10 @@ class Node:
         self.disk.sync(count)
         if self.plan.is_sync:
             self._tell_stored(self._syncing_to)
-            self._carry_out()
+        self.core.flushed(self._syncing_to)
+        self._carry_out()
+        if self.boot != boot:
+            return
         if (self.disk.pending or self._syncing_to < self.disk.image.last) and not self._is_syncing:
             self._written()
 
@@ -304,8 +315,11 @@ class Node:
             self._failpoint()
         if ready.commit is not None:
             self._committed(ready.commit)
+        if ready.flushed is not None:
+            self._flushed(ready.flushed)
         if ready.role is not None and ready.role is not Role.MASTER:
             self._waiting.clear()
+            self._for_flush.clear()
         if ready.lead is not None:
             self._lead(ready.lead)
         for request in ready.requests:
@@ -344,6 +358,10 @@ class Node:
                 checks.acknowledges(self.name, at, value)
         if core.leader is not None:
             self.simulation.nemesis.has_committed(self)
+
+    def _flushed(self, index: int) -> None:
+        while self._for_flush and self._for_flush[0][0] <= index:
+            self.simulation.checks.acknowledges_flushed(self, *self._for_flush.popleft(), self.simulation.membership)
 
     def _lead(self, epoch: int) -> None:
         self.simulation.checks.became_master(self, epoch)

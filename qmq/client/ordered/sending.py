@@ -19,7 +19,7 @@ class Owner(Protocol):
 
     subject: str
     kind: int
-    """PRODUCE, or PRODUCE_FAST, which is answered when the master alone has it."""
+    """PRODUCE, or one of the frames of other `acks`."""
 
     def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises QmqError."""

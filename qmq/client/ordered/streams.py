@@ -188,7 +188,7 @@ class Streams:
         if ordering is None:
             self._refusal = OrderMismatch(f"subject {self.subject!r} is unordered: send to it with Client.producer")
         elif ordering.order is Order.STRICT and self.kind == FrameKind.PRODUCE_FAST:
-            self._refusal = InvalidArgument(f"subject {self.subject!r} has strict order: its messages need acks='quorum'")
+            self._refusal = InvalidArgument(f"subject {self.subject!r} has strict order: its messages need acks='quorum' or 'flushed'")
         self.check_usable()
         assert ordering is not None
         self._order = ordering.order

@@ -16,6 +16,11 @@ DISK_FREE: Final = Figure("qmq_disk_free_bytes", GAUGE, _OF, "Bytes free where t
 DISK_RESERVED: Final = Figure(
     "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes that stay free for acknowledgements: below that, messages are refused."
 )
+UNFLUSHED_AGE: Final = Figure(
+    "qmq_unflushed_age_seconds", GAUGE, _OF,
+    "How long ago the oldest entry was written that a power cut here would take; 0 if there is none.",
+)
+UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would take.")
 FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "How long flushes of both logs took.")
 COMMIT: Final = Figure(
     "qmq_commit_seconds", HISTOGRAM, _OF, "From written by the master to committed, each write; none where a node alone commits at once."
@@ -36,7 +41,8 @@ class LogSource:
     """See the module."""
 
     figures: Final = (
-        LOG_BYTES, DISK_FREE, DISK_RESERVED, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED, RETENTION_FAILURES, DAMAGED, UNREADABLE,
+        LOG_BYTES, DISK_FREE, DISK_RESERVED, UNFLUSHED_AGE, UNFLUSHED_BYTES, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED,
+        RETENTION_FAILURES, DAMAGED, UNREADABLE,
     )  # fmt: skip
 
     def __init__(self, broker: Broker, group: str) -> None:
@@ -50,6 +56,8 @@ class LogSource:
         yield Reading(LOG_BYTES, [((group, names[number]), each.end - each.start) for number, each in enumerate(store.logs)])
         yield one(DISK_FREE, store.disk.free_bytes(store.folder), group)
         yield one(DISK_RESERVED, store.config.disk_free_bytes_min, group)
+        yield one(UNFLUSHED_AGE, 0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()) / 1000, group)
+        yield one(UNFLUSHED_BYTES, sum(each.end - each.flushed for each in store.logs), group)
         yield one(FLUSH, tallies.flushes.histogram(), group)
         yield one(COMMIT, tallies.commits.histogram(), group)
         yield one(CHECKPOINTS, tallies.checkpoints, group)

@@ -1228,6 +1228,49 @@ class PlaceSubjectResponse(_message.Message):
 Global___PlaceSubjectResponse: _TypeAlias = PlaceSubjectResponse  # noqa: Y015
 
 @_typing.final
+class SetSubjectFlushRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    flush: _builtins.str
+    """default, sync"""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        flush: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSubjectFlushRequest: _TypeAlias = SetSubjectFlushRequest  # noqa: Y015
+
+@_typing.final
+class SetSubjectFlushResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___SubjectSettings: ...
+    def __init__(
+        self,
+        *,
+        settings: Global___SubjectSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSubjectFlushResponse: _TypeAlias = SetSubjectFlushResponse  # noqa: Y015
+
+@_typing.final
 class SetGroupModeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1329,6 +1372,7 @@ class SubjectSettings(_message.Message):
     LOGICAL_PARTITIONS_FIELD_NUMBER: _builtins.int
     FENCING_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     retention_ms: _builtins.int
     """Messages older than this may be deleted, consumed or not."""
@@ -1344,6 +1388,8 @@ class SubjectSettings(_message.Message):
     """lease, majority; empty: lease"""
     partitions: _builtins.int
     """When creating an ordered subject: how many partitions its first route has; 0: one for each of its broker groups."""
+    flush: _builtins.str
+    """When its producers are answered. default: as the brokers' --flush says; sync: when a majority has flushed the message. Empty: default"""
     @_builtins.property
     def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The broker groups it lives on. Empty when creating: the metaserver chooses."""
@@ -1360,10 +1406,11 @@ class SubjectSettings(_message.Message):
         logical_partitions: _builtins.int = ...,
         fencing: _builtins.str = ...,
         partitions: _builtins.int = ...,
+        flush: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "broker_groups", b"broker_groups", "fencing", b"fencing", "logical_partitions", b"logical_partitions", "name", b"name", "order", b"order", "partitions", b"partitions", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "broker_groups", b"broker_groups", "fencing", b"fencing", "flush", b"flush", "logical_partitions", b"logical_partitions", "name", b"name", "order", b"order", "partitions", b"partitions", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015

@@ -91,6 +91,11 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.FromString,
                 _registered_method=True)
+        self.SetSubjectFlush = channel.unary_unary(
+                '/qmq.v1.Meta/SetSubjectFlush',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
+                _registered_method=True)
         self.SetGroupMode = channel.unary_unary(
                 '/qmq.v1.Meta/SetGroupMode',
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeRequest.SerializeToString,
@@ -274,6 +279,13 @@ class MetaServicer(object):
 
     def PlaceSubject(self, request, context):
         """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSubjectFlush(self, request, context):
+        """Say when a subject's producers are answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -485,6 +497,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.PlaceSubject,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.SerializeToString,
+            ),
+            'SetSubjectFlush': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSubjectFlush,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.SerializeToString,
             ),
             'SetGroupMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetGroupMode,
@@ -894,6 +911,33 @@ class Meta(object):
             '/qmq.v1.Meta/PlaceSubject',
             qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.PlaceSubjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSubjectFlush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetSubjectFlush',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
             options,
             channel_credentials,
             insecure,

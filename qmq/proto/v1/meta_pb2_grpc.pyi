@@ -51,6 +51,8 @@ class MetaStub:
     """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
     PlaceSubject: _grpc.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+    SetSubjectFlush: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]
+    """Say when a subject's producers are answered."""
     SetGroupMode: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]
     """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]
@@ -115,6 +117,8 @@ class MetaAsyncStub(MetaStub):
     """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
     PlaceSubject: _aio.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]  # type: ignore[assignment]
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+    SetSubjectFlush: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]  # type: ignore[assignment]
+    """Say when a subject's producers are answered."""
     SetGroupMode: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]  # type: ignore[assignment]
     """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
     Transfer: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
@@ -242,6 +246,14 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.PlaceSubjectResponse, _abc.Awaitable[_meta_pb2.PlaceSubjectResponse]]:
         """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
+
+    @_abc_1.abstractmethod
+    def SetSubjectFlush(
+        self,
+        request: _meta_pb2.SetSubjectFlushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.SetSubjectFlushResponse, _abc.Awaitable[_meta_pb2.SetSubjectFlushResponse]]:
+        """Say when a subject's producers are answered."""
 
     @_abc_1.abstractmethod
     def SetGroupMode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,14 +46,17 @@ Served = tuple[Broker, DataServer, list[BaseException]]
 
 
 @asynccontextmanager
-async def served(folder: Path, config: LogConfig, disk: Disk | None = None) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int
+) -> AsyncIterator[Served]:
     """A broker alone, with its data port, and what was fatal to it."""
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)
-    broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(), asyncio.get_running_loop())
+    broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(**options), asyncio.get_running_loop())
     upkeep, server = Upkeep(broker, fatal.append), DataServer(broker)
     await server.start("127.0.0.1", 0)
-    upkeep.start()
+    if ticks:
+        upkeep.start()
     try:
         yield broker, server, fatal
     finally:
@@ -154,3 +158,76 @@ async def test_a_pull_on_an_unknown_session_is_told_to_attach_again(tmp_path: Pa
             await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(77, 1, 1, 0)), timeout_s=10)
         connection.close()
         await connection.wait_closed()
+
+
+class GatedDisk(Disk):
+    """A disk whose flushes wait for the test; it counts them."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.syncs += 1
+            self.gate.wait()
+        super().sync(fd)
+
+
+async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig(), ticks=False) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        broker.append_own([intake(queue, [b"a"])])
+        await eventually(lambda: broker.store.flushed_index == broker.store.index)
+
+
+async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with served(tmp_path, LogConfig(flush_interval_ms=0), disk, ticks=False) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        broker.append_own([intake(queue, [b"a"])])
+        await eventually(lambda: broker.store.is_flushed)
+        before = disk.syncs
+        disk.gate.clear()
+        for number in range(1, 50):
+            broker.append_own([intake(queue, [b"a"], number=number)])
+            await asyncio.sleep(0)
+        assert not broker.store.is_flushed
+        disk.gate.set()
+        await eventually(lambda: broker.store.is_flushed)
+        assert disk.syncs - before == 2, "one of the first, one of the others"
+        for _ in range(5):
+            broker.turn()
+        await asyncio.sleep(0)
+        assert disk.syncs - before == 2, "there is nothing to flush"
+
+
+async def test_an_interval_between_flushes_holds_up_nobody_who_waits_for_one(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig(flush_interval_ms=3_600_000)) as (broker, server, _):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        for number in range(3):
+            batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=number, create_time_ms=0)
+            await connection.call(FrameKind.PRODUCE_FLUSHED, b"".join(batch), timeout_s=30)
+            assert broker.store.is_flushed
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=3, create_time_ms=0)
+        await connection.call(FrameKind.PRODUCE, b"".join(batch), timeout_s=30)
+        assert not broker.store.is_flushed
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=64 * 1024, retention_ms=1)
+    async with served(tmp_path, config, retention_interval_ms=1) as (broker, _, fatal):
+        queue, number = broker.store.open_queue("s", 0), 0
+
+        def store_more() -> bool:
+            nonlocal number
+            for _ in range(20):
+                broker.append_own([intake(queue, [os.urandom(1000)], number=number)])
+                number += 1
+            return broker.tallies.files_deleted > 0
+
+        await eventually(store_more)
+        assert fatal == []

@@ -1,0 +1,46 @@
+"""Who says when an entry is safe: a node alone for itself; of a replica, the driver (qmq_replication/driver.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from qmq.log.config import Flush
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+
+
+class Committer(Protocol):
+    """Decides when an entry is safe, and says so by `Broker.commit`."""
+
+    def written(self, index: int) -> None:
+        """Everything up to `index` is written here."""
+        ...
+
+    def stored(self, index: int) -> None:
+        """Everything up to `index` survives a power cut here."""
+        ...
+
+    def flush_wanted(self, index: int) -> None:
+        """Somebody will wait for `Broker.flushed(index)`; said before `written`."""
+        ...
+
+
+class Alone:
+    """The committer of a node without replicas."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def written(self, index: int) -> None:
+        """With `Flush.ASYNC` that is enough."""
+        if self._broker.store.config.flush is Flush.ASYNC:
+            self._broker.commit(index)
+
+    def stored(self, index: int) -> None:
+        """Safe in any case."""
+        self._broker.commit(index)
+        self._broker.flushed(index)
+
+    def flush_wanted(self, index: int) -> None:
+        """Nobody else has to know."""

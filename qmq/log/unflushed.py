@@ -1,0 +1,44 @@
+"""How old what is not flushed is: when the oldest append was written that a power cut may take."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Unflushed:
+    """Remembers one time for each flush that has begun, and one for what came since: never more than the flushes under way and one."""
+
+    __slots__ = ("_is_open", "_marks")
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, int]] = deque()
+        """(index, when it was written) of the first entry behind each flush's beginning."""
+        self._is_open = False
+        """Whether the last mark stands for what is written now, too."""
+
+    def wrote(self, index: int, now_ms: int) -> None:
+        """Entries were written, the first of them at `index`."""
+        if not self._is_open:
+            self._marks.append((index, now_ms))
+            self._is_open = True
+
+    def begun(self) -> None:
+        """A flush has begun: it does not speak for what is written from now on."""
+        self._is_open = False
+
+    def flushed(self, index: int) -> None:
+        """Everything up to `index` is flushed."""
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= index + 1:
+            marks.popleft()
+        if marks and not self._is_open and len(marks) == 1 and marks[0][0] <= index:
+            marks.clear()
+
+    def clear(self) -> None:
+        """Nothing is left unflushed."""
+        self._marks.clear()
+        self._is_open = False
+
+    def age_ms(self, now_ms: int) -> int:
+        """How long ago the oldest entry was written that is not flushed; 0 if there is none."""
+        return max(now_ms - self._marks[0][1], 0) if self._marks else 0

@@ -1,0 +1,63 @@
+"""What is flushed on a majority, whatever the flush policy: what a slave says, and how far the master lets answers go."""
+
+from __future__ import annotations
+
+from qmq_replication.messages import Ack, Append, Promise
+from replication_world import Group
+
+
+def test_what_only_a_minority_flushed_is_committed_and_not_flushed() -> None:
+    group = Group()
+    group.elect("a")
+    group.settle()
+    core = group.core["a"]
+    assert core.leader is not None
+    last = core.history.last_index
+    assert core.commit == last
+    core.flushed(last)
+    assert core.leader.flushed == 0
+    group.step("b", "a", Ack(core.promised, core.leader.peers["b"].round, last, last, last, last))
+    assert core.leader.flushed == last
+
+
+def test_a_slave_says_at_once_that_it_flushed_what_somebody_waits_for() -> None:
+    group = Group()
+    group.elect("a")
+    group.settle()
+    slave = group.core["b"]
+    last, epoch = slave.history.last_index, slave.promised
+    slave.take()
+    slave.flushed(last)
+    assert not slave.take().messages, "nobody waits: the next Ack is soon enough"
+    slave.flushed_index = 0
+    slave.step(group.now_ms, "a", Append(epoch, slave.round, epoch, last, (), last, last, False, None, last))
+    assert slave.take().flush == last
+    slave.flushed(last)
+    said = [message for _, message in slave.take().messages]
+    assert [message.flushed for message in said if isinstance(message, Ack)] == [last]
+
+
+def test_figure_8_an_older_epochs_flushed_entries_do_not_count_alone() -> None:
+    """Everybody's power is cut: an entry of an epoch in between would win against them."""
+    group = Group("abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1,), "e": (1, 3)}, epoch=3)
+    group.campaign("a")
+    for name in "bc":
+        group.step(name, "a", Promise(4, 2, 2, True))
+    core = group.core["a"]
+    assert core.leader is not None
+    core.flushed(2)
+    for name in "bc":
+        group.step(name, "a", Ack(4, 0, 3, 3, 3, 2))
+    assert (core.commit, core.leader.flushed) == (3, 0)
+    core.flushed(3)
+    for name in "bc":
+        group.step(name, "a", Ack(4, 0, 3, 3, 3, 3))
+    assert core.leader.flushed == 3
+
+
+def test_a_cut_takes_back_what_was_flushed() -> None:
+    group = Group(logs={"a": (1, 1), "b": (1, 1, 1, 1), "c": (1, 1)}, epoch=1)
+    core = group.core["b"]
+    core.flushed(4)
+    core.truncate(2)
+    assert core.flushed_index == 2
