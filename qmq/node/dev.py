@@ -20,6 +20,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.clock import Clock, SystemClock
 from qmq.delay.config import DelayConfig
+from qmq.folders import make_private
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.server import MetaConfig, MetaServer
@@ -88,7 +89,7 @@ class Node:
             OSError: a port is taken.
         """
         config = self.config
-        config.data.mkdir(parents=True, exist_ok=True)
+        make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self.delay: DelayPart | None = None

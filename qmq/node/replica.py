@@ -36,6 +36,7 @@ from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep
 from qmq.clock import Clock, SystemClock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
+from qmq.folders import make_private
 from qmq.log import following
 from qmq.log.checkpointing import close_store
 from qmq.log.config import Flush, LogConfig
@@ -119,7 +120,7 @@ class ReplicaNode:
             OSError: a port is taken.
         """
         config = self.config
-        config.data.mkdir(parents=True, exist_ok=True)
+        make_private(config.data)
         found = identities.load(config.data, config.group, config.replica)
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self.view.start())
