@@ -31,4 +31,4 @@ RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -
 USER 10001:10001
 # metaserver; broker: clients, then control; delay server: the same
 EXPOSE 20880 20881 20882 20883 20884
-CMD ["qmq", "dev", "--host", "0.0.0.0", "--data", "/data"]
+CMD ["qmq", "dev", "--host", "0.0.0.0", "--insecure", "--data", "/data"]

@@ -27,6 +27,7 @@ from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import founding
 from qmq.node.metering import serving
 from qmq.node.metering.coordination import CoordinationSource, CountedStore
+from qmq.node.metering.exposure import ExposureSource
 from qmq.node.metering.meta import MetaSource
 from qmq.node.part import Part
 from qmq.node.routing import ViewRouting
@@ -149,7 +150,7 @@ class Node:
     def sources(self) -> list[Source]:
         """What reads its figures."""
         of_delay = self.delay.sources() if self.delay is not None else []
-        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view))
+        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
         return [*self._part.sources(), *of_delay, *own]
 
     @property

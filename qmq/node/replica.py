@@ -48,6 +48,7 @@ from qmq.node.doors import MACHINE, Doors
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
 from qmq.node.metering.coordination import CoordinationSource, CountedStore
+from qmq.node.metering.exposure import ExposureSource
 from qmq.node.right import Right
 from qmq.node.routing import ViewRouting
 from qmq.node.rules import ViewRules
@@ -230,7 +231,7 @@ class ReplicaNode:
         own = serving.sources_of(
             self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles
         )
-        return [*own, CoordinationSource(self.coordination, self.view)]
+        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
 
     async def _listen_control(self) -> int:
         config = self.config

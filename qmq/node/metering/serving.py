@@ -46,12 +46,13 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     """Every figure that a role may show: what docs/METRICS.md is held to."""
     from qmq.client.metrics import ClientSource
     from qmq.node.metering.coordination import CoordinationSource
+    from qmq.node.metering.exposure import ExposureSource
     from qmq.node.metering.meta import MetaSource
 
-    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures)
+    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures, *ExposureSource.figures)
     return {
         "client": ClientSource.figures,
         "broker": (*both, *GroupsSource.figures),
-        "meta": (*MetaSource.figures, *CoordinationSource.figures),
+        "meta": (*MetaSource.figures, *CoordinationSource.figures, *ExposureSource.figures),
         "delay": (*both, *DelaySource.figures),
     }
