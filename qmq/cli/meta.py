@@ -79,6 +79,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq.node.metering.coordination import CoordinationSource, CountedStore
     from qmq.node.metering.exposure import ExposureSource
     from qmq.node.metering.meta import MetaSource
+    from qmq.node.readiness import of_meta
     from qmq.node.running import until_signal
 
     store = CountedStore(options.open(total_s=ETCD_S))
@@ -87,11 +88,14 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options))
     metrics: Endpoint | None = None
 
+    is_serving = False
+
     async def start() -> str:
+        nonlocal metrics, is_serving
+        metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # also while etcd is away
         await view.start()
         await server.start()
-        nonlocal metrics
-        metrics = await serving.serve(config.host, metrics_port, sources)
+        is_serving = True
         return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
     try:

@@ -30,11 +30,13 @@ from qmq.node.metering.coordination import CoordinationSource, CountedStore
 from qmq.node.metering.exposure import ExposureSource
 from qmq.node.metering.meta import MetaSource
 from qmq.node.part import Part
+from qmq.node.readiness import of_meta
 from qmq.node.routing import ViewRouting
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import Endpoint
     from qmq.metrics.figures import Source
+    from qmq.metrics.readiness import Readiness
     from qmq.node.dev_delay import DelayPart
 
 RELIST_S: Final = 300.0
@@ -145,7 +147,11 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_meta(self.broker.is_serving)
 
     def sources(self) -> list[Source]:
         """What reads its figures."""

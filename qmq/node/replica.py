@@ -49,6 +49,7 @@ from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
 from qmq.node.metering.coordination import CoordinationSource, CountedStore
 from qmq.node.metering.exposure import ExposureSource
+from qmq.node.readiness import of_replica
 from qmq.node.right import Right
 from qmq.node.routing import ViewRouting
 from qmq.node.rules import ViewRules
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from qmq.log.projection import Projection
     from qmq.metrics.endpoint import Endpoint
     from qmq.metrics.figures import Source
+    from qmq.metrics.readiness import Readiness
 
 log = logging.getLogger("qmq.node")
 
@@ -140,7 +142,7 @@ class ReplicaNode:
         self._data = DataServer(self.broker, self.doors.network)
         await self._data.start(config.host, config.data_port)
         await self._take_part()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     async def _join(self) -> Membership:
         """Who belongs to the group, which is of our kind."""
@@ -225,6 +227,14 @@ class ReplicaNode:
         self._changed(Change())
         self._upkeep.start()
         self.driver.start()
+
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self._has_all())
+
+    def _has_all(self) -> bool:
+        """Whether nothing has to be fetched before it can serve."""
+        return True
 
     def sources(self) -> list[Source]:
         """What reads its figures."""
