@@ -27,8 +27,16 @@ WORKDIR /app
 COPY examples examples
 COPY scripts/demo.py scripts/demo.py
 # a named volume takes over owner and mode of the folder it is first mounted on
-RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq /data /archive /work
+RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq -m 0700 /data && install -d -o qmq -g qmq /archive /work
 USER 10001:10001
-# metaserver; broker: clients, then control; delay server: the same
-EXPOSE 20880 20881 20882 20883 20884
-CMD ["qmq", "dev", "--host", "0.0.0.0", "--data", "/data"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="qmq" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}"
+# metaserver; broker: clients, then control; delay server: the same; metrics and health, where --metrics-port asks for them
+EXPOSE 20880 20881 20882 20883 20884 20890
+CMD ["qmq", "dev", "--host", "0.0.0.0", "--insecure", "--data", "/data"]

@@ -14,6 +14,7 @@ machine's own, or in a test one that can be cut (qmq/testing).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -66,6 +67,15 @@ def _checked(path: str) -> str:
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise InvalidArgument(f"the path of a socket has at most {PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}")
     return path
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches what listens there; a name other than localhost may mean any address."""
+    bare = host.strip("[]")
+    try:
+        return host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
 
 
 # --- listening ---------------------------------------------------------------------------------------------------------

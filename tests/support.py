@@ -93,6 +93,8 @@ class NodeProcess:
         self.options = options
         self.address = ""
         self.data_address = ""
+        self.metrics_address = ""
+        """Empty without `--metrics-port`."""
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> str:
@@ -109,6 +111,7 @@ class NodeProcess:
             raise AssertionError(f"the node did not start: {errors}")
         self.address = line.split("ready at ")[1].split()[0]
         self.data_address = line.split("data at ")[1].split(",")[0]
+        self.metrics_address = line.partition("metrics at ")[2].rstrip(")\n")
         self._errors = threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True)
         self._errors.start()
         return self.address

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import Compacted, CoordinationError, FolderInUse, LeaseNotFound
+from qmq.folders import FILE_MODE, make_private
 from qmq_coordination.rows import Rows
 from qmq_coordination.store import (
     NO_LEASE,
@@ -330,8 +331,9 @@ def _by_revision(events: list[Event]) -> list[Changes]:
 
 
 def _lock(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_private(path.parent)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's own files take over its rights
+    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -29,6 +29,7 @@ from qmq.cli.roles import (
     FlushIntervalMs,
     FlushWhen,
     Host,
+    Insecure,
     MetricsPort,
     Replica,
     ReplicaData,
@@ -81,6 +82,7 @@ def broker(
     attempts_max: AttemptsMax = ATTEMPTS_MAX,
     retry_delays: RetryDelays = RETRY_DELAYS,
     metrics_port: MetricsPort = None,
+    insecure: Insecure = False,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.
@@ -90,6 +92,7 @@ def broker(
     if context.invoked_subcommand is not None:
         return
     from qmq.broker.config import BrokerConfig
+    from qmq.node.exposure import require_guarded
     from qmq.node.replica import ReplicaConfig, ReplicaNode, run_replica
 
     set_up_logging(verbose)
@@ -111,6 +114,7 @@ def broker(
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
         )  # fmt: skip
+        require_guarded(host, insecure, config.etcd)
         run(run_replica(lambda: ReplicaNode(config)))
     except (OSError, QmqError) as failure:
         fail(failure)

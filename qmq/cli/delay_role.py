@@ -23,6 +23,7 @@ from qmq.cli.roles import (
     FlushIntervalMs,
     FlushWhen,
     Host,
+    Insecure,
     MetricsPort,
     Replica,
     ReplicaData,
@@ -85,6 +86,7 @@ def delay(
     retention_mib: RetentionMib = None,
     disk_free_mib: DiskFreeMib = 64,
     metrics_port: MetricsPort = None,
+    insecure: Insecure = False,
     verbose: Verbose = False,
 ) -> None:
     """Run one replica of a delay group, which keeps messages until they are due; or, with a verb, look after delayed messages.
@@ -98,6 +100,7 @@ def delay(
     from qmq.broker.config import BrokerConfig
     from qmq.delay.config import DelayConfig
     from qmq.node.delay import DelayNode, DelayReplicaConfig
+    from qmq.node.exposure import require_guarded
     from qmq.node.replica import run_replica
 
     set_up_logging(verbose)
@@ -121,6 +124,7 @@ def delay(
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
         )  # fmt: skip
+        require_guarded(host, insecure, config.etcd)
         run(run_replica(lambda: DelayNode(config), "delay"))
     except (OSError, QmqError) as failure:
         fail(failure)

@@ -16,6 +16,7 @@ from qmq.cli.roles import (
     ATTEMPTS_MAX,
     RETRY_DELAYS,
     AttemptsMax,
+    Insecure,
     MetricsPort,
     RetryDelays,
     log_config,
@@ -50,6 +51,7 @@ def dev(
     attempts_max: AttemptsMax = ATTEMPTS_MAX,
     retry_delays: RetryDelays = RETRY_DELAYS,
     metrics_port: MetricsPort = None,
+    insecure: Insecure = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
     """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
@@ -59,6 +61,7 @@ def dev(
     from qmq.broker.config import BrokerConfig
     from qmq.delay.config import DelayConfig
     from qmq.node.dev import Node, NodeConfig
+    from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
     require_flush(flush)
@@ -69,6 +72,7 @@ def dev(
             BrokerConfig(retries=retries_of(attempts_max, retry_delays)), delay=delay, delay_data_port=delay_data_port,
             delay_control_port=delay_control_port, delay_config=DelayConfig(tick_ms=tick_ms), metrics_port=metrics_port,
         )  # fmt: skip
+        require_guarded(host, insecure)
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar)))
     except (OSError, QmqError) as failure:

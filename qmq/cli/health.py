@@ -1,63 +1,64 @@
-"""`qmq health`: whether a server serves, for whoever starts and watches processes. Exit status 0 if it does, 3 if it does not."""
+"""`qmq health`: whether a server serves, for whoever starts and watches processes. Exit status 0 if it does, 3 if it does not.
+
+It asks /readyz at the server's metrics port. What asks often, as a container engine does, asks that itself and spares the machine a Python.
+"""
 
 from __future__ import annotations
 
+import http.client
 from typing import Annotated, Final
 
 import typer
 
-from qmq.cli.output import Json, run, show
-from qmq.errors import NotConnected
+from qmq.cli.output import Json, fail, show
+from qmq.errors import InvalidArgument, NotConnected, QmqError
+from qmq.network import parse
 
 app = typer.Typer(no_args_is_help=True, help="Whether a server serves: exit status 0 if it does.")
 
 HEALTH_S: Final = 3.0
-"""Below the five seconds that docker-compose.yml gives a check, with the time that Python needs to start."""
+PORT: Final = 20890
+"""Where docker-compose.yml has the metrics."""
 
-Address = Annotated[str, typer.Argument(help="HOST:PORT.")]
+Address = Annotated[str, typer.Argument(help="HOST:PORT of its metrics (--metrics-port).")]
 
 
 @app.command("meta")
-def meta(address: Address = "localhost:20880", as_json: Json = False) -> None:
-    """Ask a metaserver for the first answer of a watch: it comes at once, out of memory, whoever else is away."""
-    run(_meta(address))
-    show("health", ("address", "health"), [(address, "serving")], as_json=as_json)
-
-
-async def _meta(address: str) -> None:
-    import grpc
-
-    from qmq.proto.v1 import meta_pb2, meta_pb2_grpc
-    from qmq.rpc import CHANNEL_OPTIONS, typed_error
-
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        call = meta_pb2_grpc.MetaStub(channel).Watch(meta_pb2.WatchRequest(), timeout=HEALTH_S)
-        try:
-            async for _ in call:
-                call.cancel()
-                return
-        except grpc.aio.AioRpcError as cause:
-            raise typed_error(cause, address) from cause
-    raise NotConnected(f"what answers at {address} ended the watch at once")
+def meta(address: Address = f"localhost:{PORT}", as_json: Json = False) -> None:
+    """Ask a metaserver, or `qmq dev`, whether it has listed the cluster: from then on it serves, whoever else is away."""
+    _tell(address, as_json)
 
 
 @app.command("broker")
-def broker(address: Address = "localhost:20882", as_json: Json = False) -> None:
-    """Ask a broker's control port how its replica stands: a slave is as healthy as a master."""
-    role = run(_broker(address))
-    show("health", ("address", "health"), [(address, role)], as_json=as_json)
+def broker(address: Address = f"localhost:{PORT}", as_json: Json = False) -> None:
+    """Ask a replica of a broker group or delay group whether it serves as master, or follows one: a slave is as healthy as a master."""
+    _tell(address, as_json)
 
 
-async def _broker(address: str) -> str:
-    import grpc
+def _tell(address: str, as_json: bool) -> None:
+    try:
+        health = _asked(address)
+    except QmqError as failure:
+        fail(failure)
+    show("health", ("address", "health"), [(address, health)], as_json=as_json)
 
-    from qmq.proto.v1 import control_pb2, control_pb2_grpc
-    from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        stub = control_pb2_grpc.BrokerControlStub(channel)
-        try:
-            status = await stub.DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=HEALTH_S)
-        except grpc.aio.AioRpcError as cause:
-            raise typed_error(cause, address) from cause
-    return str(status.role)
+def _asked(address: str) -> str:
+    """How it stands. Raises NotConnected, InvalidArgument."""
+    place = parse(address, PORT)
+    if place.path:
+        raise InvalidArgument(f"metrics and health are not at a socket: give HOST:PORT of --metrics-port, not {address}")
+    connection = http.client.HTTPConnection(place.host.strip("[]"), place.port, timeout=HEALTH_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        says = answer.read(1000).decode("utf-8", "replace").strip()
+    except http.client.HTTPException as cause:
+        raise NotConnected(f"what is at {address} speaks no HTTP: give the server's metrics port, not another one") from cause
+    except OSError as cause:
+        raise NotConnected(f"nobody answers at {address}: is it running, with --metrics-port? ({cause})") from cause
+    finally:
+        connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        raise NotConnected(f"{address} is not ready: {says or answer.reason}")
+    return says

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from qmq.cli.output import fail, run
-from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, EtcdPassword, EtcdUser, Host, MetricsPort, Verbose, etcd_options, set_up_logging
+from qmq.cli.roles import (
+    Etcd,
+    EtcdCa,
+    EtcdCert,
+    EtcdKey,
+    EtcdPassword,
+    EtcdUser,
+    Host,
+    Insecure,
+    MetricsPort,
+    Verbose,
+    etcd_options,
+    set_up_logging,
+)
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -39,6 +52,7 @@ def meta(
         typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more."),
     ] = True,
     metrics_port: MetricsPort = None,
+    insecure: Insecure = False,
     verbose: Verbose = False,
 ) -> None:
     """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
@@ -46,10 +60,12 @@ def meta(
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.meta.server import MetaConfig
+    from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
     try:
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
+        require_guarded(host, insecure, options)
         run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate), metrics_port))
     except (OSError, QmqError) as failure:
         fail(failure)
@@ -61,20 +77,25 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq.meta.server import MetaServer
     from qmq.node.metering import serving
     from qmq.node.metering.coordination import CoordinationSource, CountedStore
+    from qmq.node.metering.exposure import ExposureSource
     from qmq.node.metering.meta import MetaSource
+    from qmq.node.readiness import of_meta
     from qmq.node.running import until_signal
 
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
     server = MetaServer(store, view, config)
-    sources = (MetaSource(server, view), CoordinationSource(store, view))
+    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options))
     metrics: Endpoint | None = None
 
+    is_serving = False
+
     async def start() -> str:
+        nonlocal metrics, is_serving
+        metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # also while etcd is away
         await view.start()
         await server.start()
-        nonlocal metrics
-        metrics = await serving.serve(config.host, metrics_port, sources)
+        is_serving = True
         return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
     try:

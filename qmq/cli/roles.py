@@ -25,6 +25,10 @@ EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", 
 EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
 EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
 Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
+]
 Replica = Annotated[str, typer.Option("--replica", envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")]
 Replicas = Annotated[
     str,

@@ -38,6 +38,7 @@ from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mar
 from qmq.delay.stored import BatchCache
 from qmq.delay.survey import Piece, Survey, Surveyed
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound
+from qmq.folders import make_private
 from qmq.headers import SCHEDULE_ID
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
@@ -110,7 +111,7 @@ class Schedule:
     def load(self, state: Any | None, replayed_from: int = 1) -> None:
         """See `Projection.load`. Cuts files back, reads none of them. Raises LogDamaged, and then nothing was changed."""
         self._reset()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         found = restore(self.bucket_ms, state) if state is not None else self._adopted(replayed_from)
         if found is None:
             self.is_whole = replayed_from <= 1

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from google_crc32c import value as crc32c
 
+from qmq.folders import make_private
 from qmq.log.disk import Disk
 
 _MAGIC: Final = b"QMC1"
@@ -86,7 +87,7 @@ def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
 
 def save(disk: Disk, folder: Path, index: int, data: bytes) -> None:
     """Write a checkpoint and delete all but the newest two. Safe in a thread. Raises DiskFull, FlushFailed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     disk.replace(folder / f"checkpoint-{index:020d}.qmc", data)
     for path in _files(folder)[_KEEP:]:
         path.unlink(missing_ok=True)

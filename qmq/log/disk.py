@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import DiskFull, FlushFailed
+from qmq.folders import FILE_MODE
 
 log = logging.getLogger("qmq.log")
 
@@ -38,7 +39,7 @@ class Disk:
     def open_append(self, path: Path) -> int:
         """A file for reading and for writing at given places; made if absent. Raises DiskFull, OSError."""
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as cause:
             raise _translated(cause, path) from cause
 

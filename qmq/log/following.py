@@ -22,6 +22,7 @@ from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.errors import CorruptBatch
+from qmq.folders import FILE_MODE, make_private
 from qmq.log import commit_mark
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import PendingEntry, Store
@@ -177,5 +178,5 @@ def begin_anew(folder: Path, place: Place) -> None:
     for name in ("checkpoint", "consume", "message", "action"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name, position in zip(("message", "action"), place, strict=True):
-        (folder / name).mkdir(parents=True)
-        (folder / name / segment_name(position)).touch()
+        make_private(folder / name)
+        (folder / name / segment_name(position)).touch(FILE_MODE)

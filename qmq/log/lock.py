@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 from qmq.errors import FolderInUse
+from qmq.folders import FILE_MODE
 
 
 class FolderLock:
     """Held from construction to `release`. Raises FolderInUse."""
 
     def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import LogDamaged
+from qmq.folders import make_private
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 
@@ -65,7 +66,7 @@ class Segments:
         self.disk = disk
         self.folder = folder
         self.segment_bytes = segment_bytes
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self._bases = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []

@@ -27,6 +27,7 @@ from google_crc32c import value as crc32c
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
+from qmq.folders import make_private
 from qmq.limits import MIB
 from qmq.log import commands
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
@@ -98,14 +99,14 @@ class Store:
         self.config = config
         self.clock = clock
         self.disk = disk
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self.lock = FolderLock(folder)
         self.messages = Segments(disk, folder / "message", config.segment_bytes)
         self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
         self.logs = (self.messages, self.actions)
         """By log number (`qmq.log.tail`)."""
         self.consume_folder = folder / "consume"
-        self.consume_folder.mkdir(exist_ok=True)
+        make_private(self.consume_folder)
         self.queues: dict[tuple[bytes, int], Queue] = {}
         self.cache = TailCache(config.cache_bytes)
         self.is_replicated = is_replicated

@@ -1,4 +1,7 @@
-"""GET /metrics over HTTP/1.1, in the event loop whose state it shows. GET /healthz says that the loop runs.
+"""GET /metrics over HTTP/1.1, in the event loop whose state it shows; and whether the process is well.
+
+    /livez, /healthz    200 "ok": the event loop answers
+    /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
 
 It understands what Prometheus, a load balancer and `curl` send, and nothing else: GET and HEAD without a body, connections that stay open.
 A request that is too long, or does not come, ends its connection. There is no password: listen where only the monitoring can reach it.
@@ -8,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import Source
+from qmq.metrics.readiness import Readiness
 
 log = logging.getLogger("qmq.metrics")
 
 PATH: Final = "/metrics"
+LIVE: Final = ("/livez", "/healthz")
+READY: Final = "/readyz"
 HEAD_BYTES_MAX: Final = 16 * 1024
 IDLE_S: Final = 90.0
 """A connection on which nothing is asked for so long is closed: Prometheus comes back every minute at the latest, as a rule."""
@@ -64,10 +70,12 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """Serves the figures of some sources. `start`, then `stop`."""
+    """Serves the figures of some sources, and says how the process is. `start`, then `stop`."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok")) -> None:
+        """`readiness` is asked in the event loop, often: it looks into memory only."""
         self._page = Page(sources)
+        self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.host, self.port = "", 0
@@ -123,12 +131,15 @@ class Endpoint:
 
     async def _answer(self, request: Request) -> Answer:
         path = request.target.partition("?")[0]
-        if path not in (PATH, "/healthz"):
-            return Answer("404 Not Found", _TEXT, [f"there is {PATH} and /healthz\n".encode()])
+        if path not in (PATH, READY, *LIVE):
+            return Answer("404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()])
         if request.method not in ("GET", "HEAD"):
             return Answer("405 Method Not Allowed", _TEXT)
-        if path != PATH:
+        if path in LIVE:
             return Answer("200 OK", _TEXT, [b"ok\n"])
+        if path == READY:
+            is_ready, says = self._readiness()
+            return Answer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))
         except Exception:

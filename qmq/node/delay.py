@@ -98,6 +98,9 @@ class DelayNode(ReplicaNode):
         identity = Identity(config.group, config.replica, self.settings.bucket_ms)
         return DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files).add_to
 
+    def _has_all(self) -> bool:
+        return self.has_schedule
+
     async def _take_part(self) -> None:
         await super()._take_part()
         self.driver.may_serve = lambda: self.has_schedule

@@ -20,19 +20,23 @@ from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.clock import Clock, SystemClock
 from qmq.delay.config import DelayConfig
+from qmq.folders import make_private
 from qmq.log.config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import founding
 from qmq.node.metering import serving
 from qmq.node.metering.coordination import CoordinationSource, CountedStore
+from qmq.node.metering.exposure import ExposureSource
 from qmq.node.metering.meta import MetaSource
 from qmq.node.part import Part
+from qmq.node.readiness import of_meta
 from qmq.node.routing import ViewRouting
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import Endpoint
     from qmq.metrics.figures import Source
+    from qmq.metrics.readiness import Readiness
     from qmq.node.dev_delay import DelayPart
 
 RELIST_S: Final = 300.0
@@ -88,7 +92,7 @@ class Node:
             OSError: a port is taken.
         """
         config = self.config
-        config.data.mkdir(parents=True, exist_ok=True)
+        make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self.delay: DelayPart | None = None
@@ -143,12 +147,16 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_meta(self.broker.is_serving)
 
     def sources(self) -> list[Source]:
         """What reads its figures."""
         of_delay = self.delay.sources() if self.delay is not None else []
-        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view))
+        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
         return [*self._part.sources(), *of_delay, *own]
 
     @property

@@ -37,6 +37,7 @@ from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep
 from qmq.clock import Clock, SystemClock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
+from qmq.folders import make_private
 from qmq.log import following
 from qmq.log.checkpointing import close_store
 from qmq.log.config import Flush, LogConfig
@@ -48,6 +49,8 @@ from qmq.node.doors import MACHINE, Doors
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
 from qmq.node.metering.coordination import CoordinationSource, CountedStore
+from qmq.node.metering.exposure import ExposureSource
+from qmq.node.readiness import of_replica
 from qmq.node.right import Right
 from qmq.node.routing import ViewRouting
 from qmq.node.rules import ViewRules
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from qmq.log.projection import Projection
     from qmq.metrics.endpoint import Endpoint
     from qmq.metrics.figures import Source
+    from qmq.metrics.readiness import Readiness
 
 log = logging.getLogger("qmq.node")
 
@@ -122,7 +126,7 @@ class ReplicaNode:
             OSError: a port is taken.
         """
         config = self.config
-        config.data.mkdir(parents=True, exist_ok=True)
+        make_private(config.data)
         found = identities.load(config.data, config.group, config.replica)
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self._begin_view())
@@ -141,7 +145,7 @@ class ReplicaNode:
         self._data = DataServer(self.broker, self.doors.network)
         await self._data.start(config.host, config.data_port)
         await self._take_part()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources())
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     async def _begin_view(self) -> None:
         """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
@@ -242,13 +246,21 @@ class ReplicaNode:
         self._upkeep.start()
         self.driver.start()
 
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self._has_all())
+
+    def _has_all(self) -> bool:
+        """Whether nothing has to be fetched before it can serve."""
+        return True
+
     def sources(self) -> list[Source]:
         """What reads its figures."""
         own = serving.sources_of(
             self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles,
             lambda: self.driver.refused,
         )
-        return [*own, CoordinationSource(self.coordination, self.view)]
+        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
 
     async def _listen_control(self) -> int:
         config = self.config

@@ -26,6 +26,7 @@ import grpc
 import msgspec
 
 from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
+from qmq.folders import make_private
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 from qmq.network import NETWORK, Network
@@ -188,7 +189,7 @@ class ScheduleTransfer:
     async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:
         aside = self._store / ASIDE
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        make_private(aside)
         progress = _Progress(name, len(files), sum(size for _, size in files))
         for file, size in files:
             await self._fetch_file(stub, aside / Path(file).name, size, progress)

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from qmq.metrics.endpoint import HEAD_BYTES_MAX, Endpoint
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
+from qmq.metrics.readiness import Readiness
 
 ROWS = 10 * SLICE + 7
 
@@ -31,8 +32,13 @@ class Many:
 
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint([Many()])
+def stands() -> list[Readiness]:
+    return [Readiness(True, "master")]
+
+
+@pytest.fixture
+async def endpoint(stands: list[Readiness]) -> AsyncIterator[Endpoint]:
+    found = Endpoint([Many()], lambda: stands[0])
     await found.start("127.0.0.1", 0)
     yield found
     await found.stop()
@@ -46,6 +52,14 @@ async def test_the_page_has_every_row_and_the_process_own_figures(endpoint: Endp
     assert response.body.count("# TYPE qmq_many_total") == 1
     assert values("process_start_time_seconds") > 0
     assert values("qmq_one") == 1
+
+
+async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: Endpoint, stands: list[Readiness]) -> None:
+    assert (await get(endpoint.port, "/readyz"))[::2] == (200, "master\n")
+    stands[0] = Readiness(False, "slave: no master is heard")
+    assert (await get(endpoint.port, "/readyz"))[::2] == (503, "slave: no master is heard\n")
+    for path in ("/livez", "/healthz"):
+        assert (await get(endpoint.port, path))[::2] == (200, "ok\n")
 
 
 async def test_who_accepts_openmetrics_gets_it(endpoint: Endpoint) -> None:

@@ -73,6 +73,7 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
 
 
 def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: NodeProcess) -> None:
+    node_process.options = ("--metrics-port", "0")
     node_process.start()
     table(qmq(node_process, "subject", "create", "orders", "--json"))
     status = table(qmq(node_process, "cluster", "status", "--json"))
@@ -82,8 +83,9 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
     assert (group["group"], group["health"], group["master"]) == ("broker-0", "read-write", "broker-0")
     assert (replica["role"], replica["is_serving"], replica["lag_entries"], replica["lag_bytes"]) == ("master", True, 0, 0)
     assert b"master" in qmq(node_process, "cluster", "status").stdout
-    assert table(qmq(node_process, "health", "meta", node_process.address, "--json"))[0]["health"] == "serving"
-    assert table(qmq(node_process, "health", "broker", replica["control_address"], "--json"))[0]["health"] == "master"
+    assert table(qmq(node_process, "health", "meta", node_process.metrics_address, "--json"))[0]["health"] == "serving"
+    wrong = qmq(node_process, "health", "broker", replica["control_address"])
+    assert (wrong.returncode, b"speaks no HTTP" in wrong.stderr.replace(b"\n", b" ")) == (3, True)
     drained = {"group": "broker-0", "from": "read-write", "to": "read-only"}
     assert table(qmq(node_process, "broker", "drain", "broker-0", "--dry-run", "--json")) == [drained]
     assert table(qmq(node_process, "broker", "drain", "broker-0", "--json")) == [drained]

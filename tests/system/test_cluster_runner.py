@@ -83,12 +83,13 @@ def test_a_name_is_a_host_only_where_a_host_can_stand() -> None:
 
 
 def test_every_word_comes_from_the_file(tmp_path: Path) -> None:
-    text = COMPOSE_FILE.read_text().replace(":2379", ":2479").replace("20880", "21880").replace("20882", "21882")
+    text = COMPOSE_FILE.read_text().replace(":2379", ":2479").replace("20880", "21880").replace("20890", "21890")
     changed = launcher(tmp_path, own_file(tmp_path, text))
     assert changed.environment("etcd0")["ETCD_LISTEN_CLIENT_URLS"] == f"http://{changed.network.addresses['etcd0']}:2479"
     assert changed.check("etcd0").port == 2479
     assert changed.environment("meta0")["QMQ_PORT"] == "21880"
-    assert changed.check("g2-c").argv[-1] == f"{changed.network.addresses['g2-c']}:21882"
+    assert changed.check("g2-c").argv[-2] == f"{changed.network.addresses['g2-c']}:21890"
+    assert changed.check("g2-c").port == 21890
     meta0, meta1 = (changed.network.addresses[name] for name in ("meta0", "meta1"))
     assert changed.argv("client")[-1] == f"{meta0}:21880,{meta1}:21880"
 
@@ -100,14 +101,14 @@ def test_a_broker_finds_its_own_address_and_its_volume(tmp_path: Path) -> None:
     assert (environment["QMQ_REPLICA"], environment["QMQ_REPLICAS"]) == ("g1-b", "g1-a,g1-b,g1-c")
     assert environment["QMQ_DATA"] == str(tmp_path / "volumes" / "g1-b")
     assert found.argv("g1-b") == [str(Path(sys.executable).with_name("qmq")), "broker"]
-    assert found.check("g1-b").argv[1:] == ["health", "broker", f"{address}:20882"]
+    assert found.check("g1-b").argv[-2:] == [f"{address}:20890", "/livez"]
 
 
 def test_a_delay_server_is_started_and_checked_as_a_broker_is(tmp_path: Path) -> None:
     found = launcher(tmp_path)
     assert found.argv("d1-b") == [str(Path(sys.executable).with_name("qmq")), "delay"]
     assert found.environment("d1-b")["QMQ_REPLICAS"] == "d1-a,d1-b,d1-c"
-    assert found.check("d1-b").argv[1:] == ["health", "broker", f"{found.network.addresses['d1-b']}:20882"]
+    assert found.check("d1-b").argv[-2:] == [f"{found.network.addresses['d1-b']}:20890", "/livez"]
 
 
 def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

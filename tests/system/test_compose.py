@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -12,7 +13,14 @@ from typing import Any
 
 import pytest
 
+from qmq.metrics.endpoint import Endpoint
+from qmq.metrics.readiness import Readiness
+
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from cluster_runner.compose import seconds  # noqa: E402
+
 BIN = Path(sys.executable).parent
 ETCD = ["etcd0", "etcd1", "etcd2"]
 META = ["meta0", "meta1"]
@@ -64,6 +72,53 @@ def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict
         assert each["stop_grace_period"], name
 
 
+def test_servers_are_asked_by_what_costs_next_to_nothing_at_the_port_that_they_answer_at(services: dict[str, Any]) -> None:
+    for name in (*META, *BROKERS):
+        shell, *_, address, path = services[name]["healthcheck"]["test"][1:]
+        assert shell == "bash", f"{name}: a Python for each check starves the brokers"
+        assert address == f"127.0.0.1:{services[name]['environment']['QMQ_METRICS_PORT']}"
+        assert path == ("/readyz" if name in META else "/livez")
+
+
+def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(services: dict[str, Any]) -> None:
+    for name in (*ETCD, *META, *BROKERS, *SPARK):
+        check = services[name]["healthcheck"]
+        interval, starting, timeout = (seconds(check[which]) for which in ("interval", "start_interval", "timeout"))
+        assert interval >= 5 * starting, name
+        assert timeout >= 10, name
+        assert check["retries"] * interval >= 60, name
+        assert seconds(check["start_period"]) >= 60, name
+
+
+@pytest.mark.parametrize(("is_ready", "path", "status"), [(True, "/readyz", 0), (False, "/readyz", 1), (False, "/livez", 0)])
+async def test_the_check_passes_if_and_only_if_the_server_says_so(
+    services: dict[str, Any], is_ready: bool, path: str, status: int
+) -> None:
+    endpoint = Endpoint([], lambda: Readiness(is_ready, "as this test says"))
+    await endpoint.start("127.0.0.1", 0)
+    try:
+        assert await exit_status(services, endpoint.address, path) == status
+    finally:
+        await endpoint.stop()
+
+
+async def test_the_check_fails_where_nobody_listens(services: dict[str, Any]) -> None:
+    assert await exit_status(services, "127.0.0.1:1", "/livez") == 1
+
+
+async def exit_status(services: dict[str, Any], address: str, path: str) -> int | None:
+    words = services["g1-a"]["healthcheck"]["test"][1:-2]
+    argv = [word.replace("$$", "$") for word in words]  # `config` prints a dollar sign as two
+    process = await asyncio.create_subprocess_exec(*argv, address, path, stderr=subprocess.DEVNULL)
+    return await process.wait()
+
+
+def test_what_listens_beyond_its_container_says_that_this_is_meant(services: dict[str, Any]) -> None:
+    for name in (*META, *BROKERS):
+        environment = services[name]["environment"]
+        assert (environment["QMQ_HOST"], environment["QMQ_INSECURE"]) == ("0.0.0.0", "1"), name
+
+
 def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
     for name in (*META, *BROKERS):
         assert set(services[name]["depends_on"]) == set(ETCD), name
@@ -93,7 +148,6 @@ def test_a_broker_is_the_replica_it_is_named_after(services: dict[str, Any]) -> 
         assert environment["QMQ_REPLICA"] == environment["QMQ_ADVERTISE"] == name
         assert environment["QMQ_GROUP"] == name.split("-")[0]
         assert environment["QMQ_REPLICAS"].split(",") == [each for each in BROKERS if each.startswith(environment["QMQ_GROUP"])]
-        assert services[name]["healthcheck"]["test"][-1] == f"localhost:{environment['QMQ_CONTROL_PORT']}"
 
 
 def test_a_delay_server_is_a_broker_with_another_command(services: dict[str, Any]) -> None:
@@ -163,8 +217,18 @@ def test_spark_runs_in_an_image_of_the_same_file_with_its_own_lock_and_without_r
         each = services[name]
         assert (each["image"], each["cap_drop"]) == ("qmq-spark:latest", ["ALL"]), name
         assert each["build"]["dockerfile"] == services["client"]["build"]["dockerfile"]
-        assert each["build"]["args"] == {"LOCK": "requirements-spark.lock"}
+        assert each["build"]["args"]["LOCK"] == "requirements-spark.lock"
     assert [*services["spark-job"]["entrypoint"], *services["spark-job"]["command"]] == ["qmq", "spark", "--help"]
+
+
+def test_the_images_are_labelled_with_what_they_are_made_of() -> None:
+    told = {"QMQ_VERSION": "1.2.3", "QMQ_REVISION": "abc", "QMQ_SOURCE": "https://example.org/qmq"}
+    for each in (resolved(**told)[name] for name in ("meta0", "spark-job")):
+        assert {f"QMQ_{name}": value for name, value in each["build"]["args"].items() if name != "LOCK"} == told
+    image = (ROOT / "Dockerfile").read_text().rpartition("FROM ")[2]
+    for label, argument in (("version", "VERSION"), ("revision", "REVISION"), ("source", "SOURCE")):
+        assert f"ARG {argument}=" in image
+        assert f'org.opencontainers.image.{label}="${{{argument}}}"' in image
 
 
 def test_hadolint_finds_nothing() -> None:

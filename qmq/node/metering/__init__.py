@@ -7,5 +7,6 @@
     delay           a delay server's schedule
     meta            a metaserver and what it knows of the cluster
     coordination    the coordination store, as this process finds it
+    exposure        whether strangers could reach it
     serving         puts them together for a role, and listens
 """

@@ -10,6 +10,7 @@ from qmq.broker.server import DataServer
 from qmq.broker.standing import ReplicaInfo
 from qmq.delay.broker import DelayBroker
 from qmq.metrics.figures import Figure, Source
+from qmq.metrics.readiness import Readiness
 from qmq.network import UNIX
 from qmq.node.metering.broker import BrokerSource
 from qmq.node.metering.delay import DelaySource
@@ -32,13 +33,13 @@ def sources_of(
     return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
 
 
-async def serve(host: str, port: int | None, sources: Sequence[Source]) -> Endpoint | None:
+async def serve(host: str, port: int | None, sources: Sequence[Source], readiness: Callable[[], Readiness]) -> Endpoint | None:
     """Listen on the role's own host, or on loopback where that is a socket; None: nobody wants it. Raises OSError if the port is taken."""
     if port is None:
         return None
     from qmq.metrics.endpoint import Endpoint
 
-    endpoint = Endpoint(sources)
+    endpoint = Endpoint(sources, readiness)
     await endpoint.start(LOOPBACK if host.startswith(UNIX) else host, port)
     return endpoint
 
@@ -47,12 +48,13 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     """Every figure that a role may show: what docs/METRICS.md is held to."""
     from qmq.client.metrics import ClientSource
     from qmq.node.metering.coordination import CoordinationSource
+    from qmq.node.metering.exposure import ExposureSource
     from qmq.node.metering.meta import MetaSource
 
-    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures)
+    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures, *ExposureSource.figures)
     return {
         "client": ClientSource.figures,
         "broker": (*both, *GroupsSource.figures),
-        "meta": (*MetaSource.figures, *CoordinationSource.figures),
+        "meta": (*MetaSource.figures, *CoordinationSource.figures, *ExposureSource.figures),
         "delay": (*both, *DelaySource.figures),
     }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +20,21 @@ from qmq_coordination.etcd.server import EtcdProcess
 from qmq.client.metadata import MetadataClient
 from qmq.errors import CoordinationUnavailable
 from qmq.model import SubjectConfig
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 class Meta:
@@ -35,8 +53,10 @@ class Meta:
         """Its address."""
         assert self.process.stdout is not None
         line = (await self.process.stdout.readline()).decode()
-        assert line.startswith("qmq meta is ready at "), await self.process.communicate()
-        return line.split()[-1]
+        found = re.fullmatch(r"qmq meta is ready at (\S+) \(metrics at (\S+)\)\n", line)
+        assert found is not None, await self.process.communicate()
+        self.metrics = found[2]
+        return found[1]
 
     async def end(self, number: int) -> tuple[int | None, str]:
         """Signal it; its exit status, and what it said."""
@@ -51,7 +71,7 @@ class Meta:
 async def metas(own_etcd: EtcdProcess) -> AsyncIterator[list[Meta]]:
     """Two metaservers on one etcd."""
     endpoint = own_etcd.endpoint.removeprefix("http://")
-    found = [Meta("meta", "--etcd", endpoint, "--port", "0") for _ in range(2)]
+    found = [Meta("meta", "--etcd", endpoint, "--port", "0", "--metrics-port", "0") for _ in range(2)]
     for each in found:
         await each.start()
     yield found
@@ -90,7 +110,7 @@ async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why
 
 async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for_etcd(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
     address = await metas[0].ready()
-    health = Meta("health", "meta", address, "--json")
+    health = Meta("health", "meta", metas[0].metrics, "--json")
     await health.start()
     status, _ = await health.end(0)
     assert status == 0
@@ -102,10 +122,13 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
     await client.close()
     endpoint = own_etcd.endpoint
     own_etcd.kill()
-    waiting = Meta("meta", "--etcd", endpoint, "--port", "0")
+    port = free_port()
+    waiting = Meta("meta", "--etcd", endpoint, "--port", "0", "--metrics-port", str(port))
     await waiting.start()
     assert waiting.process.stderr is not None
     assert b"waiting for the coordination store" in await waiting.process.stderr.readline()
+    assert await asyncio.to_thread(get, port, "/livez") == (200, "ok\n")
+    assert await asyncio.to_thread(get, port, "/readyz") == (503, "starting: it waits for the coordination store\n")
     assert (await waiting.end(signal.SIGTERM))[0] == 0
 
 
@@ -115,8 +138,8 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
         (("meta", "--etcd", ""), 2, "--etcd (QMQ_ETCD) is missing"),
         (("meta", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"), 2, "nowhere.pem is no file"),
         (("broker",), 2, "--group (QMQ_GROUP)"),
-        (("health", "meta", "127.0.0.1:1"), 3, "no metaserver or broker answers"),
-        (("health", "broker", "127.0.0.1:1"), 3, "no metaserver or broker answers"),
+        (("health", "meta", "127.0.0.1:1"), 3, "nobody answers at 127.0.0.1:1"),
+        (("health", "broker", "unix:/q:1"), 2, "give HOST:PORT of --metrics-port"),
     ],
 )
 async def test_a_mistake_is_answered_with_what_to_do(words: tuple[str, ...], status: int, says: str) -> None:

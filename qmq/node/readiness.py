@@ -1,0 +1,26 @@
+"""How a role stands, for who starts and watches processes: what /readyz says. Out of memory, so it costs next to nothing."""
+
+from __future__ import annotations
+
+from qmq_replication.core import Replica
+from qmq_replication.ready import Role
+
+from qmq.metrics.readiness import Readiness
+
+
+def of_meta(is_serving: bool) -> Readiness:
+    """A metaserver is ready once it has listed the cluster; after that it answers out of memory, also while etcd is away."""
+    return Readiness(is_serving, "serving" if is_serving else "starting: it waits for the coordination store")
+
+
+def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
+    """A replica is ready while it serves as master, or hears its master and has a say. `has_all`: nothing has to be fetched first."""
+    if not has_all:
+        return Readiness(False, f"{core.role.value}: the schedule is being fetched from another replica")
+    if core.role is Role.MASTER:
+        return Readiness(is_serving, "master" if is_serving else "master: it does not serve yet")
+    if core.role is not Role.SLAVE or not core.hears_master():
+        return Readiness(False, f"{core.role.value}: no master is heard")
+    if not core.may_count:
+        return Readiness(False, "slave: it may lack what it acknowledged, and catches up with its master")
+    return Readiness(True, "slave")

@@ -1,0 +1,81 @@
+"""A server listens beyond its machine, or gives etcd's password away, only if it is told that this is meant."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from support import node_config, running
+from typer.testing import CliRunner
+
+from qmq.cli.app import app
+from qmq.errors import InvalidArgument
+from qmq.metrics.figures import one
+from qmq.network import is_local
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.exposure import require_guarded
+from qmq.node.metering.exposure import INSECURE, ExposureSource
+
+REPLICA = ["--group", "g", "--replica", "a"]
+ROLES = (["dev"], ["meta", "--etcd", "h:1"], ["broker", "--etcd", "h:1", *REPLICA], ["delay", "--etcd", "h:1", *REPLICA])
+PASSWORD = ["--etcd-user", "u", "--etcd-password", "p"]
+
+
+def refusal(words: list[str], folder: Path) -> str:
+    done = CliRunner().invoke(app, words, env={"QMQ_DATA": str(folder / "data"), "QMQ_INSECURE": None, "QMQ_ETCD": None, "COLUMNS": "1000"})
+    assert done.exit_code == 2, done.output
+    assert list(folder.iterdir()) == [], "it began although it refused"
+    return done.output
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role[0])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "broker-7"])
+def test_no_role_listens_beyond_its_machine_unasked(role: list[str], host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal([*role, "--host", host], tmp_path)
+    assert host in said
+    assert all(way in said for way in ("--host 127.0.0.1", "--insecure", "QMQ_INSECURE=1", "docs/SECURITY.md"))
+
+
+@pytest.mark.parametrize("role", ROLES[1:], ids=lambda role: role[0])
+def test_no_role_gives_etcds_password_away_unasked(role: list[str], tmp_path: Path) -> None:
+    said = refusal([*role, *PASSWORD], tmp_path)
+    assert "etcd's password would go to h:1 in clear text" in said
+    assert "https://" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.77.3.9", "localhost", "::1", "[::1]", "unix:/run/qmq/a"])
+def test_this_machine_is_not_beyond_it(host: str) -> None:
+    assert is_local(host)
+    require_guarded(host, False)
+
+
+@pytest.mark.parametrize("endpoint", ["https://etcd-0:2379", "http://127.0.0.1:2379", "localhost:2379", "[::1]:2379"])
+def test_a_password_may_go_over_tls_and_within_the_machine(endpoint: str) -> None:
+    require_guarded("127.0.0.1", False, EtcdOptions((endpoint,), "u", "p"))
+
+
+def test_without_a_password_etcd_may_be_asked_in_plain_text() -> None:
+    require_guarded("127.0.0.1", False, EtcdOptions(("etcd-0:2379",)))
+
+
+def test_one_plain_endpoint_among_many_is_enough_to_refuse() -> None:
+    with pytest.raises(InvalidArgument, match=r"would go to etcd-1:2379 in clear"):
+        require_guarded("127.0.0.1", False, EtcdOptions(("https://etcd-0:2379", "http://etcd-1:2379"), "u", "p"))
+
+
+def test_who_insists_is_warned_and_the_gauge_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+    etcd = EtcdOptions(("etcd-0:2379",), "u", "p")
+    with caplog.at_level(logging.WARNING, "qmq.node"):
+        require_guarded("0.0.0.0", True, etcd)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["insecure", "insecure"]
+    assert list(ExposureSource("0.0.0.0").read()) == [one(INSECURE, 1)]
+    assert list(ExposureSource("127.0.0.1", etcd).read()) == [one(INSECURE, 1)]
+
+
+async def test_a_guarded_node_shows_that_it_is(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node:
+        assert [reading for source in node.sources() for reading in source.read() if reading and reading.figure is INSECURE] == [
+            one(INSECURE, 0)
+        ]
