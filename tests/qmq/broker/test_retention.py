@@ -74,6 +74,15 @@ def checkpoint(store: Store) -> None:
     end_checkpoint(store, plan)
 
 
+class NoMajority:
+    """A committer whose majority is away."""
+
+    def written(self, index: int) -> None:
+        return
+
+    stored = flush_wanted = written
+
+
 class FullDisk(Disk):
     """One on which no checkpoint finds room while it is full."""
 
@@ -184,8 +193,9 @@ async def test_while_files_are_deleted_no_checkpoint_begins_and_stopping_waits(t
 
 
 async def test_stopping_gives_up_a_checkpoint_that_waits_for_a_majority(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024, flush_interval_ms=3_600_000)  # nothing is committed
+    config = LogConfig(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024)
     replica = Kept(tmp_path, config, Disk(), is_replicated=True)
+    replica.broker.committer = NoMajority()
     replica.store.append_barrier(1)
     replica.fill(50)
     replica.upkeep.start()
