@@ -15,8 +15,10 @@ pending or planned. A recurring message's alias is its first id.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import unpack_from
@@ -32,19 +34,21 @@ from qmq.delay.buckets import Buckets
 from qmq.delay.cutting import Pieces
 from qmq.delay.dispatch_log import Mark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
-from qmq.delay.growing import GrowingFiles, Grown, damaged
+from qmq.delay.growing import GrowingFiles, Grown
 from qmq.delay.ports import BucketInfo, DueMessage, Place, Places
 from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored import BatchCache
 from qmq.delay.survey import Piece, Survey, Surveyed
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound
+from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.headers import SCHEDULE_ID
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.log.projection import ProjectionPlan
 from qmq.model import DelayedId
-from qmq.region import REGION, BatchFlag, Column, pad
+from qmq.region import REGION, UNREADABLE, BatchFlag, Column, pad
+
+log = logging.getLogger("qmq.delay")
 
 _DUE: Final = int(Column.DUE)
 _RECURRING: Final = int(BatchFlag.RECURRING)
@@ -211,7 +215,7 @@ class Schedule:
         numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
             ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, dues, numbers)
-        except CorruptBatch:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
+        except UNREADABLE:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
             numbers[:] = numbers.min()
             first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
             ordinals = np.arange(first, first + len(dues), dtype=np.uint32)
@@ -300,7 +304,10 @@ class Schedule:
     def _postpone(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
         if self._mark_of(place) is not Mark.PENDING:
             return
-        pieces, at = self._pieces(place)
+        found = self._pieces(place)
+        if found is None:
+            return
+        pieces, at = found
         known_as = _first_id(pieces, at)
         region = pieces.moved(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
@@ -308,18 +315,28 @@ class Schedule:
         self._alias(known_as, new)
 
     def _recur(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
-        pieces, at = self._pieces(place)
+        found = self._pieces(place)
+        if found is None:
+            return
+        pieces, at = found
         known_as = _first_id(pieces, at)
         region = pieces.next_run(at, known_as, due_ms)
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 
-    def _pieces(self, place: Place) -> tuple[Pieces, int]:
-        bucket = self._buckets.require(place.bucket)
+    def _pieces(self, place: Place) -> tuple[Pieces, int] | None:
+        """The batch, taken apart, and where in it the message is; None if there is none, or it was stored so that nobody can take it apart.
+
+        Raises LogDamaged: the disk has changed it.
+        """
+        bucket = self._buckets.get(place.bucket)
+        if bucket is None or place.ordinal >= bucket.count:
+            return None
         batch, at = bucket.batch_of(place.ordinal, self._cache)
         try:
             return Pieces(batch.view.region), at
-        except CorruptBatch as cause:
-            raise damaged(bucket.log.name, bucket.row(place.ordinal)[1], cause.message) from cause
+        except UNREADABLE as cause:  # its checksum holds, so all replicas pass it over
+            log.error("message %d of schedule/%s stays as it is: %r", place.ordinal, bucket.log.name, cause)
+            return None
 
     def _alias(self, message_id: bytes, place: Place) -> None:
         before = self._aliases.get(message_id)
@@ -427,7 +444,7 @@ class Schedule:
     def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0) -> Iterator[DueMessage]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. Nothing may change meanwhile.
 
-        Raises LogDamaged.
+        What cannot be read is passed over, with a word in the log. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
@@ -435,7 +452,7 @@ class Schedule:
             is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
                 for places in lookup.pending(self._marked(bucket.number), from_ms, end_ms):
-                    yield from (each for each in self.read(places) if not subject or each.subject == subject)
+                    yield from (each for each in lookup.readable(self.read, places) if not subject or each.subject == subject)
 
     # --- the invariant -------------------------------------------------------------------------------------------------
 
@@ -475,5 +492,6 @@ def _first_id(pieces: Pieces, at: int) -> bytes:
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == SCHEDULE_ID.encode():
-                return bytes.fromhex(value.decode())
+                with suppress(ValueError):  # no id of ours: it is known by its own, on every replica
+                    return bytes.fromhex(value.decode())
     return pieces.ids[at]

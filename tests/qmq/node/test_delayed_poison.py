@@ -18,17 +18,30 @@ from qmq.delay.ports import Place
 from qmq.log.actions import PlanAction
 from qmq.log.store import Intake
 from qmq.node.dev import Node
+from qmq.proto.v1 import delay_pb2
 from qmq.region import BatchFlag, Columns, parse_header
 
 SOON = timedelta(milliseconds=1)
 
 
-def store_poison(node: Node, lie: str, subject: str = "s") -> None:
+def store_poison(node: Node, lie: str, subject: str = "s", *, in_s: int = 0) -> None:
     """As if intake had let it in."""
     assert node.delay is not None
     broker = node.delay.broker
-    region = region_of(lie, subject=subject.encode(), due_ms=int(time.time() * 1000))
+    region = region_of(lie, subject=subject.encode(), due_ms=int(time.time() + in_s) * 1000)
     broker.append_own([Intake(broker.store.open_queue(subject, 0), region, crc(region), parse_header(region), 0)])
+
+
+async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(qmq.SubjectConfig("s"))
+        receipt = await mq.send("s", b"good", delay=timedelta(days=1))
+        for number, lie in enumerate(LIES):
+            store_poison(node, lie, f"s{number}", in_s=86_400)
+        listed = await mq.metadata.list_delayed(delay_pb2.ListDelayedRequest(messages_max=100))
+        assert str(receipt.delayed_id) in [each.id for each in listed.messages]
+        assert len(listed.messages) == 1 + len(LIES) - 2  # those that claim to be compressed cannot be read
+        assert sum([each.pending for each in (await mq.delayed.stats()).groups]) == 1 + len(LIES)
 
 
 def bad_messages(node: Node) -> int:
