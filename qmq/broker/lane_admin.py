@@ -13,7 +13,7 @@ from qmq_ordering.route import LpRange
 from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
 from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
-from qmq.errors import RouteConflict, UnknownGroup, UnknownPartition
+from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import LaneBegin, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
@@ -50,6 +50,8 @@ class LaneAdmin:
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
         """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
+        if number < 1:
+            raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no {number} to close")
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence

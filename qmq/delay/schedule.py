@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import unpack_from
@@ -31,7 +30,7 @@ from google_crc32c import value as crc32c
 from qmq.delay import lookup
 from qmq.delay.bucket import Bucket, BucketReader, name_of
 from qmq.delay.buckets import Buckets
-from qmq.delay.cutting import Pieces
+from qmq.delay.cutting import Pieces, first_id
 from qmq.delay.dispatch_log import Mark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
 from qmq.delay.growing import GrowingFiles, Grown
@@ -40,18 +39,17 @@ from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mar
 from qmq.delay.stored import BatchCache
 from qmq.delay.survey import Piece, Survey, Surveyed
 from qmq.errors import InvalidArgument, MessageNotFound
-from qmq.headers import SCHEDULE_ID
+from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.log.projection import ProjectionPlan
 from qmq.model import DelayedId
-from qmq.region import REGION, UNREADABLE, BatchFlag, Column, pad
+from qmq.region import REGION, UNREADABLE, Column, pad
 
 log = logging.getLogger("qmq.delay")
 
 _DUE: Final = int(Column.DUE)
-_RECURRING: Final = int(BatchFlag.RECURRING)
 _FLAGS: Final = 0xFFFF
 CHECKPOINTS_KEPT: Final = 2
 
@@ -154,7 +152,8 @@ class Schedule:
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
         """See `Projection.end_checkpoint`. Deletes what only checkpoints named that are gone now."""
-        assert isinstance(plan, SchedulePlan), plan
+        if not isinstance(plan, SchedulePlan):
+            raise InvariantBroken(f"{plan} is no plan of a schedule")
         if plan.state is None:
             return
         self._files.synced(plan.unsynced)
@@ -263,11 +262,11 @@ class Schedule:
             self._close_before(action)
 
     def _plan(self, plan: PlanAction) -> None:
-        assert plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}"
+        check(plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}")
         for number, ordinals in plan.items:
             bucket = self._marked(number)
             marks = bucket.marks()[np.frombuffer(ordinals, "<u4")]
-            assert not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending: {marks}"
+            check(not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending")
             bucket.mark(Mark.PLANNED, ordinals)
         self.plans[plan.number] = plan
         self.next_plan = plan.number + 1
@@ -308,7 +307,7 @@ class Schedule:
         if found is None:
             return
         pieces, at = found
-        known_as = _first_id(pieces, at)
+        known_as = first_id(pieces, at)
         region = pieces.moved(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
         self._settle(self._marked(place.bucket), Mark.MOVED, _u32(place.ordinal), (new,))
@@ -319,7 +318,7 @@ class Schedule:
         if found is None:
             return
         pieces, at = found
-        known_as = _first_id(pieces, at)
+        known_as = first_id(pieces, at)
         region = pieces.next_run(at, known_as, due_ms)
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 
@@ -460,19 +459,19 @@ class Schedule:
         """State the whole invariant. Reads everything; for tests."""
         planned: dict[int, list[bytes]] = defaultdict(list)
         for plan in self.plans.values():
-            assert plan.number < self.next_plan
+            check(plan.number < self.next_plan, "a plan of the future")
             for number, ordinals in plan.items:
                 planned[number].append(ordinals)
-        assert list(self.plans) == sorted(self.plans)
+        check(list(self.plans) == sorted(self.plans), "plans out of order")
         for bucket in self._buckets:
             number = bucket.number
-            assert number >= self.closed_before
+            check(number >= self.closed_before, "a bucket that was closed")
             lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
-        assert not planned, planned
+        check(not planned, "plans of buckets that are not here")
         self._buckets.check()
-        assert {place: each for each, place in self._aliases.items()} == self._alias_of
-        assert all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of)
-        assert not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers)
+        check({place: each for each, place in self._aliases.items()} == self._alias_of, "aliases and places differ")
+        check(all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of), "an alias of what is settled")
+        check(not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers), "a leftover that is in use")
 
 
 def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
@@ -485,13 +484,3 @@ def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
 
 def _u32(number: int) -> bytes:
     return number.to_bytes(4, "little")
-
-
-def _first_id(pieces: Pieces, at: int) -> bytes:
-    """By which id a message is known: a recurring one by that of its first run's seed."""
-    if pieces.header.flags & _RECURRING and pieces.headers is not None:
-        for name, value in pieces.headers[at]:
-            if name == SCHEDULE_ID.encode():
-                with suppress(ValueError):  # no id of ours: it is known by its own, on every replica
-                    return bytes.fromhex(value.decode())
-    return pieces.ids[at]

@@ -27,6 +27,7 @@ from google_crc32c import value as crc32c
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
+from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log import commands
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
@@ -246,7 +247,7 @@ class Store:
 
     def begin_at(self, index: int, epoch: int) -> None:
         """An empty log that begins behind `index`, which was written in `epoch`."""
-        assert not self.epochs, "the log is not empty"
+        check(not self.epochs, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
         self.epoch = epoch
         if epoch > 0:
@@ -316,7 +317,7 @@ class Store:
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
-        assert queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed"  # noqa: PT018
+        check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
         region = commands.build(queue.id, change_id, to_version)
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
@@ -333,7 +334,7 @@ class Store:
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
-        assert epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs[-1]}"
+        check(epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs}")
         self.epoch = epoch
         self.messages.drop_empty()
         self._append_wrapped(MESSAGES, Kind.BARRIER, [b""], 0)
@@ -367,9 +368,10 @@ class Store:
 
     def apply(self, action: AnyAction) -> Settled:
         """Change the share or the lanes that the action names. Used alike when acting and when replaying."""
-        assert not isinstance(action, ScheduleAction), action
         if isinstance(action, LaneAction):
             return Settled(self.lane_share_of(action).apply(action), 0)
+        if isinstance(action, ScheduleAction):
+            raise InvariantBroken(f"{action} changes no share: it is the schedule's")
         return self.open_queue(action.subject, action.partition).apply(action)
 
     def act_on_lane(self, action: LaneAction) -> int:
