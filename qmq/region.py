@@ -43,6 +43,8 @@ class Column(IntFlag):
     """Of a delayed message: when it is to be delivered. Only delay servers take batches that have it."""
 
 
+UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
+"""What looking into a region may raise although its checksum holds: an older version let in what intake refuses now. For `except`."""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
 """As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""

@@ -15,7 +15,7 @@ from qmq.broker.standing import ReplicaInfo, Standing
 from qmq.broker.trail_states import State
 from qmq.clock import Clock, SystemClock
 from qmq.directed import is_directed
-from qmq.errors import InvalidArgument
+from qmq.errors import CorruptBatch, InvalidArgument
 from qmq.log.lanes import LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.log.trail import Event
@@ -23,6 +23,7 @@ from qmq.model import MessageId, Sequence, TimeMs
 from qmq.network import bind
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
+from qmq.region import UNREADABLE
 from qmq.rpc import SERVER_OPTIONS, answering
 
 
@@ -99,6 +100,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.FindMessageResponse(message=found_at[0] if found_at else None, others=found_at[1:], is_incomplete=is_incomplete)
 
     def _message(self, found: Found, message_id: str) -> pb.StoredMessage:
+        try:
+            return self._readable(found, message_id)
+        except UNREADABLE as cause:
+            sequence = found.view.base_sequence + found.index
+            raise CorruptBatch(f"what is stored at sequence {sequence} of {found.queue.id} is no message: {cause}") from cause
+
+    def _readable(self, found: Found, message_id: str) -> pb.StoredMessage:
         view, index = found.view, found.index
         keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
         return pb.StoredMessage(

@@ -8,6 +8,7 @@ their index entry and their column of hashes, without decoding a message; and so
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,8 +21,10 @@ from qmq.log.consumption import EXPIRED, Requeued, Share
 from qmq.log.matching import has_tags
 from qmq.log.queue import Queue
 from qmq.log.store import Store
-from qmq.region import Layout, parse_header, tag_bloom, tag_hash
+from qmq.region import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
 from qmq.wire.messages import Range
+
+log = logging.getLogger("qmq.broker")
 
 _ENTRIES_AHEAD: Final = 256
 _FOUND_MAX: Final = 20_000
@@ -219,11 +222,27 @@ def _entries(queue: Queue, reader: Reader, sequence: int) -> Iterator[IndexEntry
 
 def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool:
     """Whether a batch that is perhaps directed is for this group, or for all."""
-    return group_of(store.read(queue, entry)[1]) in (None, group)
+    region = store.read(queue, entry)[1]
+    try:
+        return group_of(region) in (None, group)
+    except UNREADABLE as cause:
+        _pass_over(queue, entry, cause)
+        return False
 
 
 def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> bool:
-    return tags.may_match(entry.tag_bloom) and tags.matches(store.read(queue, entry)[1])
+    if not tags.may_match(entry.tag_bloom):
+        return False
+    region = store.read(queue, entry)[1]
+    try:
+        return tags.matches(region)
+    except UNREADABLE as cause:
+        _pass_over(queue, entry, cause)
+        return False
+
+
+def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
+    log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:

@@ -10,6 +10,7 @@ from qmq.errors import LogDamaged
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.store import Store
+from qmq.region import UNREADABLE
 
 
 def failures_in(store: Store, queue: Queue, reader: Reader) -> Failures:
@@ -37,6 +38,6 @@ def _failures_inside(store: Store, queue: Queue, entry: IndexEntry) -> list[int]
     """Of each message of a batch that is perhaps directed; none if it is not."""
     try:
         view = BatchView.parse(b"".join(store.read(queue, entry)))
-    except LogDamaged:
+        return [failures(each) for each in view.headers() or [{}] * view.count] if is_directed(view.header) else []
+    except (LogDamaged, *UNREADABLE):
         return []
-    return [failures(each) for each in view.headers() or [{}] * view.count] if is_directed(view.header) else []

@@ -31,7 +31,7 @@ from qmq.log.matching import has_lps, has_tags, may_have_tags
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.model import QueueId
-from qmq.region import Layout, parse_header
+from qmq.region import UNREADABLE, Layout, parse_header
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
@@ -158,12 +158,20 @@ class Fetching:
                     self._damaged(damage)
                 return entry.base_sequence, buffers
             read, looked = read + entry.total_bytes, looked + 1
-            if not selection.needs_region(entry) or selection.wants(region):
+            if not selection.needs_region(entry) or self._wants(selection, queue, entry, region):
                 buffers += (envelope, region)
                 size += entry.total_bytes
         following = int(table["base_sequence"][-1]) + int(table["count"][-1])
         self._note(queue, following, number + len(table))
         return following, buffers
+
+    @staticmethod
+    def _wants(selection: Selection, queue: Queue, entry: IndexEntry, region: bytes) -> bool:
+        try:
+            return selection.wants(region)
+        except UNREADABLE as cause:
+            log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+            return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
         """Number of the entry that holds a sequence. Whoever reads on is known by where it asks."""
@@ -203,8 +211,11 @@ class Fetching:
             found = await self._find(store, queue, request, count) if queue is not None else []
         except QmqError as failure:
             self._broker.answer_error(peer, request_id, failure)
-        except Exception as cause:
+        except (AssertionError, OSError) as cause:
             self._broker.fatal(cause)
+        except Exception as cause:
+            log.exception("a FIND could not be answered: %s", request)
+            self._broker.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
         else:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.Found(found).pack()))
 

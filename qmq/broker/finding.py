@@ -12,21 +12,24 @@ was found nowhere and there are more of them, the answer says so.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from qmq.batch import ENVELOPE_BYTES, BatchView
-from qmq.errors import MessageNotFound, NotMaster
+from qmq.errors import CorruptBatch, MessageNotFound, NotMaster
 from qmq.log.consume_log import IndexEntry
 from qmq.log.producers import birth_ms
 from qmq.log.queue import Queue
 from qmq.model import MessageId, is_dead_letters
-from qmq.region import REGION_BYTES, Column, parse_header
+from qmq.region import REGION_BYTES, UNREADABLE, Column, parse_header
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
     from qmq.log.store import Store
+
+log = logging.getLogger("qmq.broker")
 
 HEADS_MAX: Final = 20_000
 """Batches whose heads one call reads, some 5 µs each."""
@@ -108,15 +111,23 @@ class Finding:
 def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
     cached = store.cache.get(entry.position)
     head = cached[1] if cached is not None else store.messages.read(entry.position + ENVELOPE_BYTES, REGION_BYTES)
-    return parse_header(head).columns & Column.MESSAGE_ID != 0
+    try:
+        return parse_header(head).columns & Column.MESSAGE_ID != 0
+    except CorruptBatch:
+        return False  # whoever reads the batch itself hears of it
 
 
 def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> Found | None:
-    """The message, if it is in this batch and committed."""
+    """The message, if it is in this batch and committed. A batch that cannot be looked into holds no message that could be found."""
     if not queue.start_sequence <= entry.base_sequence < queue.visible_sequence:
         return None
-    view = BatchView.parse(b"".join(store.read(queue, entry)))
-    stored = view.message_ids()
+    buffers = store.read(queue, entry)
+    try:
+        view = BatchView.parse(b"".join(buffers))
+        stored = view.message_ids()
+    except UNREADABLE as cause:
+        log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+        return None
     if stored is not None:
         wanted = message_id.to_bytes()
         return Found(queue, view, stored.index(wanted)) if wanted in stored else None

@@ -59,6 +59,8 @@ class LaneAdmin:
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
         """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
+        if number < 1:
+            raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no {number} to close")
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence

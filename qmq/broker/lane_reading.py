@@ -17,14 +17,14 @@ import numpy.typing as npt
 from qmq_ordering.route import LpRange
 
 from qmq.broker.delivery import Delivery, Piece, Reader
-from qmq.errors import MessagesExpired
+from qmq.errors import LogDamaged, MessagesExpired
 from qmq.limits import MIB
 from qmq.log.consume_log import IndexEntry
 from qmq.log.lanes import LaneShare
 from qmq.log.matching import logical_partitions
 from qmq.log.queue import Queue
 from qmq.log.store import Store
-from qmq.region import Layout, parse_header
+from qmq.region import UNREADABLE, Layout, parse_header
 
 _READ_BYTES_MAX: Final = 8 * MIB
 """What one pull may read to find little; then the turn goes to somebody else, and the next pull goes on from there."""
@@ -105,8 +105,14 @@ class LaneReader:
     def _mask(self, entry: IndexEntry, first: int) -> npt.NDArray[np.bool_]:
         """Which messages of a batch, from sequence `first` on, are the lane's and not done."""
         _, region = self._store.read(self._queue, entry)
-        header = parse_header(region)
-        lps = logical_partitions(region, Layout.walk(region, header), header.count)
+        try:
+            header = parse_header(region)
+            lps = logical_partitions(region, Layout.walk(region, header), header.count)
+        except UNREADABLE as cause:
+            raise LogDamaged(
+                f"nobody can tell whose messages {entry.base_sequence} to {entry.next_sequence - 1} of {self._queue.id} are ({cause}); "
+                f"to go on behind them: qmq group reset --to {entry.next_sequence}"
+            ) from cause
         base = entry.base_sequence
         mask = np.zeros(header.count, np.bool_)
         for part in self._share.progress_of(self._lps):

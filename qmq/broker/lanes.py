@@ -39,6 +39,7 @@ from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, 
 from qmq.log.lanes import LaneHolder, LaneShare
 from qmq.log.queue import Queue
 from qmq.model import Order, check_name
+from qmq.region import UNREADABLE
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
@@ -261,8 +262,12 @@ class Lanes:
     def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:
         """(logical partition, key) of a message. Raises InvalidArgument, LogDamaged."""
         entry = queue.index.entry(queue.index.find_sequence(sequence))
-        view = BatchView.parse(b"".join(self._broker.store.read(queue, entry)))
-        keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
+        buffers = self._broker.store.read(queue, entry)
+        try:
+            view = BatchView.parse(b"".join(buffers))
+            keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
+        except UNREADABLE as cause:
+            raise InvalidArgument(f"what is stored at sequence {sequence} of {queue.id} is no message: {cause}") from cause
         if not keys or not lps or not 0 <= at < view.count:
             raise InvalidArgument(f"sequence {sequence} of {queue.id} is no message with a key")
         return lps[at], keys[at]

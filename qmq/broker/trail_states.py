@@ -13,6 +13,7 @@ from qmq.log.lanes import LaneShare
 from qmq.log.queue import Queue
 from qmq.log.trail import Event, Trail, Where
 from qmq.model import dead_letter_subject
+from qmq.region import UNREADABLE
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -75,8 +76,12 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
         return None
     number = max(queue.index.find_time(died_ms), queue.index.first)
     for entry in queue.index.entries(number, BURIED_LOOK) if number < queue.index.count else ():
-        view = BatchView.parse(b"".join(broker.store.read(queue, entry)))
-        ids = view.message_ids() or []
+        buffers = broker.store.read(queue, entry)
+        try:
+            view = BatchView.parse(b"".join(buffers))
+            ids = view.message_ids() or []
+        except UNREADABLE:
+            continue  # it is no copy
         if message_id in ids:
             return Found(queue, view, ids.index(message_id))
     return None

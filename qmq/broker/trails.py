@@ -32,7 +32,8 @@ from qmq.log.queue import Queue
 from qmq.log.segments import Segments
 from qmq.log.tail import ACTIONS
 from qmq.log.trail import Event, Trail
-from qmq.model import MessageId, Partition, QueueId
+from qmq.model import BATCH_NUMBERS, MessageId, Partition, QueueId
+from qmq.region import UNREADABLE
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -154,15 +155,18 @@ class Trails:
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
             raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, and not {scan.sequence}")
         entry = queue.index.entry(queue.index.find_sequence(scan.sequence))
-        view = BatchView.parse(b"".join(store.read(queue, entry)))
-        lps = view.logical_partitions()
-        place = scan.sequence - entry.base_sequence
-        if lps is not None:
-            scan.lp = int(lps[place])
-        ids = view.message_ids()
-        scan.message_id = (
-            bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, view.header.batch_sequence, place).to_bytes()
-        )
+        buffers = store.read(queue, entry)
+        try:
+            view = BatchView.parse(b"".join(buffers))
+            lps = view.logical_partitions()
+            place = scan.sequence - entry.base_sequence
+            if lps is not None:
+                scan.lp = int(lps[place])
+            ids = view.message_ids()
+            number = view.header.batch_sequence % BATCH_NUMBERS  # an older version let in larger ones
+            scan.message_id = bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, number, place).to_bytes()
+        except UNREADABLE as cause:
+            raise CorruptBatch(f"what is stored at sequence {scan.sequence} of {queue.id} is no message: {cause}") from cause
         actions = store.actions
         scan.index = view.envelope.index
         scan.position, index = _segment_before(actions, scan.index)

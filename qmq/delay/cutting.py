@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from struct import Struct, pack
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from qmq.batch import BatchView, Envelope
 from qmq.headers import SCHEDULE_ID
-from qmq.region import REGION, Column, RegionHeader, bytes_column, int_column, last_offset, offsets, padded
+from qmq.region import REGION, BatchFlag, Column, RegionHeader, bytes_column, int_column, last_offset, offsets, padded
 
 REGION_BYTES_MAX: Final = 16 * 1024 * 1024 - 64
 FEW: Final = 8
@@ -31,6 +32,7 @@ _DUE: Final = Struct("<q")
 _BATCH_SEQUENCE_MASK: Final = 0xFFFF_FFFF
 _PLAIN: Final = int(Column.MESSAGE_ID | Column.DUE)
 _ZEROS: Final = tuple(map(bytes, range(8)))
+_RECURRING: Final = int(BatchFlag.RECURRING)
 _T = TypeVar("_T")
 
 
@@ -64,6 +66,16 @@ def _strings(items: Sequence[bytes]) -> bytes:
 
 def _lists(items: Sequence[Sequence[object]]) -> bytes:
     return offsets(items)  # type: ignore[arg-type]  # it only asks how long they are
+
+
+def first_id(pieces: Pieces, at: int) -> bytes:
+    """By which id a message is known: a recurring one by that of its first run's seed."""
+    if pieces.header.flags & _RECURRING and pieces.headers is not None:
+        for name, value in pieces.headers[at]:
+            if name == SCHEDULE_ID.encode():
+                with suppress(ValueError):  # no id of ours: it is known by its own, on every replica
+                    return bytes.fromhex(value.decode())
+    return pieces.ids[at]
 
 
 class Pieces:

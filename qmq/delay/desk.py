@@ -6,6 +6,7 @@ is taken back from it (`withdraw`), one in a plan is too late. The answer leaves
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,7 @@ SAME_MAX: Final = 50_000
 HIGHEST_ID: Final = "~"
 """Behind every id."""
 _CANCELLED: Final = "cancelled"
+_DIGITS: Final = re.compile(rb"[0-9a-f]{32}")
 _RECURRING: Final = int(BatchFlag.RECURRING)
 
 
@@ -126,8 +128,10 @@ class EngineDesk:
 
     def id_of(self, message: DueMessage) -> DelayedId:
         """See `Desk`. A run is known by the id of its recurring message."""
-        first = message.headers.get(SCHEDULE_ID) if message.flags & _RECURRING else None
-        digits = first.decode() if first is not None else message.message_id.hex()
+        digits = message.message_id.hex()
+        first = message.headers.get(SCHEDULE_ID, b"") if message.flags & _RECURRING else b""
+        if _DIGITS.fullmatch(first):
+            digits = first.decode()
         return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
 
     def standing(self) -> Standing:

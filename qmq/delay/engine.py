@@ -29,7 +29,8 @@ from qmq.delay.ports import DueMessage, Place, Places, Standing
 from qmq.delay.schedule import Schedule, nobody
 from qmq.delay.survey import PAUSE_S
 from qmq.delay.wheel import Wheel
-from qmq.errors import LogDamaged, NotMaster
+from qmq.errors import NotMaster
+from qmq.invariants import InvariantBroken
 from qmq.limits import MIB
 from qmq.log.actions import Close, PlanAction
 from qmq.region import BatchFlag
@@ -69,6 +70,11 @@ class Outlet(Protocol):
 
     def withdraw(self, place: Place) -> bool:
         """Take back a message that is not planned yet; False if it is."""
+        ...
+
+    @property
+    def set_aside(self) -> int:
+        """Messages that cannot be delivered as they are."""
         ...
 
     def stuck(self, subject: str) -> int:
@@ -146,9 +152,23 @@ class Engine:
 
     def start(self) -> None:
         """The master serves: everything in the schedule is committed. Plans of earlier masters go out first."""
+        readable: list[DueMessage] = []
         for plan in list(self.schedule.plans.values()):
-            self.outlets.resume(plan, self.schedule.read(Places.of(places_of(plan))))
+            places = places_of(plan)
+            messages = self._read(Places.of(places))
+            if len(messages) == len(places):
+                self.outlets.resume(plan, messages)
+            else:
+                readable += self._give_up(plan, messages)
+        if readable:
+            self.outlets.put(readable)
         self._begin(self._begin_counting())
+
+    def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
+        """A plan that cannot be sent as it was: what can be read of it goes again, with its ids, though it may be stored already."""
+        log.error("plan %d of %r is given up: %d of its messages can be read and go again", plan.number, plan.subject, len(messages))
+        self.ledger.void(plan)
+        return messages
 
     async def _begin_counting(self) -> None:
         """A process that has just started may have a wrong clock: until it knows, nothing is due. What was stored meanwhile is loaded."""
@@ -339,10 +359,12 @@ class Engine:
             return []
         try:
             return self.schedule.read(places)
-        except LogDamaged as failure:
+        except InvariantBroken:
+            raise
+        except Exception as failure:
             if len(places) == 1:
-                log.error("a due message cannot be read, and stays: %s", failure)
-                self.damaged.append((next(iter(places)), failure.message))
+                log.error("a due message cannot be read, and stays: %s: %s", type(failure).__name__, failure)
+                self.damaged.append((next(iter(places)), str(failure)))
                 return []
         middle = len(places) // 2
         return self._read(places[:middle]) + self._read(places[middle:])

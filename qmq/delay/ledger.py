@@ -111,8 +111,8 @@ class LogLedger:
         """A recurring message's seed is due: its first run is written, and the seed is done with, both or neither."""
         try:
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
-        except (InvalidArgument, KeyError, UnicodeDecodeError) as failure:
-            log.error("recurring message %s has no next run: %s", message.message_id.hex(), failure)
+        except (InvalidArgument, KeyError, ValueError) as failure:
+            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
         else:
             self._seeds.add(message.place)
             self.custody.add(message.place)
@@ -120,13 +120,13 @@ class LogLedger:
             self._writer.act(Cancel(*message.place))
 
     def _recur(self, message: DueMessage) -> None:
-        first = bytes.fromhex(message.headers[SCHEDULE_ID].decode())
-        if self._schedule.alias(first) != message.place:
-            return
         try:
+            first = bytes.fromhex(message.headers[SCHEDULE_ID].decode())
+            if self._schedule.alias(first) != message.place:
+                return
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
-        except InvalidArgument as failure:
-            log.error("recurring message %s has no next run: %s", first.hex(), failure)
+        except (InvalidArgument, KeyError, ValueError) as failure:
+            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
         else:
             self._writer.act(Recur(*message.place, due_ms))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,10 @@ from qmq.delay.dispatch_log import Mark
 from qmq.delay.growing import damaged
 from qmq.delay.ports import DueMessage, Place, Places
 from qmq.delay.stored import BatchCache
-from qmq.errors import CorruptBatch
+from qmq.errors import CorruptBatch, LogDamaged
+from qmq.region import UNREADABLE
+
+log = logging.getLogger("qmq.delay")
 
 _SLICE_ROWS: Final = 65_536
 SORTED_MAX: Final = 200_000
@@ -40,6 +44,18 @@ def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) 
         for message, where in zip(messages, wheres, strict=False):  # in this order: it is the messages that end
             found[where] = message
     return [each for each in found if each is not None]
+
+
+def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
+    """Of these the messages that can be read; the log says which cannot."""
+    try:
+        return reading(places)
+    except (LogDamaged, *UNREADABLE) as failure:
+        if len(places) == 1:
+            log.error("a delayed message cannot be read: %s", failure)
+            return []
+    middle = len(places) // 2
+    return readable(reading, places[:middle]) + readable(reading, places[middle:])
 
 
 def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:

@@ -15,6 +15,7 @@ pending or planned. A recurring message's alias is its first id.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,26 +30,27 @@ from google_crc32c import value as crc32c
 from qmq.delay import lookup
 from qmq.delay.bucket import Bucket, BucketReader, name_of
 from qmq.delay.buckets import Buckets
-from qmq.delay.cutting import Pieces
+from qmq.delay.cutting import Pieces, first_id
 from qmq.delay.dispatch_log import Mark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
-from qmq.delay.growing import GrowingFiles, Grown, damaged
+from qmq.delay.growing import GrowingFiles, Grown
 from qmq.delay.ports import BucketInfo, DueMessage, Place, Places
 from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored import BatchCache
 from qmq.delay.survey import Piece, Survey, Surveyed
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound
+from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.folders import make_private
-from qmq.headers import SCHEDULE_ID
+from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.log.projection import ProjectionPlan
 from qmq.model import DelayedId
-from qmq.region import REGION, BatchFlag, Column, pad
+from qmq.region import REGION, UNREADABLE, Column, pad
+
+log = logging.getLogger("qmq.delay")
 
 _DUE: Final = int(Column.DUE)
-_RECURRING: Final = int(BatchFlag.RECURRING)
 _FLAGS: Final = 0xFFFF
 CHECKPOINTS_KEPT: Final = 2
 
@@ -151,7 +153,8 @@ class Schedule:
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
         """See `Projection.end_checkpoint`. Deletes what only checkpoints named that are gone now."""
-        assert isinstance(plan, SchedulePlan), plan
+        if not isinstance(plan, SchedulePlan):
+            raise InvariantBroken(f"{plan} is no plan of a schedule")
         if plan.state is None:
             return
         self._files.synced(plan.unsynced)
@@ -212,7 +215,7 @@ class Schedule:
         numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
             ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, dues, numbers)
-        except CorruptBatch:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
+        except UNREADABLE:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
             numbers[:] = numbers.min()
             first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
             ordinals = np.arange(first, first + len(dues), dtype=np.uint32)
@@ -260,11 +263,11 @@ class Schedule:
             self._close_before(action)
 
     def _plan(self, plan: PlanAction) -> None:
-        assert plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}"
+        check(plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}")
         for number, ordinals in plan.items:
             bucket = self._marked(number)
             marks = bucket.marks()[np.frombuffer(ordinals, "<u4")]
-            assert not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending: {marks}"
+            check(not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending")
             bucket.mark(Mark.PLANNED, ordinals)
         self.plans[plan.number] = plan
         self.next_plan = plan.number + 1
@@ -301,26 +304,39 @@ class Schedule:
     def _postpone(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
         if self._mark_of(place) is not Mark.PENDING:
             return
-        pieces, at = self._pieces(place)
-        known_as = _first_id(pieces, at)
+        found = self._pieces(place)
+        if found is None:
+            return
+        pieces, at = found
+        known_as = first_id(pieces, at)
         region = pieces.moved(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
         self._settle(self._marked(place.bucket), Mark.MOVED, _u32(place.ordinal), (new,))
         self._alias(known_as, new)
 
     def _recur(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
-        pieces, at = self._pieces(place)
-        known_as = _first_id(pieces, at)
+        found = self._pieces(place)
+        if found is None:
+            return
+        pieces, at = found
+        known_as = first_id(pieces, at)
         region = pieces.next_run(at, known_as, due_ms)
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 
-    def _pieces(self, place: Place) -> tuple[Pieces, int]:
-        bucket = self._buckets.require(place.bucket)
+    def _pieces(self, place: Place) -> tuple[Pieces, int] | None:
+        """The batch, taken apart, and where in it the message is; None if there is none, or it was stored so that nobody can take it apart.
+
+        Raises LogDamaged: the disk has changed it.
+        """
+        bucket = self._buckets.get(place.bucket)
+        if bucket is None or place.ordinal >= bucket.count:
+            return None
         batch, at = bucket.batch_of(place.ordinal, self._cache)
         try:
             return Pieces(batch.view.region), at
-        except CorruptBatch as cause:
-            raise damaged(bucket.log.name, bucket.row(place.ordinal)[1], cause.message) from cause
+        except UNREADABLE as cause:  # its checksum holds, so all replicas pass it over
+            log.error("message %d of schedule/%s stays as it is: %r", place.ordinal, bucket.log.name, cause)
+            return None
 
     def _alias(self, message_id: bytes, place: Place) -> None:
         before = self._aliases.get(message_id)
@@ -428,7 +444,7 @@ class Schedule:
     def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0) -> Iterator[DueMessage]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. Nothing may change meanwhile.
 
-        Raises LogDamaged.
+        What cannot be read is passed over, with a word in the log. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
@@ -436,7 +452,7 @@ class Schedule:
             is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
                 for places in lookup.pending(self._marked(bucket.number), from_ms, end_ms):
-                    yield from (each for each in self.read(places) if not subject or each.subject == subject)
+                    yield from (each for each in lookup.readable(self.read, places) if not subject or each.subject == subject)
 
     # --- the invariant -------------------------------------------------------------------------------------------------
 
@@ -444,19 +460,19 @@ class Schedule:
         """State the whole invariant. Reads everything; for tests."""
         planned: dict[int, list[bytes]] = defaultdict(list)
         for plan in self.plans.values():
-            assert plan.number < self.next_plan
+            check(plan.number < self.next_plan, "a plan of the future")
             for number, ordinals in plan.items:
                 planned[number].append(ordinals)
-        assert list(self.plans) == sorted(self.plans)
+        check(list(self.plans) == sorted(self.plans), "plans out of order")
         for bucket in self._buckets:
             number = bucket.number
-            assert number >= self.closed_before
+            check(number >= self.closed_before, "a bucket that was closed")
             lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
-        assert not planned, planned
+        check(not planned, "plans of buckets that are not here")
         self._buckets.check()
-        assert {place: each for each, place in self._aliases.items()} == self._alias_of
-        assert all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of)
-        assert not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers)
+        check({place: each for each, place in self._aliases.items()} == self._alias_of, "aliases and places differ")
+        check(all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of), "an alias of what is settled")
+        check(not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers), "a leftover that is in use")
 
 
 def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
@@ -469,12 +485,3 @@ def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
 
 def _u32(number: int) -> bytes:
     return number.to_bytes(4, "little")
-
-
-def _first_id(pieces: Pieces, at: int) -> bytes:
-    """By which id a message is known: a recurring one by that of its first run's seed."""
-    if pieces.header.flags & _RECURRING and pieces.headers is not None:
-        for name, value in pieces.headers[at]:
-            if name == SCHEDULE_ID.encode():
-                return bytes.fromhex(value.decode())
-    return pieces.ids[at]

@@ -26,6 +26,8 @@ from qmq.proto.v1 import delay_pb2 as pb
 from qmq.region import BatchFlag
 from qmq.rpc import answering
 
+_TIME_MS_MAX: Final = (1 << 63) - 1
+"""An older version let in later ones."""
 PAGE_BYTES_MAX: Final = 4 * MIB
 READ_BYTES_MAX: Final = 4 * MIB
 
@@ -97,7 +99,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         is_recurring = bool(message.flags & BatchFlag.RECURRING)
         return pb.DelayedMessage(
             id=delayed_id, subject=message.subject, message_id=message.message_id.hex(), due_ms=message.due_ms,
-            create_time_ms=message.create_time_ms, key=message.key, tags=message.tags,
+            create_time_ms=min(message.create_time_ms, _TIME_MS_MAX), key=message.key, tags=message.tags,
             headers=[control_pb2.Header(name=name, value=value) for name, value in headers.items()], state=state,
             cron=headers.get(CRON, b"").decode() if is_recurring else "", zone=headers.get(ZONE, b"").decode() if is_recurring else "",
             group=self._identity.group, body_bytes=len(message.body),

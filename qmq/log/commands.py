@@ -10,8 +10,9 @@ import json
 from typing import TYPE_CHECKING
 
 from qmq.batch import encode
+from qmq.errors import CorruptBatch
 from qmq.log.queue import Sealed
-from qmq.region import REGION_BYTES, Columns, Layout, bytes_column, parse_header
+from qmq.region import Columns, Layout, bytes_column, parse_header
 
 if TYPE_CHECKING:
     from qmq.model import QueueId
@@ -29,7 +30,9 @@ def build(queue: QueueId, change_id: str, to_version: int) -> bytes:
 def read(region: bytes, sequence: int) -> Sealed:
     """What a command message at `sequence` says. Raises CorruptBatch."""
     header = parse_header(region)
-    assert len(region) > REGION_BYTES
     layout = Layout.walk(region, header)
-    found = json.loads(bytes_column(region, layout.body, layout.body_data, 1)[0])
-    return Sealed(sequence, found["change_id"], found["to_version"])
+    try:
+        found = json.loads(bytes_column(region, layout.body, layout.body_data, 1)[0])
+        return Sealed(sequence, found["change_id"], found["to_version"])
+    except (ValueError, TypeError, KeyError) as cause:
+        raise CorruptBatch(f"the command message at sequence {sequence} cannot be read: {cause!r}") from cause

@@ -130,17 +130,16 @@ class Marker:
     def tick(self, now_ms: int) -> None:
         """Time has passed: `now_ms` is monotonic. A full disk makes the mark lag."""
         self._look()
-        if self._reached is None or not self._is_due(now_ms):
+        if self._reached is None or not self._is_due(self._reached, now_ms):
             return
         with suppress(DiskFull):
             write(self.store.disk, self.store.folder, self._reached)
             self._written, self._written_ms = self._reached, now_ms
 
-    def _is_due(self, now_ms: int) -> bool:
-        assert self._reached is not None
+    def _is_due(self, reached: CommitMark, now_ms: int) -> bool:
         if self._written is None:
             return True
-        return self._reached.index > self._written.index and now_ms - self._written_ms >= INTERVAL_MS
+        return reached.index > self._written.index and now_ms - self._written_ms >= INTERVAL_MS
 
     def _look(self) -> None:
         if self._noted is None or self._cuts != self._cuts_now():

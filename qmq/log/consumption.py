@@ -28,6 +28,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from qmq.invariants import InvariantBroken, check
 from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
 from qmq.wire.verdicts import Verdict
 
@@ -139,18 +140,18 @@ class Share:
         """The whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
         spans = [(item.first, item.count) for item in self.requeued] + [(item.first, item.count) for item in self.dying]
         numbers = [(item.number, item.count) for item in self.dying]
-        assert all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), numbers
-        assert all(a + n <= self.deaths for a, n in numbers), (numbers, self.deaths)
+        check(all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), "dead numbers that are not ascending")
+        check(all(a + n <= self.deaths for a, n in numbers), "a dead number that was never given")
         for holder in self.holders.values():
-            assert holder.unacked == sum(item.count for item in holder.held)
+            check(holder.unacked == sum(item.count for item in holder.held), "another count than what is held")
             pulls = [(item.pull, item.count) for item in holder.held]
-            assert all(a + n <= b for (a, n), (b, _) in pairwise(pulls)), pulls
-            assert all(a + n <= holder.next_pull <= self.pulls for a, n in pulls), pulls
+            check(all(a + n <= b for (a, n), (b, _) in pairwise(pulls)), "pull sequences that are not ascending")
+            check(all(a + n <= holder.next_pull <= self.pulls for a, n in pulls), "a pull sequence that was never given")
             spans += [(item.first, item.count) for item in holder.held]
         spans.sort()
-        assert all(a + n <= b for (a, n), (b, _) in pairwise(spans)), spans
-        assert all(n > 0 and a + n <= self.next_sequence for a, n in spans), spans
-        assert self.requeued == sorted(self.requeued)
+        check(all(a + n <= b for (a, n), (b, _) in pairwise(spans)), "a message in two places")
+        check(all(n > 0 and a + n <= self.next_sequence for a, n in spans), "an empty range, or one that nobody was handed")
+        check(self.requeued == sorted(self.requeued), "what came back is out of order")
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
@@ -185,12 +186,19 @@ class Share:
                 insort(self.requeued, Requeued(0, item.first, item.count, item.attempt + 1))
 
     def _return(self, action: Return) -> None:
-        holder = self.holders[action.consumer]
+        holder = self._holder(action.consumer)
         for item in _cut_out(holder, action.received + 1, holder.next_pull):
             insort(self.requeued, Requeued(0, item.first, item.count, item.attempt))
 
+    def _holder(self, consumer: str) -> Holder:
+        """Of a consumer that the master handed something: it must be here."""
+        holder = self.holders.get(consumer)
+        if holder is None:
+            raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")
+        return holder
+
     def _pull(self, action: PullAction) -> None:
-        holder = self.holders[action.consumer]
+        holder = self._holder(action.consumer)
         for each in action.ranges:
             if each.first_sequence >= self.next_sequence:
                 self.next_sequence = each.first_sequence + each.count
@@ -212,7 +220,7 @@ class Share:
                     rest = item._replace(first=item.first + wanted.count, count=item.count - wanted.count)
                     insort(self.requeued, rest)
                 return
-        raise AssertionError(f"{wanted} was pulled, but nothing that came back begins there")
+        raise InvariantBroken(f"{wanted} was pulled, but nothing that came back begins there")
 
     def _settle(self, action: SettleAction) -> Settled:
         holder = self.holders.get(action.consumer)

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 
 from qmq_ordering.route import LpRange
 
+from qmq.invariants import check
 from qmq.log.actions import (
     LaneAction,
     LaneBegin,
@@ -154,14 +155,14 @@ class LaneShare:
 
     def check(self) -> None:
         """The whole invariant, for tests."""
-        assert all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)), self.progress
-        assert all((a.done_before, a.done) != (b.done_before, b.done) for a, b in pairwise(self.progress)), self.progress
+        check(all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)), "progress that does not tile the range")
+        check(all((a.done_before, a.done) != (b.done_before, b.done) for a, b in pairwise(self.progress)), "neighbours that are not joined")
         for each in self.progress:
             marks = [each.done_before, *[mark for span in each.done for mark in span]]
-            assert all(a < b for a, b in pairwise(marks)), each
+            check(all(a < b for a, b in pairwise(marks)), "done ranges that are not ascending")
         spans = sorted(each.lps for each in self.holders)
-        assert all(a.end <= b.first for a, b in pairwise(spans)), spans
-        assert all(each.token < self.next_token for each in self.holders)
+        check(all(a.end <= b.first for a, b in pairwise(spans)), "lanes that overlap")
+        check(all(each.token < self.next_token for each in self.holders), "a token that was never given")
 
     # --- changing ------------------------------------------------------------------------------------------------------
 

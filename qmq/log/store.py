@@ -28,6 +28,7 @@ from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope,
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.folders import make_private
+from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log import commands
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
@@ -251,7 +252,7 @@ class Store:
 
     def begin_at(self, index: int, epoch: int) -> None:
         """An empty log that begins behind `index`, which was written in `epoch`."""
-        assert not self.epochs, "the log is not empty"
+        check(not self.epochs, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
         self.epoch = epoch
         if epoch > 0:
@@ -321,7 +322,7 @@ class Store:
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
-        assert queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed"  # noqa: PT018
+        check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
         region = commands.build(queue.id, change_id, to_version)
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
@@ -338,7 +339,7 @@ class Store:
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
-        assert epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs[-1]}"
+        check(epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs}")
         self.epoch = epoch
         self.messages.drop_empty()
         self._append_wrapped(MESSAGES, Kind.BARRIER, [b""], 0)
@@ -372,9 +373,10 @@ class Store:
 
     def apply(self, action: AnyAction) -> Settled:
         """Change the share or the lanes that the action names. Used alike when acting and when replaying."""
-        assert not isinstance(action, ScheduleAction), action
         if isinstance(action, LaneAction):
             return Settled(self.lane_share_of(action).apply(action), 0)
+        if isinstance(action, ScheduleAction):
+            raise InvariantBroken(f"{action} changes no share: it is the schedule's")
         return self.open_queue(action.subject, action.partition).apply(action)
 
     def act_on_lane(self, action: LaneAction) -> int:
@@ -452,11 +454,9 @@ class Store:
                 raise CorruptBatch(f"the consume log says sequence {entry.base_sequence}, the log {found.base_sequence}")
             check_region(region, found.region_crc)
         except CorruptBatch as cause:
-            raise LogDamaged(
-                f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk "
-                f"({cause.message}); to go on behind them: qmq group reset --to {entry.next_sequence}",
-                log=MESSAGES, position=entry.position,
-            ) from cause  # fmt: skip
+            where = f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk ({cause.message})"
+            text = f"{where}; to go on behind them: qmq group reset --to {entry.next_sequence}"
+            raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
         return envelope, region
 
     # --- flushing ------------------------------------------------------------------------------------------------------

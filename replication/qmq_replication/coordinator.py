@@ -27,6 +27,7 @@ from qmq_coordination.groups import Claim, GroupState, Master, group_key, read_g
 from qmq_coordination.store import NO_LEASE, Compare, CoordinationStore, LeaseId, Put, Target, absent, unchanged
 
 from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound
+from qmq.invariants import InvariantBroken
 from qmq_replication.core import EPOCH_MAX
 from qmq_replication.membership import Membership
 
@@ -202,7 +203,8 @@ class Coordinator:
         Raises CoordinationError: nothing is known; go on serving, a majority of the group knows better.
         """
         claim = self._claim
-        assert claim is not None
+        if claim is None:
+            raise InvariantBroken("no epoch was won, or it was given back")
         try:
             await self._store.keep_alive(self._lease)
         except LeaseNotFound:

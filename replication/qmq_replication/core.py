@@ -29,6 +29,7 @@ from random import Random
 from typing import Any, Final
 
 from qmq.errors import ProtocolViolation
+from qmq.invariants import InvariantBroken
 from qmq_replication.election import Election
 from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
@@ -58,10 +59,6 @@ EPOCH_MAX: Final = 1 << 52
 
 EXCUSES_MAX: Final = 3
 """Times in a row that a slave which was late itself waits for the master again; a machine that is always late must come to suspect it."""
-
-
-class InvariantBroken(Exception):
-    """The protocol's own promise is broken: the process must stop, loudly, before it does more."""
 
 
 class Replica:

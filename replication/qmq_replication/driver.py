@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from qmq.clock import Clock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation
+from qmq.invariants import InvariantBroken, check
 from qmq.log import following
 from qmq.log.config import Flush
 from qmq.log.merged import read_merged
@@ -184,8 +185,10 @@ class Driver:
         self._with_core(lambda _: self._written(index))
 
     def _written(self, index: int) -> None:
-        assert self.core.leader is not None
-        self.core.leader.appended(index)
+        leader = self.core.leader
+        if leader is None:
+            raise InvariantBroken(f"index {index} was written by who is no master")
+        leader.appended(index)
         if self.host.store.config.flush is Flush.ASYNC:
             self.core.stored(index)
 
@@ -320,14 +323,14 @@ class Driver:
         log.warning("cutting the log behind index %d: another master was elected without what follows", index)
         if self.host.store.unwritten or not following.truncate(self.host.store, index):
             self.host.store = self._reopen(index, None)
-        assert self.host.store.index == index, f"the log ends at {self.host.store.index} after cutting to {index}"
+        check(self.host.store.index == index, f"the log ends at {self.host.store.index} after cutting to {index}")
         self.core.flushed(self.host.store.flushed_index)  # what was opened anew is flushed
 
     def _append(self, append: Append) -> None:
         store = self.host.store
         stretch: wire.Stretch = append.payload
         following.take(store, stretch.runs, stretch.entries)
-        assert store.index == append.last_index
+        check(store.index == append.last_index, f"the log ends at {store.index}, and its master says {append.last_index}")
         if store.config.flush is Flush.ASYNC:
             self.core.stored(store.index)
         self.host.schedule()

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from qmq.invariants import InvariantBroken, check
+
 
 class Run(NamedTuple):
     """Entries from `first` on were written in `epoch`, until the next run begins."""
@@ -65,7 +67,7 @@ class History:
         """Entries were appended. A run that goes on is not begun again."""
         for run in runs:
             if not self.runs or self.runs[-1].epoch != run.epoch:
-                assert run.epoch >= self.last_epoch, f"epochs fall: {run} behind {self.last}"
+                check(run.epoch >= self.last_epoch, f"epochs fall: {run} behind {self.last}")
                 self.runs.append(Run(*run))
                 self._firsts.append(run.first)
         self.last_index = last_index
@@ -82,7 +84,8 @@ class History:
         if index - 1 <= self.start_index:
             return
         epoch = self.epoch_at(index - 1)
-        assert epoch is not None
+        if epoch is None:
+            raise InvariantBroken(f"the epoch of index {index - 1} is forgotten, and it is behind what retention took")
         self.start_epoch, self.start_index = epoch, index - 1
         place = bisect_right(self._firsts, index) - 1
         if place > 0:
@@ -121,8 +124,8 @@ def divergence(ours: History, theirs: History) -> int | None:
     index = min(ours.last_index, theirs.last_index)
     while index >= max(ours.start_index, theirs.start_index):
         mine, other = ours.epoch_at(index), theirs.epoch_at(index)
-        assert mine is not None
-        assert other is not None
+        if mine is None or other is None:
+            raise InvariantBroken(f"no epoch is known at index {index}, which both logs hold")
         if mine == other:
             return index
         index = (ours if mine > other else theirs).run_begin(index) - 1

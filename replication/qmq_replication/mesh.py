@@ -14,6 +14,7 @@ from typing import Final
 
 from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
+from qmq.invariants import InvariantBroken
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
@@ -115,7 +116,8 @@ class Link:
             raise self._violation or ConnectionResetError("closed before it had proved itself")
 
     def _say(self, payload: bytes) -> None:
-        assert self._dialled is not None
+        if self._dialled is None:
+            raise InvariantBroken("nothing was dialled")
         self._dialled.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
         self._dialled.flush()
 

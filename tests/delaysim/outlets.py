@@ -97,6 +97,11 @@ class SimOutlets:
                     return True
         return False
 
+    @property
+    def set_aside(self) -> int:
+        """See `engine.Outlet`."""
+        return 0
+
     def stuck(self, subject: str) -> int:
         """See Outlet."""
         is_stuck = self._real_time.is_away or subject in self._real_time.gone

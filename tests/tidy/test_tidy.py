@@ -56,3 +56,16 @@ def test_a_document_has_one_title() -> None:
     for path in DOCS:
         body = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
         assert len(re.findall(r"^# ", body, re.MULTILINE)) == 1, name(path)
+
+
+REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/")
+"""What replicas run alike on what is stored."""
+
+
+def test_no_assert_guards_what_all_replicas_do_alike() -> None:
+    """One would end all of them at the same entry, and none of them under `-O`: qmq.invariants says what is meant."""
+    replayed = [path for path in CODE if REPLAYED.match(name(path))]
+    nodes = [(path, node) for path in replayed for node in ast.walk(ast.parse(path.read_text()))]
+    found = [f"{name(path)}:{node.lineno}" for path, node in nodes if isinstance(node, ast.Assert)]
+    assert replayed
+    assert not found, found

@@ -16,6 +16,7 @@ The destination is a broker group (unordered subjects) or a partition (ordered o
 | RouteChanged | (does not come) | sent again after a rest, the route is asked for; when the partition is left: void from there on |
 | OutOfSequence behind a refused one | (does not come) | part of that refusal |
 | OutOfSequence of the first undecided one | (does not come) | the broker has forgotten the producer: void from there on, new id |
+| InvalidArgument: what is in it is at fault, for good | void; `is_lost` if uncertain | the same, with all behind it; new id |
 | MessageTooLarge, others for good | void; if uncertain: sent again after a long rest | the same, with all behind it; new id |
 | none, and the partition is fenced | | void, `is_lost`: sent again elsewhere with the same message ids |
 
@@ -42,7 +43,7 @@ from typing import Final
 
 from qmq.client.refusals import is_worth_another_try, rest_s
 from qmq.delay.outlets.parcel import Parcel
-from qmq.errors import CorruptBatch, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged, Unavailable
+from qmq.errors import CorruptBatch, InvalidArgument, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged, Unavailable
 from qmq.log.actions import PlanAction
 from qmq.wire.messages import Produced
 
@@ -224,6 +225,8 @@ class Channel:
             return
         self._sent = at
         self._run += 1
+        if isinstance(failure, InvalidArgument):
+            parcel.is_lost, parcel.is_out = not parcel.is_certain, True
         if is_worth_another_try(failure) or not parcel.is_certain:
             self._rest(parcel, failure, now)
         else:

@@ -13,7 +13,7 @@ from qmq.client.connection import Connection
 from qmq.client.link import Links
 from qmq.delay.outlets.channel import Channel, pause_s
 from qmq.delay.outlets.parcel import Parcel
-from qmq.errors import ClientClosed, PeerError, QmqError, ReadOnly, Unavailable
+from qmq.errors import ClientClosed, InvalidArgument, Overloaded, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import messages as wire
 from qmq.wire.frame import Frame, FrameKind
 
@@ -55,8 +55,8 @@ class Courier(Carrier):
         try:
             if parcel.encoded is None or parcel.is_uncertain > parcel.says_again:
                 parcel.encoded, parcel.says_again = self._owner.encode(parcel), parcel.is_uncertain
-        except QmqError as failure:
-            self._loop.call_soon(self._answered, connection, parcel, attempt, failure)
+        except Exception as cause:
+            self._loop.call_soon(self._answered, connection, parcel, attempt, _unencodable(cause))
             return
         self._request(
             connection, FrameKind.PRODUCE, parcel.encoded, ANSWER_S, lambda answer: self._answered(connection, parcel, attempt, answer)
@@ -109,3 +109,12 @@ class Courier(Carrier):
     def _unreached(self, failure: QmqError) -> None:
         self.channel.disconnected(failure)
         self._owner.changed(self)
+
+
+def _unencodable(cause: Exception) -> QmqError:
+    """What a batch that cannot be made is answered with: the messages in it are at fault, whatever the library calls it."""
+    if isinstance(cause, QmqError):
+        return cause
+    if isinstance(cause, MemoryError):
+        return Overloaded("no memory to make the batch")
+    return InvalidArgument(f"no batch can be made of what is stored: {type(cause).__name__}: {cause}")

@@ -2,12 +2,12 @@
 
     put ─▶ lobby ──located──▶ way (spread.py, routed.py): trays, channels ─▶ broker groups
              ▲                 │
-             │                 ├ a message that is too large for the subject ─▶ aside, tried again after rising pauses
+             │                 ├ a message that is at fault (too large, no valid message) ─▶ aside, tried again after rising pauses
              └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause is over
 
 Rules:
 * What only somebody can mend (the subject is gone, its messages are refused) is tried again after pauses that rise to 30 s.
-* A batch that is refused as too large is halved until the messages that are at fault are alone; only those wait.
+* A batch that is refused for what is in it is halved until the messages that are at fault are alone; only those wait, named in the log.
 * After the pause the subject is located anew. If it has another order now, it gets another way, once nothing is under way.
 """
 
@@ -26,7 +26,7 @@ from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.routed import Routed
 from qmq.delay.outlets.spread import Spread
 from qmq.delay.ports import DueMessage, Place
-from qmq.errors import ClientClosed, MessageTooLarge, QmqError, Unavailable
+from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
 log = logging.getLogger("qmq.delay")
 
@@ -88,7 +88,7 @@ class Outlet:
         self.subject = subject
         self.office = office
         self.suspects: dict[Place, int] = {}
-        """Messages of batches that were refused as too large, and how many may share a batch with each."""
+        """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
         self._loop = asyncio.get_running_loop()
         self._lobby: deque[DueMessage] = deque()
         self._resumed: list[Parcel] = []
@@ -212,7 +212,7 @@ class Outlet:
 
     def _again(self, parcel: Parcel) -> Sequence[DueMessage]:
         messages, fault = parcel.draft.messages, parcel.fault
-        if isinstance(fault, MessageTooLarge):
+        if isinstance(fault, MessageTooLarge | InvalidArgument):
             if len(messages) == 1:
                 self.set_aside(messages[0], fault)
                 return []
@@ -226,6 +226,8 @@ class Outlet:
         place = message.place
         self.suspects[place] = 1
         tries = self._tries[place] = self._tries.get(place, 0) + 1
+        if tries == 1:
+            log.error("message %s to %r is set aside, and tried again now and then: %s", message.message_id.hex(), self.subject, why)
         self._aside[place] = _Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
 
     def _try_again(self, place: Place) -> None:
@@ -237,6 +239,11 @@ class Outlet:
             self._way.pump()
 
     # --- for people ----------------------------------------------------------------------------------------------------
+
+    @property
+    def set_aside_messages(self) -> int:
+        """Messages that cannot be delivered as they are."""
+        return len(self._aside)
 
     @property
     def is_idle(self) -> bool:

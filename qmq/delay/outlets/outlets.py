@@ -102,6 +102,11 @@ class Outlets:
         """Messages sent again although they may be stored: their partition was fenced before it answered, or forgot their producer."""
         return self._office.resent
 
+    @property
+    def set_aside(self) -> int:
+        """Messages that cannot be delivered as they are: the log names them."""
+        return sum([outlet.set_aside_messages for outlet in self._outlets.values()])
+
     def stuck(self, subject: str) -> int:
         """Messages of the subject that wait and cannot be delivered now; 0 if all of them can."""
         outlet = self._outlets.get(subject)

@@ -22,6 +22,9 @@ WAITING: Final = Figure("qmq_delay_waiting_messages", GAUGE, _OF, "Due messages 
 PLANNED: Final = Figure("qmq_delay_planned_messages", GAUGE, _OF, "Messages in plans: on their way to the real-time brokers.")
 TROUBLED: Final = Figure("qmq_delay_troubled_messages", GAUGE, (*_OF, "subject"), "Due messages of a subject that cannot be delivered now.")
 UNREADABLE: Final = Figure("qmq_delay_unreadable_messages", GAUGE, _OF, "Due messages that cannot be read: the schedule is damaged there.")
+SET_ASIDE: Final = Figure(
+    "qmq_delay_set_aside_messages", GAUGE, _OF, "Due messages that cannot be delivered as they are, and wait alone: the log names them."
+)
 DISPATCHED: Final = Figure("qmq_delay_dispatched_messages_total", COUNTER, _OF, "Messages delivered to real-time brokers.")
 CANCELLED: Final = Figure("qmq_delay_cancelled_messages_total", COUNTER, _OF, "Messages that were cancelled.")
 MOVED: Final = Figure("qmq_delay_moved_messages_total", COUNTER, _OF, "Messages that were given another due time.")
@@ -37,8 +40,8 @@ class DelaySource:
     """See the module."""
 
     figures: Final = (
-        PENDING, BUCKETS, SCHEDULE_BYTES, WHEEL, WHEEL_BYTES, HORIZON, WAITING, PLANNED, TROUBLED, UNREADABLE, DISPATCHED, CANCELLED, MOVED,
-        LATENESS, CLOCK_STEP,
+        PENDING, BUCKETS, SCHEDULE_BYTES, WHEEL, WHEEL_BYTES, HORIZON, WAITING, PLANNED, TROUBLED, UNREADABLE, SET_ASIDE, DISPATCHED,
+        CANCELLED, MOVED, LATENESS, CLOCK_STEP,
     )  # fmt: skip
 
     def __init__(self, broker: DelayBroker, group: str) -> None:
@@ -71,5 +74,6 @@ class DelaySource:
         yield one(PLANNED, engine.outlets.planned, group)
         yield Reading(TROUBLED, [((group, subject), count) for subject, count, _ in engine.outlets.troubles()])
         yield one(UNREADABLE, len(engine.damaged), group)
+        yield one(SET_ASIDE, engine.outlets.set_aside, group)
         yield one(DISPATCHED, lateness.delivered, group)
         yield one(LATENESS, lateness.histogram(), group)

@@ -335,3 +335,9 @@ async def test_a_move_of_a_group_that_comes_too_late_moves_nothing(tmp_path: Pat
         with pytest.raises(RouteConflict):
             await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=True, record_revision=held)
         assert len((await it.pull(lane))[1]) == 40
+
+
+async def test_there_is_nothing_to_close_in_an_unordered_subject(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        with pytest.raises(InvalidArgument, match="numbered from 1"):
+            await admin(it).seal(SUBJECT, 0, "c1", 2)

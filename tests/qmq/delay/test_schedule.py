@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
 
 from qmq.batch import BatchView
@@ -20,9 +21,11 @@ from qmq.delay.ports import Place, Places
 from qmq.delay.schedule import Schedule
 from qmq.delay.schedule_state import MARK_FILE
 from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
+from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanDone, Postpone, Recur
 from qmq.log.disk import Disk
 from qmq.model import DelayedId, MessageId
+from qmq.region import REGION, REGION_BYTES, BatchFlag
 
 BUCKET = START // SECOND
 NAME = "20231114T221320Z"
@@ -427,3 +430,19 @@ def test_a_copied_folder_is_opened_by_another_process_of_the_same_state(tmp_path
     assert (other.next_plan, other.plans, other.index) == (6, schedule.plans, 2)
     assert other.state_of(Place(BUCKET, 0)) == "planned"
     assert contents(other) == contents(schedule)
+
+
+def test_what_nobody_can_take_apart_is_passed_over_by_every_replica_alike(tmp_path: Path) -> None:
+    """An older version let it in; an apply that raised would end all replicas, at every start."""
+    schedule = opened(tmp_path)
+    region, _ = delayed([START])
+    fields = list(REGION.unpack_from(region))
+    fields[9] = int(Compression.ZSTD)
+    poison = REGION.pack(*fields) + region[REGION_BYTES:]
+    schedule.take(1, START, poison, crc32c(poison))
+    schedule.take(2, START, *delayed([START], number=2, flags=BatchFlag.RECURRING, headers=[{SCHEDULE_ID: b"no id"}]))
+    actions = (Postpone(BUCKET, 0, START + 5), Recur(BUCKET, 0, START + 5), Recur(BUCKET, 7, START), Recur(BUCKET, 1, START + 5_000))
+    for index, action in enumerate(actions, 3):
+        schedule.act(index, START, action)
+    assert schedule.state_of(Place(BUCKET, 0)) == "pending"
+    assert [(each.bucket, each.messages) for each in schedule.buckets()] == [(BUCKET, 2), (BUCKET + 5, 1)]

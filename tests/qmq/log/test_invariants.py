@@ -1,0 +1,50 @@
+"""Invariants of what all replicas do alike: broken ones are noticed whatever flags Python runs with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from qmq.errors import CorruptBatch
+from qmq.invariants import InvariantBroken
+from qmq.log import commands
+from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
+from qmq.log.consumption import Share
+from qmq.model import Partition, QueueId
+
+NAMES = ("s", 0, "g", "c")
+_PULL_OF_NOBODY = """
+from qmq.log.actions import PullAction, Pulled
+from qmq.log.consumption import Share
+assert False, "this is removed"
+Share().apply(PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
+"""
+
+
+def test_a_broken_invariant_is_noticed_where_asserts_are_removed() -> None:
+    done = subprocess.run([sys.executable, "-O", "-c", _PULL_OF_NOBODY], capture_output=True, text=True, check=False)
+    assert "InvariantBroken: c was handed messages, and is no consumer" in done.stderr
+
+
+def test_what_only_the_master_does_and_never_does_wrong_breaks_an_invariant() -> None:
+    share = Share()
+    share.apply(Leave(*NAMES, expired=False))
+    for action in (PullAction(*NAMES, (Pulled(0, 1, 1),)), Return(*NAMES, received=-1)):
+        with pytest.raises(InvariantBroken, match="is no consumer"):
+            share.apply(action)
+    share.apply(Join(*NAMES, incarnation="i", lease_ms=1, received=-1))
+    share.apply(PullAction(*NAMES, (Pulled(0, 2, 1),)))
+    with pytest.raises(InvariantBroken, match="nothing that came back begins there"):
+        share.apply(PullAction(*NAMES, (Pulled(1, 1, 2),)))
+    share.check()
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b"\xff"])
+def test_a_command_message_that_cannot_be_read_is_damage(body: bytes) -> None:
+    region = commands.build(QueueId("s", Partition(1)), "c", 2)
+    assert commands.read(region, 5).to_version == 2
+    own = b'{"change_id": "c", "to_version": 2}'
+    with pytest.raises(CorruptBatch, match="command message at sequence 5"):
+        commands.read(region.replace(own, body.ljust(len(own))), 5)
