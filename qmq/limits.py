@@ -28,6 +28,18 @@ ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX + 2 * 8 * MIB
 REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
 """Largest frame between replicas of a group: one write of the master, such as a segment's opening snapshot."""
 
+ASKING_BYTES_MAX: Final = 64 * KIB
+"""Largest frame that only asks (JSON and fixed structs): reading 16 MiB of JSON held a broker up for seconds."""
+
+SETTLE_RANGES_MAX: Final = 10_000
+"""Ranges in one SETTLE or LANE_SETTLE."""
+
+FETCH_RANGES_MAX: Final = 64
+"""Ranges of logical partitions in one FETCH."""
+
+ERROR_VALUE_CHARS_MAX: Final = 200
+"""Of a value that an error repeats; what is longer is cut."""
+
 HELLO_BYTES_MAX: Final = 4 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 

@@ -43,7 +43,7 @@ class Connection(Flushable):
     saves a write for every lone message.
     """
 
-    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None]) -> None:
+    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None], shared: bytearray | None = None) -> None:
         self._broker = broker
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
@@ -58,7 +58,7 @@ class Connection(Flushable):
         """Set if the other end is a replica of our group."""
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
-            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX,
+            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX, shared=shared,
         )  # fmt: skip
 
     # --- the broker's side ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
 from qmq.errors import Overloaded
 from qmq.network import NETWORK, Listener, Network
+from qmq.wire.frame import BUFFER_BYTES
 
 
 class DataServer:
@@ -16,6 +17,8 @@ class DataServer:
     def __init__(self, broker: Broker, network: Network = NETWORK) -> None:
         self._broker = broker
         self._network = network
+        self._received = bytearray(BUFFER_BYTES)
+        """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: Listener | None = None
         self.port = 0
@@ -27,7 +30,7 @@ class DataServer:
         self.port = self._listener.port
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed)
+        connection = Connection(self._broker, self._closed, self._received)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._broker.config.connections_max:

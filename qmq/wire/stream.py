@@ -28,9 +28,9 @@ class FrameStream(asyncio.BufferedProtocol):
     def __init__(
         self, *, on_frames: Callable[[list[Frame]], None], on_closed: Callable[[Exception | None], None],
         on_writable: Callable[[], None], on_violation: Callable[[ProtocolViolation], None],
-        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX, shared: bytearray | None = None,
     ) -> None:  # fmt: skip
-        self.reader = FrameReader(frame_bytes_max)
+        self.reader = FrameReader(frame_bytes_max, shared=shared)
         self.is_writable = True
         self.transport: asyncio.Transport | None = None
         self._on_frames = on_frames
