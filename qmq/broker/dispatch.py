@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from qmq import limits
 from qmq.broker.burial import Burials
 from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
-from qmq.broker.delivery import TagFilter, collect, lay_out
+from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
 from qmq.broker.failures import failures_in
 from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
@@ -210,8 +210,11 @@ class Dispatch:
         state = session.group
         if any(each.first < 0 or each.last < each.first for each in settlements):
             raise InvalidArgument("a settlement's first pull sequence is at most its last, and neither is negative")
+        holder = state.share.holders.get(session.consumer)
+        handed_out = holder.next_pull if holder is not None else state.share.pulls
+        if any([each.last >= handed_out for each in settlements]):  # noqa: C419 - as below
+            raise InvalidArgument(f"pull sequences before {handed_out} were handed out, and the settlement names later ones")
         if any([each.verdict in _FAILED for each in settlements]):  # noqa: C419 - faster than a generator
-            holder = state.share.holders.get(session.consumer)
             can_die = not is_dead_letters(state.queue.id.subject)
             held = holder.held if holder else ()
             decided = decide(held, settlements, self._settings(state), self._failures(state), can_die=can_die)
@@ -367,11 +370,9 @@ def _check_attach(request: wire.Attach) -> None:
         raise InvalidArgument(f"{request.group!r} belongs to one consumer of a broadcast group, and not to {request.consumer!r}")
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
-        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start!r}")
+        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[:limits.ERROR_VALUE_CHARS_MAX]!r}")
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
         raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
-    tags = [*request.tags_any, *request.tags_all]
-    if len(tags) > 2 * limits.TAGS_MAX or not all(isinstance(tag, str) and 0 < len(tag) <= 255 for tag in tags):
-        raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
+    check_tags([*request.tags_any, *request.tags_all])
     if not -1 <= request.received < 1 << 62:
         raise InvalidArgument(f"received is a pull sequence or -1, not {request.received}")

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq import limits
-from qmq.broker.delivery import TagFilter
+from qmq.broker.delivery import TagFilter, check_tags
 from qmq.directed import LOOK_INSIDE, is_directed
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.consume_log import IndexEntry
@@ -65,9 +65,12 @@ class Selection(NamedTuple):
     @classmethod
     def of(cls, request: wire.Fetch) -> Selection:
         """Raises InvalidArgument."""
+        if len(request.lps) > limits.FETCH_RANGES_MAX:
+            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join those that touch")
+        check_tags([*request.tags_any, *request.tags_all])
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
-            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {request.lps}")
+            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}")
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
         return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0)
 

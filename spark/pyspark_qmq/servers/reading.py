@@ -104,6 +104,8 @@ class PieceReader:
 def fetch_of(piece: Piece, selection: Selection, sequence: int) -> wire.Fetch:
     """What to ask of a piece from a sequence on. Pure."""
     queue, lps = piece.queue, [f"{each.first}-{each.end}" for each in piece.lps]
+    if len(lps) > limits.FETCH_RANGES_MAX:  # the server only passes over what it may: the rest is sorted out here
+        lps = []
     return wire.Fetch(
         queue.subject, queue.partition, sequence, piece.end, 0, FETCH_BYTES, list(selection.tags_any), list(selection.tags_all), lps,
         int(selection.with_directed),
