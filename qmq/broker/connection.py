@@ -14,6 +14,7 @@ from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.sessions import Held
+from qmq.descriptors import SHORT_OF
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
@@ -117,7 +118,10 @@ class Connection(Flushable):
         except QmqError as failure:
             self._broker.answer_error(self, request_id, failure)
         except (AssertionError, OSError) as cause:
-            self._broker.fatal(cause)
+            if not isinstance(cause, OSError) or cause.errno not in SHORT_OF:
+                self._broker.fatal(cause)
+                return True
+            self._broker.answer_error(self, request_id, Overloaded(f"the broker is short of descriptors or memory ({cause}): try again"))
         except Exception:
             log.exception("a frame of kind %d could not be served; its connection is closed", kind)
             self.stream.close()
@@ -265,9 +269,8 @@ class Connection(Flushable):
         self._on_closed(self)
 
     def refuse(self, failure: Overloaded) -> None:
-        """Too many connections: say so and close."""
-        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
-        self.stream.close()
+        """Too many connections: say so as soon as this one is made, and close."""
+        self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
 
 
 _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ from qmq.broker.config import BrokerConfig
 from qmq.broker.server import DataServer
 from qmq.broker.upkeep import Upkeep
 from qmq.client.connection import Connection, connect
-from qmq.errors import InvalidArgument
+from qmq.descriptors import connections_max
+from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
 from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
 from qmq.wire import messages as wire
@@ -92,3 +96,45 @@ async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path
         whole = wire.pack_settle(session, [Settlement(0, MESSAGES - 1, Verdict.ACK, 0)])
         answer = await connection.call(FrameKind.SETTLE, whole, timeout_s=10)
         assert wire.unpack_settled(answer.payload) == (MESSAGES, 0)
+
+
+async def test_being_short_of_descriptors_is_overload_and_not_the_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        fatal: list[BaseException] = []
+        broker.fatal = fatal.append
+
+        def short(_: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        broker.fetching.fetch = short  # type: ignore[method-assign]
+        with pytest.raises(Overloaded, match="short of descriptors"):
+            fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, [], [], [], 0)
+            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
+        assert fatal == []
+
+
+async def test_connections_leave_descriptors_for_files(tmp_path: Path) -> None:
+    assert connections_max(10_000, 1024) == 512
+    assert connections_max(10_000, 300) == 150
+    assert connections_max(10_000, 1 << 20) == 10_000
+    async with served(tmp_path) as (broker, _):
+        server = DataServer(broker, descriptors=2)
+        await server.start("127.0.0.1", 0)
+        first = await connect(f"127.0.0.1:{server.port}", "first")
+        with pytest.raises(QmqError):
+            await connect(f"127.0.0.1:{server.port}", "second")
+        first.close()
+        await first.wait_closed()
+        await server.stop()
+
+
+def test_a_file_that_cannot_be_opened_for_now_is_refused_as_a_full_disk_is(tmp_path: Path) -> None:
+    disk, opened = Disk(), list[int]()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(DiskFull, match="no more open files"):
+            opened.append(disk.open_append(tmp_path / "file"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert opened == []
