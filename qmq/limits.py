@@ -91,5 +91,8 @@ ATTEMPTS_MAX: Final = 1_000_000
 RETRY_DELAYS_MAX: Final = 64
 """Delays between attempts that a group may set."""
 
+SESSION_PULLS_MAX: Final = 64
+"""Pulls of one session that wait for messages; QMQ's own clients have one or two."""
+
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""

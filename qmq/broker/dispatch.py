@@ -18,7 +18,7 @@ from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
 from qmq.broker.failures import failures_in
 from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
-from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, QmqError, UnknownConsumer
+from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
@@ -105,6 +105,8 @@ class Dispatch:
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
+        if sum([each.session is session for each in session.group.waiters]) >= limits.SESSION_PULLS_MAX:
+            raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session wait already: wait for their answers")
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._broker.clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)

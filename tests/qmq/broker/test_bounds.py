@@ -138,3 +138,25 @@ def test_a_file_that_cannot_be_opened_for_now_is_refused_as_a_full_disk_is(tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert opened == []
+
+
+async def test_a_session_has_few_pulls_waiting(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        session = await attach(connection)
+        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
+        for _ in range(limits.SESSION_PULLS_MAX):
+            connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
+        with pytest.raises(Overloaded, match="pulls of this session wait already"):
+            await connection.call(FrameKind.PULL, pull, timeout_s=10)
+
+
+async def test_a_consumer_that_comes_back_ends_its_older_session_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        first = await attach(connection)
+        second = await attach(connection)
+        groups = broker.dispatch.groups
+        (state,) = groups
+        (found,) = groups.clients()
+        assert (first != second, found) == (True, (id(state), "c"))
+    assert groups.clients() == {}
