@@ -28,6 +28,15 @@ ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX + 2 * 8 * MIB
 REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
 """Largest frame between replicas of a group: one write of the master, such as a segment's opening snapshot."""
 
+ASKING_BYTES_MAX: Final = 64 * KIB
+"""Largest frame that only asks (JSON and fixed structs): reading 16 MiB of JSON held a broker up for seconds."""
+
+SETTLE_RANGES_MAX: Final = 10_000
+"""Ranges in one SETTLE or LANE_SETTLE."""
+
+ERROR_VALUE_CHARS_MAX: Final = 200
+"""Of a value that an error repeats; what is longer is cut."""
+
 HELLO_BYTES_MAX: Final = 4 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 
@@ -81,6 +90,9 @@ ATTEMPTS_MAX: Final = 1_000_000
 
 RETRY_DELAYS_MAX: Final = 64
 """Delays between attempts that a group may set."""
+
+SESSION_PULLS_MAX: Final = 64
+"""Pulls of one session that wait for messages; QMQ's own clients have one or two."""
 
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""

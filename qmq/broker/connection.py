@@ -15,6 +15,7 @@ from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.sessions import Held
+from qmq.descriptors import SHORT_OF
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.model import check_client
 from qmq.wire import frame as frames
@@ -45,7 +46,7 @@ class Connection(Flushable):
     saves a write for every lone message.
     """
 
-    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None]) -> None:
+    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None], shared: bytearray | None = None) -> None:
         self._broker = broker
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
@@ -60,7 +61,7 @@ class Connection(Flushable):
         """Set if the other end says that it is a replica of our group."""
         self.stream = FrameStream(
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
-            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX,
+            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX, shared=shared,
         )  # fmt: skip
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
@@ -119,7 +120,10 @@ class Connection(Flushable):
         except QmqError as failure:
             self._broker.answer_error(self, request_id, failure)
         except (AssertionError, OSError) as cause:
-            self._broker.fatal(cause)
+            if not isinstance(cause, OSError) or cause.errno not in SHORT_OF:
+                self._broker.fatal(cause)
+                return True
+            self._broker.answer_error(self, request_id, Overloaded(f"the broker is short of descriptors or memory ({cause}): try again"))
         except Exception:
             log.exception("a frame of kind %d could not be served; its connection is closed", kind)
             self.stream.close()
@@ -288,9 +292,8 @@ class Connection(Flushable):
         self._on_closed(self)
 
     def refuse(self, failure: Overloaded) -> None:
-        """Too many connections: say so and close."""
-        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
-        self.stream.close()
+        """Too many connections: say so as soon as this one is made, and close."""
+        self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
 
 
 _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from qmq import limits
 from qmq.directed import LOOK_INSIDE, group_of
-from qmq.errors import MessagesExpired
+from qmq.errors import InvalidArgument, MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import EXPIRED, Requeued, Share
@@ -56,6 +57,12 @@ class TagFilter:
         """Whether the batch's column of hashes holds what is asked for (in one message or spread over several)."""
         header = parse_header(region)
         return has_tags(region, header, Layout.walk(region, header), self.any_of, self.all_of)
+
+
+def check_tags(tags: list[str]) -> None:
+    """Those of a filter, both ways together. Raises InvalidArgument."""
+    if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
+        raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
 
 
 class Piece(NamedTuple):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from qmq import limits
 from qmq.broker.burial import Burials
 from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
-from qmq.broker.delivery import TagFilter, collect, lay_out
+from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
 from qmq.broker.failures import failures_in
 from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
-from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, QmqError, UnknownConsumer
+from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
@@ -105,6 +105,8 @@ class Dispatch:
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
+        if sum([each.session is session for each in session.group.waiters]) >= limits.SESSION_PULLS_MAX:
+            raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session wait already: wait for their answers")
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._broker.clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
@@ -210,8 +212,11 @@ class Dispatch:
         state = session.group
         if any(each.first < 0 or each.last < each.first for each in settlements):
             raise InvalidArgument("a settlement's first pull sequence is at most its last, and neither is negative")
+        holder = state.share.holders.get(session.consumer)
+        handed_out = holder.next_pull if holder is not None else state.share.pulls
+        if any([each.last >= handed_out for each in settlements]):  # noqa: C419 - as below
+            raise InvalidArgument(f"pull sequences before {handed_out} were handed out, and the settlement names later ones")
         if any([each.verdict in _FAILED for each in settlements]):  # noqa: C419 - faster than a generator
-            holder = state.share.holders.get(session.consumer)
             can_die = not is_dead_letters(state.queue.id.subject)
             held = holder.held if holder else ()
             decided = decide(held, settlements, self._settings(state), self._failures(state), can_die=can_die)
@@ -371,11 +376,9 @@ def _check_attach(request: wire.Attach) -> None:
         raise InvalidArgument(f"{request.group!r} belongs to one consumer of a broadcast group, and not to {request.consumer!r}")
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
-        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start!r}")
+        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[:limits.ERROR_VALUE_CHARS_MAX]!r}")
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
         raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
-    tags = [*request.tags_any, *request.tags_all]
-    if len(tags) > 2 * limits.TAGS_MAX or not all(isinstance(tag, str) and 0 < len(tag) <= 255 for tag in tags):
-        raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
+    check_tags([*request.tags_any, *request.tags_all])
     if not -1 <= request.received < 1 << 62:
         raise InvalidArgument(f"received is a pull sequence or -1, not {request.received}")

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq import limits
-from qmq.broker.delivery import TagFilter
+from qmq.broker.delivery import TagFilter, check_tags
 from qmq.directed import LOOK_INSIDE, is_directed
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.consume_log import IndexEntry
@@ -64,15 +64,13 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, request: wire.Fetch) -> Selection:
-        """Raises InvalidArgument. Bounded: each tag and each range is looked for in every batch that is read, while others wait."""
-        tags = [*request.tags_any, *request.tags_all]
-        if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
-            raise InvalidArgument(f"a selection has up to {limits.FETCH_TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes; send fewer")
+        """Raises InvalidArgument."""
         if len(request.lps) > limits.FETCH_RANGES_MAX:
-            raise InvalidArgument(f"a selection has up to {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}; join them")
+            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join those that touch")
+        check_tags([*request.tags_any, *request.tags_all])
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
-            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[:200]}")
+            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}")
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
         return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0)
 

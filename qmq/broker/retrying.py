@@ -82,7 +82,9 @@ def _runs(item: Held, was_begun: Callable[[int], bool]) -> Iterator[tuple[int, i
 def _failed(held: Sequence[Held], nack: Settlement, settings: GroupSettings, failures: Failures) -> list[Settlement]:
     """A NACK, cut where attempts differ."""
     found: list[Settlement] = []
-    for item in held[max(bisect_right(held, nack.first, key=_pull_of) - 1, 0) :] if len(held) > 1 else held:
+    begin = max(bisect_right(held, nack.first, key=_pull_of) - 1, 0)
+    for at in range(begin, len(held)):  # not a slice: one for each of many NACKs is quadratic
+        item = held[at]
         if item.pull > nack.last:
             break
         low, high = max(nack.first, item.pull), min(nack.last, item.pull + item.count - 1)

@@ -6,16 +6,21 @@ import asyncio
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
+from qmq.descriptors import connections_max, limit
 from qmq.errors import Overloaded
 from qmq.network import NETWORK, Listener, Network
+from qmq.wire.frame import BUFFER_BYTES
 
 
 class DataServer:
     """Takes connections for a broker."""
 
-    def __init__(self, broker: Broker, network: Network = NETWORK) -> None:
+    def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None) -> None:
         self._broker = broker
+        self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
+        self._received = bytearray(BUFFER_BYTES)
+        """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: Listener | None = None
         self.port = 0
@@ -27,11 +32,11 @@ class DataServer:
         self.port = self._listener.port
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed)
+        connection = Connection(self._broker, self._closed, self._received)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
-        if len(self._connections) >= self._broker.config.connections_max:
-            loop.call_soon(connection.refuse, Overloaded(f"the broker has {len(self._connections)} connections, its most"))
+        if len(self._connections) >= self._connections_max:
+            connection.refuse(Overloaded(f"the broker has {len(self._connections)} connections, its most"))
         self._connections.add(connection)
         loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
         return connection.stream

@@ -130,6 +130,9 @@ class Groups:
         self._states: dict[tuple[int, str], GroupState] = {}
         self._by_queue: dict[int, list[GroupState]] = {}
         self._sessions: dict[int, Session] = {}
+        self._by_peer: dict[Peer, dict[int, Session]] = {}
+        self._by_consumer: dict[tuple[int, str], Session] = {}
+        """By `id` of the group's state and consumer: it has one session at most."""
         self._next_session = 1
 
     def state(self, queue: Queue, group: str) -> GroupState:
@@ -159,11 +162,14 @@ class Groups:
 
     def attach(self, peer: Peer, state: GroupState, consumer: str, tags: TagFilter | None) -> Session:
         """A new session; one that the consumer had before ends."""
-        for old in [each for each in self._sessions.values() if each.group is state and each.consumer == consumer]:
+        old = self._by_consumer.get((id(state), consumer))
+        if old is not None:
             self.detach(old)
         session = Session(self._next_session, peer, state, consumer, tags)
         self._next_session += 1
         self._sessions[session.number] = session
+        self._by_peer.setdefault(peer, {})[session.number] = session
+        self._by_consumer[id(state), consumer] = session
         return session
 
     def session(self, number: int, peer: Peer) -> Session | None:
@@ -173,7 +179,12 @@ class Groups:
 
     def detach(self, session: Session) -> None:
         """The session is over; the consumer's lease goes on."""
-        self._sessions.pop(session.number, None)
+        if self._sessions.pop(session.number, None) is not None:
+            del self._by_consumer[id(session.group), session.consumer]
+            mine = self._by_peer[session.peer]
+            del mine[session.number]
+            if not mine:
+                del self._by_peer[session.peer]
         session.group.drop_waiters(session)
 
     def clients(self) -> dict[tuple[int, str], str]:
@@ -182,4 +193,4 @@ class Groups:
 
     def of_peer(self, peer: Peer) -> list[Session]:
         """The sessions of a connection."""
-        return [session for session in self._sessions.values() if session.peer is peer]
+        return list(self._by_peer.get(peer, {}).values())

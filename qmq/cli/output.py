@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from qmq.descriptors import raise_limit
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 from qmq.visible import visible
 
@@ -98,7 +99,8 @@ def fail(failure: BaseException) -> NoReturn:
 
 
 def run(work: Coroutine[Any, Any, _R]) -> _R:
-    """Run to the end in a fast event loop; QMQ's errors become messages."""
+    """Run to the end in a fast event loop, with all the descriptors that may be had; QMQ's errors become messages."""
+    raise_limit()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(work)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from qmq import limits
 from qmq.wire.messages import Settlement
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 
 _ERRORS_CHARS: Final = 256 * 1024
-_RANGES: Final = 20_000
 """What one SETTLE holds at most."""
 
 
@@ -104,7 +104,7 @@ def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
     part: list[Settlement] = []
     errors = 0
     for each in settlements:
-        if part and (errors + len(each.error) > _ERRORS_CHARS or len(part) == _RANGES):
+        if part and (errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_MAX):
             yield part
             part, errors = [], 0
         part.append(each)

@@ -182,13 +182,14 @@ class Share:
     def _put_back(self, consumer: str) -> None:
         holder = self.holders.get(consumer)
         if holder is not None:
-            for item in holder.held:
-                insort(self.requeued, Requeued(0, item.first, item.count, item.attempt + 1))
+            self.requeued += [Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held]
+            self.requeued.sort()
 
     def _return(self, action: Return) -> None:
         holder = self._holder(action.consumer)
-        for item in _cut_out(holder, action.received + 1, holder.next_pull):
-            insort(self.requeued, Requeued(0, item.first, item.count, item.attempt))
+        cut = _cut_out(holder, action.received + 1, holder.next_pull)
+        self.requeued += [Requeued(0, item.first, item.count, item.attempt) for item in cut]
+        self.requeued.sort()
 
     def _holder(self, consumer: str) -> Holder:
         """Of a consumer that the master handed something: it must be here."""
@@ -226,17 +227,21 @@ class Share:
         holder = self.holders.get(action.consumer)
         settled = asked = 0
         errors = dict(action.errors)
+        back: list[Requeued] = []
         for at, (first, last, verdict, delay_ms) in enumerate(action.settlements):
             asked += last - first + 1
             for item in _cut_out(holder, first, last + 1) if holder else ():
                 settled += item.count
                 if verdict == Verdict.NACK:
                     due = action.now_ms + delay_ms
-                    insort(self.requeued, Requeued(due, item.first, item.count, item.attempt + 1))
+                    back.append(Requeued(due, item.first, item.count, item.attempt + 1))
                 elif verdict == Verdict.RELEASE:
-                    insort(self.requeued, Requeued(0, item.first, item.count, item.attempt))
+                    back.append(Requeued(0, item.first, item.count, item.attempt))
                 elif verdict == Verdict.DEAD:
                     self._die(item, action, errors.get(at, ""))
+        if back:  # one sort for all: an insertion for each of many is quadratic
+            self.requeued += back
+            self.requeued.sort()
         return Settled(settled, asked - settled)
 
     def _die(self, item: Held, action: SettleAction, error: str) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from qmq.descriptors import SHORT_OF
 from qmq.errors import DiskFull, FlushFailed
 from qmq.folders import FILE_MODE
 
@@ -159,4 +160,6 @@ class Disk:
 def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in _NO_SPACE:
         return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some, or shorten retention")
+    if cause.errno in SHORT_OF:  # it passes, as a full disk does: what needs the file is refused, and tried again
+        return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
     return cause

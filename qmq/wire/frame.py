@@ -8,9 +8,12 @@ long the asker will wait, counted from the frame's arrival, 0 for no limit.
 Rules:
 * The length is checked against the limit before anything is allocated for it. An HTTP request ("GET " is 542,393,671) and a TLS hello
   (0x010316..., little endian) are refused by their first four bytes.
+* Frames that only ask have a small limit of their own, whatever the connection's is.
 * Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. Whoever keeps a
-  part copies that part, once.
-* A frame that does not fit the reused buffer is received straight into a buffer of its own size, without a copy.
+  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop goes on, and a reader
+  holds only the beginning of a frame whose rest has not come.
+* A frame that does not fit the reused buffer is received into a buffer of its own, which grows as the bytes come: who announces much
+  and sends little costs little.
 """
 
 from __future__ import annotations
@@ -67,6 +70,15 @@ class FrameKind(IntEnum):
 
 
 _KIND_MAX: Final = max(FrameKind)
+_LARGE_FIRST_BYTES: Final = 64 * limits.KIB
+
+_ASKING: Final = frozenset(
+    {
+        FrameKind.HELLO, FrameKind.ATTACH, FrameKind.PULL, FrameKind.HEARTBEAT, FrameKind.DETACH, FrameKind.FETCH,
+        FrameKind.REPLICA_HELLO, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.FIND, FrameKind.BEGUN,
+    }
+)  # fmt: skip
+"""Frames of at most `limits.ASKING_BYTES_MAX`."""
 
 
 class Frame(NamedTuple):
@@ -91,27 +103,39 @@ def frame(kind: int, request_id: int, payload: bytes = b"", deadline_ms: int = 0
 class FrameReader:
     """Cuts a byte stream into frames: fill `get_buffer()`, then tell `received(n)`.
 
-    `frame_bytes_max` may be raised once the peer has said who it is.
+    `frame_bytes_max` may be raised once the peer has said who it is. `shared` is a buffer that other readers receive into as well, each
+    between its `get_buffer` and its `received`.
     """
 
-    __slots__ = ("_buffer", "_end", "_grown_bytes", "_large", "_large_end", "_start", "_view", "frame_bytes_max")
+    __slots__ = (
+        "_buffer", "_end", "_grown_bytes", "_is_shared", "_large", "_large_bytes", "_large_end", "_rest", "_start", "_view",
+        "frame_bytes_max",
+    )  # fmt: skip
 
-    def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES, shared: bytearray | None = None
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray(buffer_bytes)
+        self._is_shared = shared is not None
+        self._rest = b""
+        self._buffer = bytearray(buffer_bytes) if shared is None else shared
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
         self._grown_bytes = 0
-        self._large: memoryview | None = None
+        self._large: bytearray | None = None
+        self._large_bytes = 0
         self._large_end = 0
 
     def get_buffer(self) -> memoryview:
         """Where to put the next bytes; never empty. Payloads handed out before are no longer valid."""
         if self._large is not None:
-            return self._large[self._large_end :]
+            return self._rest_of_large(self._large)
         if self._grown_bytes:
             self._grow()
+        elif self._rest:
+            self._end = len(self._rest)
+            self._view[: self._end] = self._rest
         elif self._start:
             self._move_rest_to_front()
         return self._view[self._end :]
@@ -121,12 +145,15 @@ class FrameReader:
         if self._large is not None:
             return self._received_large(count)
         self._end += count
+        self._rest = b""
         frames: list[Frame] = []
         start, end = self._start, self._end
         while end - start >= HEADER_BYTES:
             length, kind, flags, _, request_id, deadline_ms = HEADER.unpack_from(self._buffer, start)
             if not HEADER_BYTES <= length <= self.frame_bytes_max or flags or not 0 < kind <= _KIND_MAX:
                 self._refuse(length, kind, flags)
+            if length > limits.ASKING_BYTES_MAX and kind in _ASKING:
+                raise ProtocolViolation(f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, not {length}")
             if start + length > end:
                 if length > len(self._buffer):
                     self._begin_large(start, length)
@@ -136,6 +163,9 @@ class FrameReader:
             start += length
         if start == self._end or self._large is not None:
             start = self._end = 0
+        elif self._is_shared:
+            self._rest = bytes(self._view[start : self._end])
+            start = self._end = 0
         self._start = start
         return frames
 
@@ -144,7 +174,8 @@ class FrameReader:
         self._grown_bytes = max(buffer_bytes, len(self._buffer))
 
     def _grow(self) -> None:
-        rest = bytes(self._view[self._start : self._end])
+        rest = self._rest or bytes(self._view[self._start : self._end])
+        self._is_shared, self._rest = False, b""
         self._buffer = bytearray(self._grown_bytes)
         self._view = memoryview(self._buffer)
         self._view[: len(rest)] = rest
@@ -152,7 +183,7 @@ class FrameReader:
 
     def release(self) -> None:
         """The stream has ended: let go of the buffers now, not when the garbage collector finds the connection."""
-        self._buffer, self._view, self._large = bytearray(), memoryview(b""), None
+        self._buffer, self._view, self._large, self._rest = bytearray(), memoryview(b""), None, b""
         self._start = self._end = 0
 
     def _refuse(self, length: int, kind: int, flags: int) -> None:
@@ -167,16 +198,21 @@ class FrameReader:
         self._start, self._end = 0, rest
 
     def _begin_large(self, start: int, length: int) -> None:
-        large = memoryview(bytearray(length))
-        have = self._end - start
-        large[:have] = self._view[start : self._end]
-        self._large, self._large_end = large, have
+        self._large = bytearray(self._view[start : self._end])
+        self._large_bytes, self._large_end = length, len(self._large)
+
+    def _rest_of_large(self, large: bytearray) -> memoryview:
+        """Room for at least a byte: as much again as has come, so that growing copies each byte about once."""
+        if self._large_end == len(large):
+            room = min(max(self._large_end, _LARGE_FIRST_BYTES), self._large_bytes - self._large_end)
+            large = self._large = bytearray().join((large, bytes(room)))  # not in place: the event loop may hold the former view
+        return memoryview(large)[self._large_end :]
 
     def _received_large(self, count: int) -> list[Frame]:
         assert self._large is not None
         self._large_end += count
-        if self._large_end < len(self._large):
+        if self._large_end < self._large_bytes:
             return []
-        whole, self._large = self._large, None
+        whole, self._large = memoryview(self._large), None
         _, kind, _, _, request_id, deadline_ms = HEADER.unpack_from(whole)
         return [Frame(kind, request_id, deadline_ms, whole[HEADER_BYTES:])]

@@ -21,6 +21,7 @@ from enum import IntEnum
 from struct import Struct, error
 from typing import Any, Final, NamedTuple, TypeVar
 
+from qmq import limits
 from qmq.errors import Outcome, ProtocolViolation, QmqError, from_wire
 from qmq.wire.verdicts import BY_GROUP_MS as BY_GROUP_MS
 from qmq.wire.verdicts import Settlement as Settlement
@@ -28,6 +29,7 @@ from qmq.wire.verdicts import Verdict as Verdict
 from qmq.wire.verdicts import pack_begun as pack_begun
 from qmq.wire.verdicts import pack_settle as pack_settle
 from qmq.wire.verdicts import pack_settled as pack_settled
+from qmq.wire.verdicts import require_ranges
 from qmq.wire.verdicts import unpack_begun as unpack_begun
 from qmq.wire.verdicts import unpack_settle as unpack_settle
 from qmq.wire.verdicts import unpack_settled as unpack_settled
@@ -65,7 +67,7 @@ class _JsonMessage:
             known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
             message = cls(**{name: value for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError, RecursionError) as cause:
-            raise ProtocolViolation(f"no {cls.__name__}: {cause}") from None
+            raise ProtocolViolation(f"no {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
         message._check()
         return message
 
@@ -74,7 +76,8 @@ class _JsonMessage:
             value = getattr(self, field.name)
             kind = {"int": int, "str": str}.get(str(field.type), list)
             if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(field.type), value):
-                raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {value!r}")
+                given = repr(value)[: limits.ERROR_VALUE_CHARS_MAX]
+                raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {given}")
 
 
 def _holds(kind: str, value: Any) -> bool:
@@ -346,6 +349,7 @@ def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[Lane
     """(session, token, settlements). Raises ProtocolViolation."""
     try:
         session, count, token = _LANE_SETTLE.unpack_from(payload)
+        require_ranges("LANE_SETTLE", min(count, len(payload) // _LANE_SETTLEMENT.size))
         settlements = [LaneSettlement(*each) for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])]
     except error:
         raise ProtocolViolation("LANE_SETTLE is cut short") from None

@@ -28,10 +28,12 @@ class FrameStream(asyncio.BufferedProtocol):
     def __init__(
         self, *, on_frames: Callable[[list[Frame]], None], on_closed: Callable[[Exception | None], None],
         on_writable: Callable[[], None], on_violation: Callable[[ProtocolViolation], None],
-        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX, shared: bytearray | None = None,
     ) -> None:  # fmt: skip
-        self.reader = FrameReader(frame_bytes_max)
+        self.reader = FrameReader(frame_bytes_max, shared=shared)
         self.is_writable = True
+        self.refusal = b""
+        """If set before the connection is made: all that the peer gets to hear."""
         self.transport: asyncio.Transport | None = None
         self._on_frames = on_frames
         self._on_closed = on_closed
@@ -45,6 +47,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
         tune_socket(transport.get_extra_info("socket"))
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
+        if self.refusal:
+            self.put(self.refusal)
+            self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.reader.get_buffer()

@@ -12,7 +12,8 @@ from enum import IntEnum
 from struct import Struct, error
 from typing import Any, Final, NamedTuple
 
-from qmq.errors import ProtocolViolation
+from qmq import limits
+from qmq.errors import InvalidArgument, ProtocolViolation
 
 _SETTLE: Final = Struct("<II")
 _SETTLEMENT: Final = Struct("<qqII")
@@ -63,6 +64,7 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
     """Raises ProtocolViolation."""
     try:
         session, count = _SETTLE.unpack_from(payload)
+        require_ranges("SETTLE", min(count, len(payload) // _SETTLEMENT.size))
         end = _SETTLE.size + count * _SETTLEMENT.size
         settlements = [Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size : end])]
         for at, text in _error_texts(payload, end):
@@ -72,6 +74,12 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
     if len(settlements) != count or any(each.verdict > Verdict.DEAD for each in settlements):
         raise ProtocolViolation("SETTLE has another number of ranges than it says, or an unknown verdict")
     return session, settlements
+
+
+def require_ranges(what: str, count: int) -> None:
+    """Raises InvalidArgument, before anything is made of them."""
+    if count > limits.SETTLE_RANGES_MAX:
+        raise InvalidArgument(f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several")
 
 
 def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -100,3 +101,51 @@ def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
         reader.get_buffer()[:1] = bytes([byte])
         found += [(each.request_id, bytes(each.payload)) for each in reader.received(1)]
     assert found == [(1, b"a" * 10), (2, b"b" * 500), (3, b"")]
+
+
+def test_a_frame_that_only_asks_is_refused_by_its_header_if_it_is_large() -> None:
+    for kind in (FrameKind.ATTACH, FrameKind.FETCH, FrameKind.LANE_ATTACH, FrameKind.PULL):
+        with pytest.raises(ProtocolViolation, match="at most 65536 bytes"):
+            feed(FrameReader(), frame(kind, 1, bytes(64 * 1024))[:HEADER_BYTES], [HEADER_BYTES])
+
+
+def test_a_frame_that_is_announced_takes_memory_only_as_it_comes() -> None:
+    reader = FrameReader(1 << 28)
+    announced = (1 << 28).to_bytes(4, "little") + bytes([FrameKind.PRODUCE]) + bytes(11)
+    tracemalloc.start()
+    try:
+        feed(reader, announced + bytes(100_000), [1 << 20])
+        reader.get_buffer()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(FRAMES, FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
+def test_readers_that_share_a_buffer_do_not_mix_their_bytes(one: list, other: list, sizes: list[int], seed: int) -> None:
+    shared, random = bytearray(256), Random(seed)
+    readers = [FrameReader(shared=shared), FrameReader(shared=shared)]
+    left = [b"".join(frame(k, r, p, d) for k, r, p, d in frames) for frames in (one, other)]
+    found: list[list] = [[], []]
+    while any(left):
+        at = random.choice([number for number in (0, 1) if left[number]])
+        readers[1 - at].get_buffer()  # nothing came for it
+        piece = left[at][: random.choice(sizes)]
+        buffer = readers[at].get_buffer()
+        count = min(len(piece), len(buffer))
+        buffer[:count] = piece[:count]
+        found[at] += [(each.kind, each.request_id, bytes(each.payload), each.deadline_ms) for each in readers[at].received(count)]
+        left[at] = left[at][count:]
+    assert found == [[(k, r, p, d) for k, r, p, d in frames] for frames in (one, other)]
+
+
+def test_readers_that_share_a_buffer_hold_nothing_of_their_own() -> None:
+    shared = bytearray(1 << 16)
+    tracemalloc.start()
+    try:
+        readers = [FrameReader(shared=shared) for _ in range(1000)]
+        for each in readers:
+            feed(each, frame(FrameKind.HELLO, 1, b"{}"), [1000])
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,162 @@
+"""What one client may ask of a broker at once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support import ManualClock, intake
+
+from qmq import limits
+from qmq.broker.broker import Broker
+from qmq.broker.config import BrokerConfig
+from qmq.broker.server import DataServer
+from qmq.broker.upkeep import Upkeep
+from qmq.client.connection import Connection, connect
+from qmq.descriptors import connections_max
+from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
+from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
+from qmq.log.recovery import open_store
+from qmq.model import SubjectConfig
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+from qmq.wire.messages import Settlement, Verdict
+
+MESSAGES = 20
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[Broker, Connection]]:
+    store = open_store(folder, LogConfig(), ManualClock())
+    broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
+    upkeep, server = Upkeep(broker, broker.fatal, tick_s=0.0005), DataServer(broker)
+    store.append([intake(store.open_queue("s", 0), [b"x"] * MESSAGES)])
+    store.begin_flush().run()
+    await server.start("127.0.0.1", 0)
+    upkeep.start()
+    connection = await connect(f"127.0.0.1:{server.port}", "test")
+    try:
+        yield broker, connection
+    finally:
+        connection.close()
+        await connection.wait_closed()
+        await server.stop()
+        await upkeep.stop()
+        store.close()
+
+
+async def attach(connection: Connection) -> int:
+    request = wire.Attach("s", 0, "g", "c", "i", -1, "earliest", 60_000, [], [])
+    answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)
+    return wire.Attached.unpack(answer.payload).session
+
+
+@pytest.mark.parametrize(
+    ("tags", "lps", "says"),
+    [(["t"] * 21, [], "tags"), ([], ["0-1"] * (limits.FETCH_RANGES_MAX + 1), "at most 64 ranges")],
+)
+async def test_a_fetch_names_few_tags_and_ranges(tmp_path: Path, tags: list[str], lps: list[str], says: str) -> None:
+    async with served(tmp_path) as (_, connection):
+        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, tags, [], lps, 0)
+        with pytest.raises(InvalidArgument, match=says):
+            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
+
+
+async def test_a_value_that_is_wrong_is_repeated_in_part_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, [], [], ["x" * 50_000], 0)
+        with pytest.raises(InvalidArgument) as refused:
+            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
+        assert len(refused.value.message) < 300
+
+
+async def test_a_settle_has_so_many_ranges_and_no_more(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        session = await attach(connection)
+        many = [Settlement(0, 0, Verdict.ACK, 0)] * (limits.SETTLE_RANGES_MAX + 1)
+        with pytest.raises(InvalidArgument, match="at most 10000 ranges"):
+            await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+
+
+async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        session = await attach(connection)
+        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        far = wire.pack_settle(session, [Settlement(0, 1 << 62, Verdict.ACK, 0)])
+        with pytest.raises(InvalidArgument, match=f"before {MESSAGES} were handed out"):
+            await connection.call(FrameKind.SETTLE, far, timeout_s=10)
+        (state,) = broker.dispatch.groups
+        assert (state.share.unacked(), state.tally.acked) == (MESSAGES, 0)
+        whole = wire.pack_settle(session, [Settlement(0, MESSAGES - 1, Verdict.ACK, 0)])
+        answer = await connection.call(FrameKind.SETTLE, whole, timeout_s=10)
+        assert wire.unpack_settled(answer.payload) == (MESSAGES, 0)
+
+
+async def test_being_short_of_descriptors_is_overload_and_not_the_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        fatal: list[BaseException] = []
+        broker.fatal = fatal.append
+
+        def short(_: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        broker.fetching.fetch = short  # type: ignore[method-assign]
+        with pytest.raises(Overloaded, match="short of descriptors"):
+            fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, [], [], [], 0)
+            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
+        assert fatal == []
+
+
+async def test_connections_leave_descriptors_for_files(tmp_path: Path) -> None:
+    assert connections_max(10_000, 1024) == 512
+    assert connections_max(10_000, 300) == 150
+    assert connections_max(10_000, 1 << 20) == 10_000
+    async with served(tmp_path) as (broker, _):
+        server = DataServer(broker, descriptors=2)
+        await server.start("127.0.0.1", 0)
+        first = await connect(f"127.0.0.1:{server.port}", "first")
+        with pytest.raises(QmqError):
+            await connect(f"127.0.0.1:{server.port}", "second")
+        first.close()
+        await first.wait_closed()
+        await server.stop()
+
+
+def test_a_file_that_cannot_be_opened_for_now_is_refused_as_a_full_disk_is(tmp_path: Path) -> None:
+    disk, opened = Disk(), list[int]()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(DiskFull, match="no more open files"):
+            opened.append(disk.open_append(tmp_path / "file"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert opened == []
+
+
+async def test_a_session_has_few_pulls_waiting(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        session = await attach(connection)
+        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
+        for _ in range(limits.SESSION_PULLS_MAX):
+            connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
+        with pytest.raises(Overloaded, match="pulls of this session wait already"):
+            await connection.call(FrameKind.PULL, pull, timeout_s=10)
+
+
+async def test_a_consumer_that_comes_back_ends_its_older_session_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        first = await attach(connection)
+        second = await attach(connection)
+        groups = broker.dispatch.groups
+        (state,) = groups
+        (found,) = groups.clients()
+        assert (first != second, found) == (True, (id(state), "c"))
+    assert groups.clients() == {}
