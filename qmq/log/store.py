@@ -122,6 +122,7 @@ class Store:
         """Whether opening had to cut what may have been acknowledged."""
         self.unflushed_messages = 0
         self.unwritten: list[AnyAction] = []
+        self.droppable: list[Path] = []  # files of dropped queues, that no retention took over yet
         self.projection: Projection | None = None
         """What follows from the logs besides; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
@@ -225,7 +226,7 @@ class Store:
         grown: dict[int, Queue] = {}
         while self._invisible and self._invisible[0][0] <= index:
             _, queue, sequence = self._invisible.popleft()
-            queue.visible_sequence = sequence
+            queue.visible_sequence = max(queue.visible_sequence, sequence)
             grown[id(queue)] = queue
         return list(grown.values())
 
@@ -317,19 +318,22 @@ class Store:
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
         assert queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed"  # noqa: PT018
-        region = commands.build(queue.id, change_id, to_version)
+        sequence = self.append_region(queue, commands.build(queue.id, change_id, to_version))
+        queue.sealed = Sealed(sequence, change_id, to_version)
+
+    def append_region(self, queue: Queue, region: bytes) -> int:
+        """Write a command message; its sequence. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
         if self._begins_segment(total):
             self._open_segment(MESSAGES, [each.to_snapshot() for each in self.queues.values()])
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
-        envelope = place(
-            Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, self.index + 1, time_ms, self.messages.flushed
-        )
+        index, flushed = self.index + 1, self.messages.flushed
+        envelope = place(Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, index, time_ms, flushed)
         entry = IndexEntry(queue.next_sequence, self.messages.end, time_ms, 0, 0, 0, queue.cumulative_bytes, total, 1)
         self._write(MESSAGES, [envelope, region], total, 1)
-        queue.sealed = Sealed(entry.base_sequence, change_id, to_version)
         self._stored([(queue, entry)], [envelope, region], self.index)
+        return entry.base_sequence
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
@@ -398,6 +402,8 @@ class Store:
                 self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
             if envelope.kind == Kind.COMMAND:
                 queue.sealed = commands.read(region, entry.base_sequence)
+                if queue.sealed is None:
+                    self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """A segment's opening snapshot counts only where the log begins; elsewhere everything in it is known."""
