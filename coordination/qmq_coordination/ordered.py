@@ -175,11 +175,17 @@ class OrderedState:
             self.latest = int(item.value)
 
     def drop(self, key: str) -> None:
-        """An item is gone: a group that was deleted."""
+        """An item is gone: a group that was deleted; or all of them, with the subject."""
         self.items.pop(key, None)
         what, _, name = key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "g":
             self.groups.pop(name, None)
+        elif what == "v":
+            self.routes.pop(int(name), None)
+        elif what == "c":
+            self.changes.pop(int(name), None)
+        elif what == "latest":
+            self.latest = 0
 
 
 def ordered_state(subject: str, items: Iterable[KeyValue]) -> OrderedState:

@@ -23,6 +23,7 @@ PREFIX: Final = "/qmq/subjects/"
 PAUSE_S: Final = 0.1
 """Before a change whose outcome is unknown is looked at again: a store in trouble is not hammered."""
 _KNOWN: Final = frozenset(each.name for each in fields(SubjectConfig))
+_DELETING: Final = "is_deleting"
 _TUPLES: Final = ("groups", "former_groups")
 
 
@@ -47,6 +48,15 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
     return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums})
 
 
+def is_deleting(item: KeyValue) -> bool:
+    """Whether the subject is being deleted (docs/DELETION.md): for everybody but who deletes it, there is none."""
+    return bool(json.loads(item.value).get(_DELETING))
+
+
+def _going(name: str) -> UnknownSubject:
+    return UnknownSubject(f"subject {name!r} is being deleted: when that is done, it can be created anew")
+
+
 class SubjectCatalog:
     """Subjects in the coordination store."""
 
@@ -58,7 +68,7 @@ class SubjectCatalog:
         """Create a subject; one that is there with the same settings is fine, and is what is returned.
 
         `is_placed`: its groups were asked for, and count as settings. `also` is put in the same transaction: an ordered subject's first
-        route. Raises SubjectExists, CoordinationUnavailable.
+        route. Raises SubjectExists, UnknownSubject (one of that name is being deleted), CoordinationUnavailable.
         """
         key = subject_key(config.name)
         while True:
@@ -68,9 +78,12 @@ class SubjectCatalog:
             except CoordinationUnknown:
                 await self._sleep(PAUSE_S)  # if it was made, the comparison fails then, and what is there is ours
                 continue
-            found = await self.get(config.name)
-            if found is None:
+            item = await self._store.get(key)
+            if item is None:
                 continue
+            if is_deleting(item):
+                raise _going(config.name)
+            found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
                 raise SubjectExists(
                     f"subject {config.name!r} is there with other settings: {found}; alter it, or choose another name"
@@ -80,11 +93,11 @@ class SubjectCatalog:
     async def get(self, name: str) -> SubjectConfig | None:
         """The subject's settings, if it exists. Raises InvalidName."""
         found = await self._store.get(subject_key(name))
-        return None if found is None else decode_subject(found)
+        return None if found is None or is_deleting(found) else decode_subject(found)
 
     async def list(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
-        return [decode_subject(item) for item in (await self._store.list(PREFIX + prefix)).items]
+        return [decode_subject(item) for item in (await self._store.list(PREFIX + prefix)).items if not is_deleting(item)]
 
     async def alter(self, config: SubjectConfig) -> SubjectConfig:
         """Replace a subject's settings. Raises UnknownSubject."""
@@ -97,6 +110,8 @@ class SubjectCatalog:
             found = await self._store.get(key)
             if found is None:
                 raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            if is_deleting(found):
+                raise _going(name)
             before = decode_subject(found)
             after = change(before)
             if after == before:
@@ -106,6 +121,21 @@ class SubjectCatalog:
                     return after
             except CoordinationUnknown:
                 await self._sleep(PAUSE_S)  # if it was made, `change` has nothing left to do then
+
+    async def begin_deleting(self, name: str) -> KeyValue:
+        """Mark the subject as being deleted, if it is not yet; its record. Raises UnknownSubject."""
+        key = subject_key(name)
+        while True:
+            found = await self._store.get(key)
+            if found is None:
+                raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            if is_deleting(found):
+                return found
+            marked = json.dumps({**json.loads(found.value), _DELETING: True}, sort_keys=True).encode()
+            try:
+                await self._store.txn([unchanged(found)], [Put(key, marked)])
+            except CoordinationUnknown:
+                await self._sleep(PAUSE_S)
 
 
 def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:

@@ -33,7 +33,7 @@ from qmq_coordination.groups import GROUPS, PRESENCE, REPLICAS, GroupState, Repl
 from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
 from qmq_coordination.store import Changes, CoordinationStore, KeyValue, Listing
 from qmq_coordination.subjects import PREFIX as SUBJECTS
-from qmq_coordination.subjects import decode_subject
+from qmq_coordination.subjects import decode_subject, is_deleting
 
 log = logging.getLogger("qmq.coordination")
 
@@ -76,6 +76,8 @@ class Picture:
     revision: int = 0
     items: dict[str, KeyValue] = field(default_factory=dict)
     subjects: dict[str, SubjectConfig] = field(default_factory=dict)
+    deleting: dict[str, SubjectConfig] = field(default_factory=dict)
+    """Those that are being deleted: not among `subjects` any more."""
     subject_counts: Counter[str] = field(default_factory=Counter)
     """How many subjects each broker group takes messages of: counted as they come and go, since each new one asks."""
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -134,7 +136,10 @@ class Picture:
         """Keep what a key means. A value that cannot be read counts as absent: one bad key must not blind everybody."""
         try:
             if key.startswith(SUBJECTS):
-                self._read_subject(key[len(SUBJECTS) :], None if item is None else decode_subject(item))
+                name, config = key[len(SUBJECTS) :], None if item is None else decode_subject(item)
+                is_going = item is not None and is_deleting(item)
+                _keep(self.deleting, name, config if is_going else None)
+                self._read_subject(name, None if is_going else config)
             elif key.startswith(GROUPS):
                 self._read_group(key, item)
             elif key.startswith((REPLICAS, PRESENCE)):
@@ -244,6 +249,10 @@ class ClusterView:
     def subjects(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
         return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
+
+    def deleting(self) -> dict[str, SubjectConfig]:
+        """The subjects that are being deleted, by name."""
+        return dict(self._picture.deleting)
 
     def subject_count(self, group: str) -> int:
         """How many subjects the broker group takes messages of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from qmq.broker.broker import Broker
 from qmq.broker.finding import Finding, Found
 from qmq.broker.sessions import GroupState
 from qmq.broker.trails import Trails
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
 from qmq.limits import MIB
+from qmq.log.dropping import drop
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.log.tail import ACTIONS, MESSAGES
-from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name
+from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name, is_dead_letters
+
+log = logging.getLogger("qmq.broker")
 
 _T = TypeVar("_T")
 
@@ -197,6 +201,31 @@ class BrokerAdmin:
         self._broker.schedule()
         await self._broker.committed()
         return len(states)
+
+    async def drop_subject(self, subject: str) -> int:
+        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue; on how many queues something was.
+
+        Raises Overloaded: this broker has not heard yet that it was deleted, so that more may come; or a message is dying. DiskFull.
+        """
+        broker = self._broker
+        broker.require_serving()
+        check_name("subject", subject)
+        if not is_dead_letters(subject) and broker.subject_or_none(subject) is not None:
+            raise Overloaded(f"{broker.config.name} has not heard yet that subject {subject!r} was deleted: try again soon")
+        gone = UnknownSubject(f"subject {subject!r} was deleted")
+        queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject and not queue.is_blank]
+        if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
+            raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
+        if queues:
+            broker.turn()  # what was staged before is written before
+        for queue in queues:
+            drop(broker.store, queue)
+            broker.dispatch.drop_queue(queue, gone)
+            broker.lanes.drop_queue(queue, gone)
+            log.info("%s is dropped: its subject was deleted", queue.id)
+            broker.schedule()
+        await broker.committed()
+        return len(queues)
 
     async def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""

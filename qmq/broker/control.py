@@ -83,6 +83,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         """See control.proto."""
         return pb.DeleteGroupResponse(queues=await self._admin.delete_group(request.subject, request.group))
 
+    @answering
+    async def DropSubject(self, request: pb.DropSubjectRequest) -> pb.DropSubjectResponse:
+        """See control.proto."""
+        return pb.DropSubjectResponse(queues=await self._admin.drop_subject(request.subject))
+
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
         return pb.Moved(
             partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end

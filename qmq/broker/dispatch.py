@@ -328,6 +328,13 @@ class Dispatch:
         self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
         self.groups.drop(state)
 
+    def drop_queue(self, queue: Queue, failure: QmqError) -> None:
+        """The queue's subject was deleted, and no group has a share of it: who consumes it hears so."""
+        for state in list(self.groups.of_queue(queue)):
+            self._end(state, failure)
+            self.to_wake.pop(id(state), None)
+            self.groups.drop(state)
+
     def wake_queues(self, queues: list[Queue]) -> None:
         """Consumers may see more of these queues."""
         for queue in dict.fromkeys(queues):
@@ -354,11 +361,14 @@ class Dispatch:
     def stop(self, failure: QmqError) -> None:
         """Nobody is served here any more: tell those who wait."""
         for state in self.groups:
-            if state.timer is not None:
-                state.timer.cancel()
-            for waiter in state.waiters:
-                self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
-            state.waiters.clear()
+            self._end(state, failure)
+
+    def _end(self, state: GroupState, failure: QmqError) -> None:
+        if state.timer is not None:
+            state.timer.cancel()
+        for waiter in state.waiters:
+            self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
+        state.waiters.clear()
 
 
 def _can_resume(queue: Queue, request: wire.Attach) -> bool:

@@ -375,6 +375,12 @@ class Lanes:
         for session in [each for each in self._sessions.values() if each.peer is peer]:
             self._wake(session)
 
+    def drop_queue(self, queue: Queue, failure: QmqError) -> None:
+        """The queue's subject was deleted: who reads a lane of it hears so."""
+        self._seen_ms = {key: seen_ms for key, seen_ms in self._seen_ms.items() if key[0] != id(queue)}
+        for session in self._of_queue(queue):
+            self._close(session, failure)
+
     def stop(self, failure: QmqError) -> None:
         """Nobody is served here any more."""
         for session in list(self._sessions.values()):

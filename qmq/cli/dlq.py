@@ -1,4 +1,4 @@
-"""`qmq dlq`: what groups gave up. List, show, replay, purge.
+"""`qmq dlq`: what groups gave up. List, show, replay, purge, delete.
 
 Of an unordered subject it is messages, in the group's dead-letter queue: the verbs take GROUP. Of an ordered subject it is keys that were
 set aside, with everything that follows for them: the verbs take SUBJECT GROUP KEY (`parked.py`).
@@ -15,12 +15,12 @@ from rich.progress import Progress
 
 import qmq
 from qmq.cli import parked
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, show, time_text
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge.")
+app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge, delete.")
 
 Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group; or one key of an ordered subject.")]
 Subject = Annotated[str, typer.Option("--subject", help="Only messages that were sent to this subject.")]
@@ -178,3 +178,21 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(data).decode()
+
+
+@app.command("delete")
+def delete(
+    group: Annotated[str, typer.Argument(help="The group.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the group's name again.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Delete a group's dead-letter queue: all dead letters that there are now, waiting or replayed. What dies later is kept."""
+    if not yes and typer.prompt(f"type {group} to delete its dead letters", err=True) != group:
+        fail(InvalidArgument("that is not the group's name: nothing was deleted"))
+
+    async def _delete() -> int:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.delete_dead_letters(group)
+
+    show("deleted", ("group", "queues"), [(group, run(_delete()))], as_json=as_json)

@@ -8,14 +8,14 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
-from qmq.cli.output import SERVER, DryRun, Json, Server, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
 from qmq.cli.roles import names_of
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, delete.")
 
 FlushOf = Annotated[
     str, typer.Option("--flush", help="'sync': producers are answered when a majority has flushed the message; 'default': as brokers do.")
@@ -194,3 +194,21 @@ async def _groups_of(mq: qmq.Client, name: str) -> str:
 
 def _or_default(settings: Any, field: str) -> Any:
     return getattr(settings, field) if settings.HasField(field) else "default"
+
+
+@app.command("delete")
+def delete(
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the subject's name again.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Delete a subject: its messages, groups, routes, settings and pauses. One of that name that comes later is new."""
+    if not yes and typer.prompt(f"type {name} to delete it", err=True) != name:
+        fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
+
+    async def _delete() -> int:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.delete_subject(name)
+
+    show("deleted", ("subject", "queues"), [(name, run(_delete()))], as_json=as_json)

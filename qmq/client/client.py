@@ -84,7 +84,7 @@ class Client(ListeningDoor, OutboxDoor):
         self._now_ns = time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
         self._network = network
         self._links = Links(
-            Locator(self._locate, self._watch, self._turn), self.name, now_ns=self._now_ns, network=network,
+            Locator(self._locate, self._watch, self._turn, look=self._look), self.name, now_ns=self._now_ns, network=network,
             store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
         )  # fmt: skip
         self._identity = Identity()
@@ -162,6 +162,9 @@ class Client(ListeningDoor, OutboxDoor):
 
     async def _locate(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), create=self._create_subjects, delayed=is_delayed(target))
+
+    async def _look(self, target: str) -> Placement:
+        return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
 
     def _watch(self) -> AsyncIterator[Pushed]:
         return self.metadata.watch()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qmq.client.partial import Partial
-from qmq.model import GroupSettings
+from qmq.model import GroupSettings, check_name, dead_letter_subject
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -57,7 +57,22 @@ class DeliveryAdmin:
         found: control.DeleteGroupResponse = await self._call("DeleteGroup", request)
         return found.queues
 
+    async def delete_subject(self, name: str) -> int:
+        """Delete a subject with all that is kept of it; on how many queues something was. Raises UnknownSubject, InvalidArgument.
+
+        NotConnected: a broker group is silent; the subject is gone for clients, and the rest is done when the group is back.
+        """
+        request = control.DropSubjectRequest(subject=name)
+        found: control.DropSubjectResponse = await self._call("DeleteSubject", request)
+        return found.queues
+
     # --- dead letters --------------------------------------------------------------------------------------------------
+
+    async def delete_dead_letters(self, group: str) -> int:
+        """Delete all dead letters of a group that there are now; on how many broker groups any were. Raises InvalidName, NotConnected."""
+        request = control.DropSubjectRequest(subject=dead_letter_subject(check_name("group", group)))
+        found: control.DropSubjectResponse = await self._call("DeleteDeadLetters", request)
+        return found.queues
 
     async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
         """How much died of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""

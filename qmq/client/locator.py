@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from typing import Any, Final, NamedTuple
 
 from qmq.client.routes import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
-from qmq.errors import NotConnected, QmqError, Unavailable
+from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject
 
 log = logging.getLogger("qmq.client")
 
@@ -51,10 +51,16 @@ Watch = Callable[[], AsyncIterator[Pushed]]
 
 
 class Locator:
-    """Keeps a `RouteBook` true. `outdated` is called when a metaserver lags: the next one shall be asked."""
+    """Keeps a `RouteBook` true. `outdated` is called when a metaserver lags: the next one shall be asked.
 
-    def __init__(self, locate: Locate, watch: Watch, outdated: Callable[[], None] = lambda: None) -> None:
+    `locate` may create a subject; in the background `look` is asked, which never does: a subject that was deleted stays so.
+    """
+
+    def __init__(
+        self, locate: Locate, watch: Watch, outdated: Callable[[], None] = lambda: None, *, look: Locate | None = None
+    ) -> None:  # fmt: skip
         self.book = RouteBook()
+        self._look = look or locate
         self._locate, self._watch, self._outdated = locate, watch, outdated
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._asked_s: dict[tuple[str, str], float] = {}
@@ -122,13 +128,13 @@ class Locator:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         try:
-            await self._locate_now(subject)
+            await self._locate_now(subject, self._locate)
         finally:
             self._asked_s[what] = asyncio.get_running_loop().time()
 
-    async def _locate_now(self, subject: str) -> None:
+    async def _locate_now(self, subject: str, locate: Locate) -> None:
         ask = self.book.ask()
-        learned = self.book.learn(ask, subject, *await self._locate(subject))
+        learned = self.book.learn(ask, subject, *await locate(subject))
         self._placed_s[subject] = asyncio.get_running_loop().time()
         if learned.outdated or learned.is_route_outdated:
             self._outdated()
@@ -186,7 +192,11 @@ class Locator:
             async with self._refreshes:
                 self._refreshing.discard(subject)
                 self._placed_s[subject] = asyncio.get_running_loop().time()
-                await self._locate_now(subject)
+                await self._locate_now(subject, self._look)
+        except UnknownSubject:
+            log.info("subject %s was deleted", subject)
+            self.book.forget(subject)
+            self._tell(subject)
         except QmqError as failure:
             log.debug("where %s is could not be asked: %s", subject, failure)
         finally:

@@ -194,8 +194,8 @@ class Pipes:
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self.target)
-        if groups is not None and not self._is_closed:
-            self._update(groups)
+        if not self._is_closed:
+            self._update(groups or {})  # none: the subject was deleted, and who sends asks anew
             for pipe in self._pipes:
                 pipe.moved()
             self.pump()

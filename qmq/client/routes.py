@@ -136,6 +136,11 @@ class RouteBook:
             self._orders.pop(subject, None)
         return learned
 
+    def forget(self, subject: str) -> None:
+        """The subject is gone: one of its name that comes later is another one, with a route of its own."""
+        self._places.pop(subject, None)
+        self._orders.pop(subject, None)
+
     def _learn_master(self, ask: int, route: Route, learned: Learned) -> bool:
         """Whether the line is believed."""
         group = route.group

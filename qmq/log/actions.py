@@ -15,6 +15,7 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     RESET    sequence                   an operator moved the group; everything handed out is void
     BURIED   [first, count]*            messages that died, by their numbers: their copies are in the dead-letter queue
     FORGET                              the group is gone for good: a consumer of a broadcast group that stayed away
+    DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
 
 On partitions of ordered subjects (qmq/log/lanes.py):
 
@@ -77,6 +78,7 @@ class ActionKind(IntEnum):
     CLOSE = 26
     BURIED = 30
     FORGET = 31
+    DROP_QUEUE = 32
 
 
 class Cause(IntEnum):
@@ -148,6 +150,10 @@ class Buried(Action, frozen=True, tag=int(ActionKind.BURIED)):
 
 
 class Forget(Action, frozen=True, tag=int(ActionKind.FORGET)):
+    pass
+
+
+class DropQueue(Action, frozen=True, tag=int(ActionKind.DROP_QUEUE)):
     pass
 
 
@@ -254,7 +260,7 @@ class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
-ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget
+ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget | DropQueue
 AnyAction = ShareAction | LaneAction | ScheduleAction
 """What the action log holds."""
 

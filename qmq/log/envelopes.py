@@ -198,3 +198,14 @@ def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]
 def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
     """Which of the (epoch, first index) an index lies in; -1 if they do not go back so far."""
     return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)
+
+
+def first_index(log: int, segments: Segments, last_index: int) -> int:
+    """Index of the oldest entry of a log; behind the last one if the log is empty and was begun anew, 1 if it never lost anything."""
+    if segments.start == 0:
+        return 1
+    try:
+        head = head_at(segments, segments.start)
+    except CorruptBatch as cause:
+        raise damaged(segments, segments.start, cause, log) from cause
+    return last_index + 1 if head is None else head.index

@@ -10,7 +10,7 @@ from qmq_ordering.route import LpRange
 
 from qmq.batch import BatchView
 from qmq.directed import LOOK_INSIDE, is_directed
-from qmq.log.actions import Forget, ShareAction
+from qmq.log.actions import DropQueue, Forget, ShareAction
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
@@ -86,6 +86,19 @@ class Queue:
         produced = Produced(entry.base_sequence, entry.append_time_ms)
         self.producers.add(entry.producer_id, entry.batch_sequence, produced)
 
+    def drop(self) -> list[Path]:
+        """Its subject was deleted: nothing stored so far belongs to it. Numbers go on. Gives files that hold nothing that counts."""
+        self.start_sequence = self.visible_sequence = self.next_sequence
+        self.producers = Producers()
+        self.sealed = None
+        return self.index.drop_before(self.index.count)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether a drop would change nothing."""
+        has_past = self.index.count > self.index.first or self.producers.to_state() or self.sealed is not None
+        return not (has_past or self.shares or self.lanes) and self.start_sequence == self.next_sequence
+
     def to_snapshot(self) -> list[Any]:
         """What a segment's opening snapshot keeps: enough to number on and to refuse duplicates."""
         return [
@@ -109,7 +122,11 @@ class Queue:
         return share
 
     def apply(self, action: ShareAction) -> Settled:
-        """Change the share that the action names; made if absent. FORGET ends it."""
+        """Change the share that the action names; made if absent. FORGET ends it, DROP_QUEUE ends all, those of lanes too."""
+        if isinstance(action, DropQueue):
+            self.shares.clear()
+            self.lanes.clear()
+            return Settled(0, 0)
         if isinstance(action, Forget):
             self.shares.pop(action.group, None)
             return Settled(0, 0)

@@ -76,6 +76,7 @@ class Retention:
             kept_from = min(kept_from, position)
             if self._firsts.get(queue) is not known or count % QUEUES_AT_ONCE == 0:
                 yield
+        self.dropped, store.droppable = self.dropped + store.droppable, []
         self._firsts = {queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts}
         self.dropped += store.messages.drop_before(kept_from)
         self.dropped += _old_actions(store, now_ms - store.config.retention_ms)

@@ -37,7 +37,7 @@ from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
 from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
-from qmq.log.envelopes import damaged, epoch_of, head_at, unwrap, wrap
+from qmq.log.envelopes import epoch_of, first_index, unwrap, wrap
 from qmq.log.lanes import LaneShare
 from qmq.log.lock import FolderLock
 from qmq.log.producers import birth_ms
@@ -128,6 +128,7 @@ class Store:
         self.flush_wanted = 0
         """Up to where somebody waits for a flush, whatever the policy."""
         self.unwritten: list[AnyAction] = []
+        self.droppable: list[Path] = []  # files of dropped queues, that no retention took over yet
         self.projection: Projection | None = None
         """What follows from the logs besides; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
@@ -231,7 +232,7 @@ class Store:
         grown: dict[int, Queue] = {}
         while self._invisible and self._invisible[0][0] <= index:
             _, queue, sequence = self._invisible.popleft()
-            queue.visible_sequence = sequence
+            queue.visible_sequence = max(queue.visible_sequence, sequence)
             grown[id(queue)] = queue
         return list(grown.values())
 
@@ -242,7 +243,7 @@ class Store:
 
     def start(self) -> tuple[int, int]:
         """(index, epoch) behind which this store can serve others; the epoch is -1 where it is not known any more. Raises LogDamaged."""
-        firsts = [_first_index(log, segments, self.index) for log, segments in enumerate(self.logs)]
+        firsts = [first_index(log, segments, self.index) for log, segments in enumerate(self.logs)]
         index = min(firsts) - 1
         return index, self.epoch_at(index)
 
@@ -323,19 +324,22 @@ class Store:
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
-        region = commands.build(queue.id, change_id, to_version)
+        sequence = self.append_region(queue, commands.build(queue.id, change_id, to_version))
+        queue.sealed = Sealed(sequence, change_id, to_version)
+
+    def append_region(self, queue: Queue, region: bytes) -> int:
+        """Write a command message; its sequence. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
         if self._begins_segment(total):
             self._open_segment(MESSAGES, [each.to_snapshot() for each in self.queues.values()])
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
-        envelope = place(
-            Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, self.index + 1, time_ms, self.messages.flushed
-        )
+        index, flushed = self.index + 1, self.messages.flushed
+        envelope = place(Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, index, time_ms, flushed)
         entry = IndexEntry(queue.next_sequence, self.messages.end, time_ms, 0, 0, 0, queue.cumulative_bytes, total, 1)
         self._write(MESSAGES, [envelope, region], total, 1)
-        queue.sealed = Sealed(entry.base_sequence, change_id, to_version)
         self._stored([(queue, entry)], [envelope, region], self.index)
+        return entry.base_sequence
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
@@ -405,6 +409,8 @@ class Store:
                 self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
             if envelope.kind == Kind.COMMAND:
                 queue.sealed = commands.read(region, entry.base_sequence)
+                if queue.sealed is None:
+                    self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """A segment's opening snapshot counts only where the log begins; elsewhere everything in it is known."""
@@ -487,14 +493,3 @@ class Store:
         self.messages.close()
         self.actions.close()
         self.lock.release()
-
-
-def _first_index(log: int, segments: Segments, last_index: int) -> int:
-    """Index of the oldest entry of a log; behind the last one if the log is empty and was begun anew, 1 if it never lost anything."""
-    if segments.start == 0:
-        return 1
-    try:
-        head = head_at(segments, segments.start)
-    except CorruptBatch as cause:
-        raise damaged(segments, segments.start, cause, log) from cause
-    return last_index + 1 if head is None else head.index

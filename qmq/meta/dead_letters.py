@@ -23,6 +23,7 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
         for answer in queues.partial()
         for queue in answer.queues
         if queue.broker_group not in groups.missing and is_dead_letters(queue.subject) and queue.next_sequence
+        and (queue.next_sequence > queue.start_sequence or (queue.subject, queue.broker_group) in looked)
     ]
     found.sort(key=lambda each: (each.group, each.broker_group))
     return pb.DescribeDeadLettersResponse(queues=found, silent=queues.silent | groups.silent)

@@ -14,6 +14,7 @@ from qmq.meta.brokers import Brokers
 from qmq.meta.calls import Calls
 from qmq.meta.cluster import Cluster
 from qmq.meta.delays import Delays
+from qmq.meta.deletion import Deletion
 from qmq.meta.delivery import DeliveryAdmin
 from qmq.meta.ordered.asking import Masters
 from qmq.meta.ordered.controller import Controller
@@ -63,7 +64,9 @@ class MetaServer:
             cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
         )
         delivery = DeliveryAdmin(store, view, cluster, self._brokers, clock)
-        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, Delays(view, self._brokers), delivery)
+        self._deletion = Deletion(store, view, cluster, self._brokers)
+        delays = Delays(view, self._brokers)
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 
@@ -90,6 +93,7 @@ class MetaServer:
         await self._server.start()
         self._controller.start()
         self._controller.spawn(self._resharding.run())
+        self._controller.spawn(self._deletion.run(lambda: self.is_leader))
         if self._config.evacuates:
             self._controller.spawn(self._evacuation.run())
 

@@ -18,6 +18,7 @@ from qmq.meta.cluster import Cluster
 from qmq.meta.convert import config_of, flush_of, route_of, settings_of
 from qmq.meta.dead_letters import describe_dead_letters
 from qmq.meta.delays import Delays
+from qmq.meta.deletion import Deletion
 from qmq.meta.delivery import DeliveryAdmin
 from qmq.meta.describe import describe_cluster
 from qmq.meta.inquiries import find_every, trace_message
@@ -36,10 +37,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     def __init__(
         self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService, delays: Delays,
-        delivery: DeliveryAdmin,
+        delivery: DeliveryAdmin, deletion: Deletion,
     ) -> None:  # fmt: skip
         self._delays = delays
         self._delivery = delivery
+        self._deletion = deletion
         self._ordered = ordered
         self._cluster = cluster
         self._view = view
@@ -84,6 +86,16 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         """See meta.proto."""
         config = await self._cluster.set_flush(check_name("subject", request.subject), flush_of(request.flush))
         return pb.SetSubjectFlushResponse(settings=settings_of(config))
+
+    @answering
+    async def DeleteSubject(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
+        """See meta.proto."""
+        return control.DropSubjectResponse(queues=await self._deletion.delete_subject(request.subject))
+
+    @answering
+    async def DeleteDeadLetters(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
+        """See meta.proto."""
+        return control.DropSubjectResponse(queues=await self._deletion.delete_dead_letters(request.subject))
 
     @answering
     async def ListSubjects(self, request: pb.ListSubjectsRequest) -> pb.ListSubjectsResponse:

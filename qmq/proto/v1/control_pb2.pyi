@@ -1143,6 +1143,45 @@ class DescribeGroupsResponse(_message.Message):
 Global___DescribeGroupsResponse: _TypeAlias = DescribeGroupsResponse  # noqa: Y015
 
 @_typing.final
+class DropSubjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropSubjectRequest: _TypeAlias = DropSubjectRequest  # noqa: Y015
+
+@_typing.final
+class DropSubjectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    queues: _builtins.int
+    """On how many queues something was."""
+    def __init__(
+        self,
+        *,
+        queues: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropSubjectResponse: _TypeAlias = DropSubjectResponse  # noqa: Y015
+
+@_typing.final
 class DeleteGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

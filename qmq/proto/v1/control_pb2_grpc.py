@@ -54,6 +54,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.DropSubject = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DropSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/qmq.v1.BrokerControl/FindMessage',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindMessageRequest.SerializeToString,
@@ -147,6 +152,13 @@ class BrokerControlServicer(object):
 
     def DeleteGroup(self, request, context):
         """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSubject(self, request, context):
+        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,6 +279,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'DropSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -442,6 +459,33 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/DeleteGroup',
             qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DropSubject',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

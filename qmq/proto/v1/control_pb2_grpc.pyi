@@ -45,6 +45,8 @@ class BrokerControlStub:
     """Move a group. Everything handed out is void; consumers go on from the new place."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
     """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+    DropSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
+    """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     """One message by its id."""
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
@@ -86,6 +88,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Move a group. Everything handed out is void; consumers go on from the new place."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+    DropSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
+    """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     """One message by its id."""
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
@@ -148,6 +152,14 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DeleteGroupResponse, _abc.Awaitable[_control_pb2.DeleteGroupResponse]]:
         """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+
+    @_abc_1.abstractmethod
+    def DropSubject(
+        self,
+        request: _control_pb2.DropSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
+        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
 
     @_abc_1.abstractmethod
     def FindMessage(

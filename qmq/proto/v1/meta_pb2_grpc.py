@@ -66,6 +66,16 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.DeleteSubject = channel.unary_unary(
+                '/qmq.v1.Meta/DeleteSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+                _registered_method=True)
+        self.DeleteDeadLetters = channel.unary_unary(
+                '/qmq.v1.Meta/DeleteDeadLetters',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/qmq.v1.Meta/FindMessage',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindMessageRequest.SerializeToString,
@@ -247,6 +257,20 @@ class MetaServicer(object):
 
     def DeleteGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSubject(self, request, context):
+        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteDeadLetters(self, request, context):
+        """Delete what a group's dead-letter queue holds; `subject` is its subject.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -472,6 +496,16 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'DeleteSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
+            ),
+            'DeleteDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDeadLetters,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -776,6 +810,60 @@ class Meta(object):
             '/qmq.v1.Meta/DeleteGroup',
             qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DeleteSubject',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DeleteDeadLetters',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

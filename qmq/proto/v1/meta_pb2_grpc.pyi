@@ -43,6 +43,10 @@ class MetaStub:
     """What groups have consumed; see BrokerControl."""
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
+    DeleteSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
+    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    DeleteDeadLetters: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
+    """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]
@@ -109,6 +113,10 @@ class MetaAsyncStub(MetaStub):
     """What groups have consumed; see BrokerControl."""
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    DeleteSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
+    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    DeleteDeadLetters: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
+    """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]  # type: ignore[assignment]
@@ -208,6 +216,22 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DeleteGroupResponse, _abc.Awaitable[_control_pb2.DeleteGroupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteSubject(
+        self,
+        request: _control_pb2.DropSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
+        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+
+    @_abc_1.abstractmethod
+    def DeleteDeadLetters(
+        self,
+        request: _control_pb2.DropSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
+        """Delete what a group's dead-letter queue holds; `subject` is its subject."""
 
     @_abc_1.abstractmethod
     def FindMessage(

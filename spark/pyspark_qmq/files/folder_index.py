@@ -20,6 +20,7 @@ from pyspark_qmq.files.segments import SegmentFiles
 from pyspark_qmq.files.tail import Found, pasts, walk
 from qmq.batch import Envelope, Kind
 from qmq.errors import LogDamaged
+from qmq.log import commands
 from qmq.log.checkpoint import Checkpoint
 
 _TRIES: Final = 3
@@ -163,7 +164,10 @@ class FolderIndex:
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)
             if envelope.kind == Kind.COMMAND:
-                queue.seal(base, envelope.append_time_ms)
+                if commands.read(bytes(found.mapped.region(found.position, envelope)), base) is None:
+                    self.queues[found.subject, header.partition] = QueueIndex(base + 1, base + 1, last_append_ms=envelope.append_time_ms)
+                else:
+                    queue.seal(base, envelope.append_time_ms)
             else:
                 queue.add(base, found.position, envelope.append_time_ms, envelope.total_bytes, header.count)
         elif envelope.kind == Kind.SNAPSHOT and found.position == self._snapshot_at:

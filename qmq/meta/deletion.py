@@ -1,0 +1,114 @@
+"""Deleting subjects and dead-letter queues. See docs/DELETION.md.
+
+    mark      the subject's record is marked: from now on it is in no listing, and brokers refuse its messages
+    drop      each broker group's master drops its queues; answered when that is committed, and not before the broker has heard of the mark
+    forget    one transaction deletes the record and all that is kept of the subject
+
+Each step may be done again, by any metaserver. What a crash or a lost broker group left behind is carried on by the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from qmq_coordination.delivery import PAUSES, SETTINGS, PauseKind
+from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
+from qmq_coordination.store import CoordinationStore, Delete, KeyValue, unchanged
+from qmq_coordination.subjects import SubjectCatalog, decode_subject, subject_key
+from qmq_coordination.view import ClusterView
+
+from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError
+from qmq.meta.brokers import Brokers
+from qmq.meta.cluster import Cluster
+from qmq.model import check_name, dead_letter_subject, is_dead_letters
+from qmq.proto.v1 import control_pb2 as control
+
+log = logging.getLogger("qmq.meta")
+
+SWEEP_S: Final = 2.0
+HEARD_S: Final = 0.05
+HEARD_TRIES: Final = 40
+"""Brokers hear of the mark by their watch: in milliseconds, if all is well."""
+
+
+class Deletion:
+    """See the module."""
+
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, cluster: Cluster, brokers: Brokers,
+        *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._view = view
+        self._cluster = cluster
+        self._brokers = brokers
+        self._catalog = SubjectCatalog(store)
+        self._sleep = sleep
+
+    async def delete_subject(self, name: str) -> int:
+        """Delete a subject, or go on with it; on how many queues something was.
+
+        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: it is marked, and what is left is done later.
+        """
+        if is_dead_letters(check_name("subject", name)):
+            raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`")
+        return await self._carry_on(await self._catalog.begin_deleting(name))
+
+    async def delete_dead_letters(self, subject: str) -> int:
+        """Drop a dead-letter queue on all broker groups; on how many something was. What dies later is kept. Raises NotConnected."""
+        if not is_dead_letters(check_name("subject", subject)):
+            raise InvalidArgument(f"{subject!r} is no dead-letter queue: `qmq subject delete {subject}`")
+        return await self._drop(subject, tuple(self._cluster.group_names()), "delete again")
+
+    async def run(self, is_leader: Callable[[], bool]) -> None:
+        """Carry on, as the leader, what stands still. Never returns."""
+        while True:
+            await self._sleep(SWEEP_S)
+            for name in self._view.deleting() if is_leader() else ():
+                try:
+                    found = await self._store.get(subject_key(name))
+                    if found is not None and name in self._view.deleting():
+                        await self._carry_on(found)
+                except QmqError as failure:
+                    log.warning("subject %s is not deleted yet: %s", name, failure)
+                except Exception:
+                    log.exception("subject %s is not deleted yet", name)
+
+    async def _carry_on(self, record: KeyValue) -> int:
+        """Drop and forget a subject whose record is marked."""
+        config = decode_subject(record)
+        await self._view.refresh()  # all of its routes, and all broker groups
+        known = set(self._cluster.group_names())
+        hosts = sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known)
+        queues = await self._drop(config.name, tuple(hosts), "it is in no listing any more, and the rest is done when they are back")
+        await self._forget(config.name, record)
+        log.info("subject %s is deleted", config.name)
+        return queues
+
+    async def _drop(self, subject: str, hosts: tuple[str, ...], then: str) -> int:
+        request = control.DropSubjectRequest(subject=subject)
+        for tries_left in reversed(range(HEARD_TRIES)):
+            try:
+                answers = await self._brokers.ask_masters(hosts, "DropSubject", request, is_change=True)
+                answers.require_all(f"{subject!r} is not wholly deleted yet; {then}")
+                return sum(answer.queues for answer in answers.complete())
+            except Overloaded:
+                if not tries_left:
+                    raise
+            await self._sleep(HEARD_S)
+        raise AssertionError
+
+    async def _forget(self, name: str, record: KeyValue) -> None:
+        """All keys at once. If the record is another one meanwhile, somebody else was faster."""
+        prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
+        prefixes += [f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)]
+        prefixes += [f"{FENCES}{group}/{name}/" for group in self._cluster.group_names()]
+        gone = [Delete(each, is_prefix=True) for each in prefixes]
+        try:
+            await self._store.txn([unchanged(record)], [*gone, Delete(record.key)])
+        except CoordinationUnknown:
+            if await self._store.get(record.key) is not None:
+                raise

@@ -1,0 +1,133 @@
+"""A queue whose subject was deleted is empty and without groups, for whoever derives it from the logs, however much of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support import ManualClock, intake
+
+from qmq.limits import KIB
+from qmq.log import checkpoint as checkpoints
+from qmq.log.actions import Begin, Join, LaneBegin, PullAction, Pulled
+from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.config import LogConfig
+from qmq.log.dropping import drop
+from qmq.log.queue import Queue
+from qmq.log.recovery import open_store
+from qmq.log.retention import begin_retention
+from qmq.log.store import Store
+
+CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)
+
+
+def opened(folder: Path) -> Store:
+    return open_store(folder, CONFIG, ManualClock())
+
+
+def queue_of(store: Store, partition: int = 0) -> Queue:
+    queue = store.queue("s", partition)
+    assert queue is not None
+    return queue
+
+
+def used(folder: Path, partition: int = 0) -> Store:
+    """A store whose queue has messages, a producer, a group that holds something and one with lanes."""
+    store = opened(folder)
+    queue = store.open_queue("s", partition)
+    for number in range(5):
+        store.append([intake(queue, [b"old"] * 3, number=number)])
+    store.act(Begin("s", partition, "g", "", 0))
+    store.act(Join("s", partition, "g", "c", "i", 1000, -1))
+    store.act(PullAction("s", partition, "g", "c", (Pulled(0, 4, 1),)))
+    store.act(LaneBegin("s", partition, "o", "", 0, 16, 0, 0))
+    store.write_actions()
+    return store
+
+
+def is_empty(queue: Queue) -> bool:
+    is_unread = queue.start_sequence == queue.visible_sequence == queue.next_sequence == 16
+    return is_unread and not queue.shares and not queue.lanes and queue.sealed is None and queue.index.first == queue.index.count
+
+
+def test_a_dropped_queue_is_empty_and_numbers_go_on(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    queue = queue_of(store)
+    drop(store, queue)
+    assert is_empty(queue)
+    (new,) = store.append([intake(queue, [b"new"], number=0)])
+    assert new.base_sequence == 16, "the batch's number was used before the drop, and is not a duplicate"
+
+
+def test_a_dropped_queue_stays_so_behind_a_kill(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    drop(store, queue_of(store))
+    store.write_actions()
+    store.close()
+    assert is_empty(queue_of(opened(tmp_path)))
+
+
+def test_a_dropped_queue_stays_so_behind_a_checkpoint_and_without_it(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    drop(store, queue_of(store))
+    store.write_actions()
+    close_store(store)
+    store = opened(tmp_path)
+    assert is_empty(queue_of(store))
+    store.close()
+    checkpoints.discard(tmp_path / "checkpoint")
+    assert is_empty(queue_of(opened(tmp_path)))
+
+
+def test_a_drop_behind_a_checkpoint_is_replayed(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    plan = begin_checkpoint(store)
+    plan.run()
+    end_checkpoint(store, plan)
+    drop(store, queue_of(store))
+    store.write_actions()
+    store.close()
+    assert is_empty(queue_of(opened(tmp_path)))
+
+
+def test_a_drop_that_a_crash_cut_in_two_can_be_done_again(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    drop(store, queue_of(store))
+    store.close()  # the action was not written
+    store = opened(tmp_path)
+    queue = queue_of(store)
+    assert queue.start_sequence == queue.next_sequence == 16
+    assert queue.shares
+    drop(store, queue)
+    store.write_actions()
+    store.close()
+    queue = queue_of(opened(tmp_path))
+    assert (queue.start_sequence, queue.next_sequence, queue.shares, queue.lanes) == (17, 17, {}, {})
+
+
+def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
+    store = used(tmp_path, partition=1)
+    queue = queue_of(store, 1)
+    store.append_command(queue, "change", 2)
+    drop(store, queue)
+    assert queue.sealed is None
+    close_store(store)
+    checkpoints.discard(tmp_path / "checkpoint")
+    assert queue_of(opened(tmp_path), 1).sealed is None
+
+
+def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    drop(store, queue_of(store))
+    store.write_actions()
+    other = store.open_queue("other", 0)
+    for number in range(100):
+        store.append([intake(other, [b"x" * 1000] * 3, number=number)])
+    assert begin_retention(store, lambda _: None) is not None
+    for path in store.messages.drop_before(store.messages.bases[-1]):
+        path.unlink()
+    close_store(store)
+    checkpoints.discard(tmp_path / "checkpoint")
+    queue = queue_of(opened(tmp_path))
+    assert not queue.shares
+    assert not queue.lanes
+    assert queue.start_sequence == queue.next_sequence == 16
