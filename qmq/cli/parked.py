@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import control_pb2 as control
 
 Row = tuple[Any, ...]
-COLUMNS: Final = ("key", "logical partition", "messages", "partitions")
+COLUMNS: Final = ("key", "logical partition", "messages", "partitions", "may be passed")
 MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence", "hex", "base64")
 FOLLOW_S: Final = 30.0
 """How long a key is tried to be given back while its partition's master changes."""
@@ -42,7 +42,8 @@ async def listed(server: str, subject: str, group: str) -> Partial[Row]:
     rows: list[Row] = []
     for key, parts in by_key.items():
         places = [each.partition for each in parts if each.messages]
-        rows.append((key_text(key), parts[0].logical_partition, sum(each.messages for each in parts), places))
+        passed = any(each.may_be_passed for each in parts if each.messages)
+        rows.append((key_text(key), parts[0].logical_partition, sum(each.messages for each in parts), places, passed))
     return Partial(rows, found.silent)
 
 

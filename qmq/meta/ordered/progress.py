@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from qmq_ordering.frontier import Readable
+from qmq_ordering.frontier import Frontier, Readable
 from qmq_ordering.lane import Assignment
-from qmq_ordering.route import LpRange
+from qmq_ordering.route import LpRange, Route
 
 from qmq.proto.v1 import control_pb2 as control
 
@@ -105,6 +105,23 @@ class Progress:
         if not ranges:
             return float(part.next_sequence - part.start_sequence)
         return _backlog(part, ranges, lps)
+
+
+def mark_passed(
+    keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]
+) -> None:
+    """Say of each parked key whether newer messages may have gone past: the group has come to a later partition, which does not know of it.
+
+    With parked keys that travel with the route that cannot be; a key may have been parked by a release in which they did not.
+    """
+    places = {(each.key, each.partition) for each in keys}
+    for each in keys:
+        lp = each.logical_partition
+        version = next((piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end), 0)
+        later = (route.holder(lp) for number, route in routes.items() if number <= version)
+        each.may_be_passed = any(
+            part.number > each.partition and (each.key, part.number) not in places and part.group not in silent for part in later
+        )
 
 
 def _backlog(part: control.PartitionStatus, ranges: Mapping[LpRange, int], lps: LpRange) -> float:

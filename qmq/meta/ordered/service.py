@@ -33,6 +33,7 @@ from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.describe import Descriptions
 from qmq.meta.ordered.members import LEASE_MS_MIN, Member, superseded
 from qmq.meta.ordered.plans import Plans
+from qmq.meta.ordered.progress import mark_passed
 from qmq.meta.ordered.reshard import Resharding
 from qmq.meta.ordered.starts import Start
 from qmq.model import SubjectConfig, check_name
@@ -203,6 +204,9 @@ class OrderedService:
             answers.require_all("")
         keys = [key for answer in answers.found.values() for key in answer.keys]
         keys.sort(key=lambda key: (key.partition, key.first_sequence))
+        record = state.groups.get(request.group)
+        if record is not None:
+            mark_passed(keys, record.frontier, state.routes, set(answers.silent))
         return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:

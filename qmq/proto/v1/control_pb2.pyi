@@ -421,11 +421,14 @@ class ParkedKey(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    MAY_BE_PASSED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     logical_partition: _builtins.int
     key: _builtins.bytes
     messages: _builtins.int
     first_sequence: _builtins.int
+    may_be_passed: _builtins.bool
+    """Whether newer messages of the key may have gone past: the group reads a later partition where the key is not parked. Set by metaservers."""
     def __init__(
         self,
         *,
@@ -434,10 +437,11 @@ class ParkedKey(_message.Message):
         key: _builtins.bytes = ...,
         messages: _builtins.int = ...,
         first_sequence: _builtins.int = ...,
+        may_be_passed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "key", b"key", "logical_partition", b"logical_partition", "messages", b"messages", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "key", b"key", "logical_partition", b"logical_partition", "may_be_passed", b"may_be_passed", "messages", b"messages", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

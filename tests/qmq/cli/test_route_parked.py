@@ -13,7 +13,7 @@ from qmq.proto.v1 import control_pb2 as control
 
 KEYS = [
     control.ParkedKey(partition=5, logical_partition=300, key=b"N14228", messages=2, first_sequence=7),
-    control.ParkedKey(partition=2, logical_partition=300, key=b"N14228", messages=3, first_sequence=40),
+    control.ParkedKey(partition=2, logical_partition=300, key=b"N14228", messages=3, first_sequence=40, may_be_passed=True),
     control.ParkedKey(partition=1, logical_partition=9, key=b"\x00\xff", messages=1, first_sequence=1),
 ]
 
@@ -26,8 +26,8 @@ def parked(meta: FakeMeta) -> None:
 
 def test_a_parked_key_is_listed_once_as_it_can_be_given_back(qmq: Command) -> None:
     assert qmq.json("dlq", "list", "orders", "billing") == [
-        {"key": "hex:00ff", "logical_partition": 9, "messages": 1, "partitions": [1]},
-        {"key": "N14228", "logical_partition": 300, "messages": 5, "partitions": [2, 5]},
+        {"key": "hex:00ff", "logical_partition": 9, "messages": 1, "partitions": [1], "may_be_passed": False},
+        {"key": "N14228", "logical_partition": 300, "messages": 5, "partitions": [2, 5], "may_be_passed": True},
     ]
 
 

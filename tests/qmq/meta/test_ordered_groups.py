@@ -10,13 +10,14 @@ import pytest
 from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, Losing, World
 from qmq_coordination.ordered import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.advance import first_frontier
-from qmq_ordering.algebra import merge, move, split
+from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.frontier import Frontier, Gate, GroupRecord
 from qmq_ordering.lane import Assignment
 from qmq_ordering.route import LpRange, Route
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.groups import Outcome
+from qmq.meta.ordered.progress import mark_passed
 from qmq.meta.ordered.starts import CLOCKS_APART_MS, Start
 from qmq.proto.v1 import control_pb2 as control
 
@@ -246,6 +247,25 @@ async def test_what_cannot_be_told_of_parked_keys_does_not_open_and_others_do(wo
     await world.round()
     assert await world.pieces() == [(0, 100, 3)]
     assert world.brokers.part(3).parked["g"] == {b"k": 7}
+
+
+@pytest.mark.parametrize(
+    ("version", "parked_in", "silent", "passed"),
+    [
+        (1, [1], (), [False]),  # the group has not come to a later partition
+        (2, [1], (), [True]),
+        (2, [1, 2], (), [False, False]),
+        (2, [1], ("a",), [False]),  # nobody knows what is parked there
+    ],
+)
+def test_a_key_may_be_passed_where_a_later_partition_does_not_know_of_it(
+    version: int, parked_in: list[int], silent: tuple[str, ...], passed: list[bool]
+) -> None:
+    first = first_route(LPS, 1, ["a"])
+    routes = {1: first, 2: next_route(first, split(first, 1, [50], change_id="x"))}
+    keys = [control.ParkedKey(key=b"k", partition=number, logical_partition=7, messages=1) for number in parked_in]
+    mark_passed(keys, first_frontier(LPS, version), routes, silent)
+    assert [each.may_be_passed for each in keys] == passed
 
 
 async def test_hazard_5_progress_that_vanished_closes_nothing_that_was_open_and_opens_nothing(world: Grouped) -> None:
