@@ -32,9 +32,12 @@ CODE: Final = "qmq-code"
 OUTCOME: Final = "qmq-outcome"
 RETRY: Final = "qmq-retry-after-ms"
 MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
+REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 
 SERVER_OPTIONS: Final = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    # Requests are not compressed: one of 29 KiB could be 30 MiB long in memory.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_concurrent_streams", 1000),
     ("grpc.so_reuseport", 0),

@@ -27,6 +27,7 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 IDLE_S: Final = 90.0
 """A connection on which nothing is asked for so long is closed: Prometheus comes back every minute at the latest, as a rule."""
 CONNECTIONS_MAX: Final = 100
+"""When there are so many, a new one takes the place of the one that has asked for nothing for longest."""
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -78,6 +79,8 @@ class Endpoint:
         self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        """Connections whose next request has not come yet, the longest first."""
         self.host, self.port = "", 0
 
     @property
@@ -102,7 +105,7 @@ class Endpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            if len(self._writers) <= CONNECTIONS_MAX:
+            if len(self._writers) <= CONNECTIONS_MAX or self._make_room():
                 while await self._serve_one(reader, writer):
                     pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
@@ -111,10 +114,22 @@ class Endpoint:
             self._writers.discard(writer)
             writer.close()
 
+    def _make_room(self) -> bool:
+        """End the connection that has asked for nothing for longest; False if all are being answered."""
+        longest = next(iter(self._waiting), None)
+        if longest is not None:
+            del self._waiting[longest]
+            longest.transport.abort()
+        return longest is not None
+
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether another may follow."""
-        async with asyncio.timeout(IDLE_S):
-            head = await reader.readuntil(b"\r\n\r\n")
+        self._waiting[writer] = None
+        try:
+            async with asyncio.timeout(IDLE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+        finally:
+            self._waiting.pop(writer, None)
         request = Request.parse(head)
         answer = Answer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
         stays = request is not None and request.stays and not _has_body(request)

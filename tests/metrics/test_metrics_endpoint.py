@@ -9,7 +9,7 @@ import pytest
 from metric_pages import OPENMETRICS, Values, ask, get
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from qmq.metrics.endpoint import HEAD_BYTES_MAX, Endpoint
+from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, Endpoint
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
 from qmq.metrics.readiness import Readiness
@@ -124,6 +124,18 @@ async def test_a_request_without_end_ends_its_connection(endpoint: Endpoint) -> 
     writer.write(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: Endpoint) -> None:
+    half_open = []
+    for _ in range(CONNECTIONS_MAX):
+        half_open.append(await asyncio.open_connection("127.0.0.1", endpoint.port))
+        half_open[-1][1].write(b"GET /metrics HTTP/1.1\r\nX: ")
+        await half_open[-1][1].drain()
+    assert (await get(endpoint.port)).status == 200
+    assert await half_open[0][0].read() == b""
+    for _, writer in half_open:
+        writer.close()
 
 
 async def test_a_source_that_fails_is_said_so_and_the_next_page_is_whole(
