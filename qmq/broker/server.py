@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
@@ -10,6 +12,10 @@ from qmq.descriptors import connections_max, limit
 from qmq.errors import Overloaded
 from qmq.network import NETWORK, Listener, Network
 from qmq.wire.frame import BUFFER_BYTES
+from qmq.wire.stream import FrameStream
+
+CLOSE_S: Final = 2.0
+"""How long a connection may take to read its last answers."""
 
 
 class DataServer:
@@ -66,11 +72,15 @@ class DataServer:
         return sum([each.unanswered_bytes for each in self._connections])
 
     async def stop(self) -> None:
-        """Take no more connections and close those there are, after their answers."""
+        """Take no more connections and close those there are, after their answers; who does not read these is cut off in `CLOSE_S`."""
         if self._listener is not None:
             self._listener.close()
-        self._all_closed.clear()
-        for connection in list(self._connections):
-            connection.stream.close()
-        if self._connections:
-            await self._all_closed.wait()
+        for end in (FrameStream.close, FrameStream.abort):
+            self._all_closed.clear()
+            for connection in list(self._connections):
+                end(connection.stream)
+            if not self._connections:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._all_closed.wait()

@@ -35,6 +35,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.refusal = b""
         """If set before the connection is made: all that the peer gets to hear."""
         self.transport: asyncio.Transport | None = None
+        self._is_unwanted = False
         self._on_frames = on_frames
         self._on_closed = on_closed
         self._on_writable = on_writable
@@ -49,6 +50,8 @@ class FrameStream(asyncio.BufferedProtocol):
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
         if self.refusal:
             self.put(self.refusal)
+            self.close()
+        elif self._is_unwanted:
             self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -104,10 +107,17 @@ class FrameStream(asyncio.BufferedProtocol):
                 self.transport.writelines(outbox)
 
     def close(self) -> None:
-        """Write what was put, then close."""
+        """Write what was put, then close. A connection that is not made yet is closed as soon as it is."""
         self.flush()
+        self._is_unwanted = True
         if self.transport is not None:
             self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever the peer has not read."""
+        self._is_unwanted = True
+        if self.transport is not None:
+            self.transport.abort()
 
     def pause_reading(self) -> None:
         """Take no more frames for now: the peer's bytes wait in the kernel, and then at the peer."""
