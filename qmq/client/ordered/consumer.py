@@ -417,10 +417,10 @@ class OrderedConsumer:
             if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
                 reader.start()
 
-    def _let_go(self, reader: LaneReader, grace_s: float) -> None:
+    def _let_go(self, reader: LaneReader, grace_s: float, *, is_last: bool = False) -> None:
         self._readers.remove(reader)
         reader.release()
-        self._leaving[reader] = task = self._loop.create_task(reader.leave(grace_s))
+        self._leaving[reader] = task = self._loop.create_task(reader.leave(grace_s, is_last=is_last))
         task.add_done_callback(lambda done: self._gone(reader, done))
 
     def _gone(self, reader: LaneReader, done: asyncio.Task[None]) -> None:
@@ -450,7 +450,7 @@ class OrderedConsumer:
             self._abandon_current(error)
             self._links.locator.unlisten(self.subject, self._moved)
             for reader in list(self._readers):
-                self._let_go(reader, self.lease_ms / 2000 if error is None else 0)
+                self._let_go(reader, self.lease_ms / 2000 if error is None else 0, is_last=True)
             if self._leaving:
                 await asyncio.wait(list(self._leaving.values()))
             await self._membership.leave()

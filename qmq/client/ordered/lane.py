@@ -414,8 +414,10 @@ class LaneReader:
         self._is_leaving = True
         self._drop(self.core.release(), is_willing=True)
 
-    async def leave(self, grace_s: float) -> None:
-        """Let handlers finish for so long, tell the broker what they did, and give the lane up. `release` came before."""
+    async def leave(self, grace_s: float, *, is_last: bool = False) -> None:
+        """Let handlers finish for so long, tell the broker what they did, and give the lane up. `release` came before. If it `is_last`, the
+        consumer is closed: whoever waits for an answer hears that, and not that the lane went to another.
+        """
         await self._until(lambda: not self.core.working, grace_s)
         self._drop(self.core.release(is_final=True))
         self.settling.now()
@@ -427,9 +429,11 @@ class LaneReader:
             self._runner.cancel()
             await asyncio.wait([self._runner])
         self._detach()
-        self.settling.close()
+        if is_last:
+            self.settling.close()
         # What is finished and could not be told will be seen again.
         self._drop(self.core.lost())
+        self.settling.close()
 
     async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
         """Wait until it holds, or the time is up."""
