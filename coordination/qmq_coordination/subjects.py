@@ -95,6 +95,13 @@ class SubjectCatalog:
         found = await self._store.get(subject_key(name))
         return None if found is None or is_deleting(found) else decode_subject(found)
 
+    async def _existing(self, name: str) -> KeyValue:
+        """The subject's record, also while it is deleted. Raises UnknownSubject."""
+        found = await self._store.get(subject_key(name))
+        if found is None:
+            raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+        return found
+
     async def list(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
         return [decode_subject(item) for item in (await self._store.list(PREFIX + prefix)).items if not is_deleting(item)]
@@ -107,9 +114,7 @@ class SubjectCatalog:
         """Replace a subject by what `change` makes of it; it may be called again. Raises UnknownSubject, and what `change` raises."""
         key = subject_key(name)
         while True:
-            found = await self._store.get(key)
-            if found is None:
-                raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            found = await self._existing(name)
             if is_deleting(found):
                 raise _going(name)
             before = decode_subject(found)
@@ -126,9 +131,7 @@ class SubjectCatalog:
         """Mark the subject as being deleted, if it is not yet; its record. Raises UnknownSubject."""
         key = subject_key(name)
         while True:
-            found = await self._store.get(key)
-            if found is None:
-                raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            found = await self._existing(name)
             if is_deleting(found):
                 return found
             marked = json.dumps({**json.loads(found.value), _DELETING: True}, sort_keys=True).encode()

@@ -55,7 +55,8 @@ class Decoded:
     @property
     def unreadable(self) -> CorruptBatch | None:
         """Why the bodies cannot be decompressed: the producer sent garbage. Raises InvalidArgument if a library is not installed."""
-        if self.view.header.compression and self._bodies is None and self._unreadable is None:
+        # Asked for each message of an ordered subject: of a batch whose bodies are there, the first look is enough.
+        if self._bodies is None and self._unreadable is None and self.view.header.compression:
             try:
                 self._bodies = self.view.bodies()
             except CorruptBatch as failure:
