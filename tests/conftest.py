@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import settings
 from support import NodeProcess, node_config, running
 
+from qmq.broker.upkeep import EXIT_FATAL
 from qmq.node.dev import Node
 
 settings.register_profile("qmq", deadline=None, max_examples=forms.examples(100), derandomize=False)
@@ -19,6 +22,20 @@ settings.load_profile("qmq")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--no-skips`: for CI, which installs what tests need."""
     parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Show why a broker in this process stopped it: what it printed is captured, and would be lost with the process."""
+    capture, stop = config.pluginmanager.getplugin("capturemanager"), os._exit
+
+    def shown(status: int) -> None:
+        if status == EXIT_FATAL and capture is not None:
+            capture.suspend_global_capture()
+            sys.stderr.write("".join(capture.read_global_capture()))
+            sys.stderr.flush()
+        stop(status)
+
+    os._exit = shown  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

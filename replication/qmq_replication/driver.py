@@ -398,6 +398,8 @@ class Driver:
         self._with_core(lambda now_ms: self.core.looked_up(now_ms, epoch, membership))
 
     async def _campaign(self) -> None:
+        if self.core.role is not Role.CAMPAIGNING:
+            return  # asked for before an earlier campaign won: to win again would give that epoch's claim away
         won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
         if won is None:
             self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))

@@ -396,6 +396,8 @@ class Node:
 
     async def _campaign(self) -> None:
         assert self.core is not None
+        if self.core.role is not Role.CAMPAIGNING:
+            return
         won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
         await self._awake()
         assert self.core is not None

@@ -106,6 +106,16 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
         assert left == [*[b"%d" % number for number in range(len(found), 100)], b"more"]
 
 
+async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_epoch(tmp_path: Path) -> None:
+    """The second one was asked for while the first was still running; it took the claim of the epoch that the replica led in."""
+    async with running(tmp_path) as (cluster, _):
+        driver = (await cluster.master()).driver
+        epoch = driver.core.promised
+        await driver._campaign()
+        assert (await driver.coordinator.look_up())[0] == epoch
+        assert (await driver.coordinator.hold()).epoch == epoch
+
+
 async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         master = await cluster.master()
