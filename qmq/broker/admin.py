@@ -98,6 +98,7 @@ class GroupInfo:
     expired: int
     consumers: tuple[ConsumerInfo, ...]
     is_paused: bool
+    dying: int
 
 
 class BrokerAdmin:
@@ -170,6 +171,7 @@ class BrokerAdmin:
         return GroupInfo(
             queue, state.name, share.next_sequence, done, waiting, share.unacked(), share.waiting_again(),
             lag_ms(queue, done, self._broker.clock.time_ms()), share.expired, consumers, is_paused(),
+            share.dying_messages(),
         )  # fmt: skip
 
     def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:

@@ -69,7 +69,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
             group=info.group, next_sequence=info.next_sequence, settled_before=info.settled_before,
             waiting=info.waiting, unacked=info.unacked, requeued=info.requeued, lag_ms=info.lag_ms,
-            expired=info.expired, consumers=consumers, is_paused=info.is_paused,
+            expired=info.expired, consumers=consumers, is_paused=info.is_paused, dying=info.dying,
         )  # fmt: skip
 
     @answering

@@ -88,12 +88,13 @@ def lag(
         emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
         return
     columns = (
-        "partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "expired", "lag ms", "consumers", "is paused"
+        "partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "dying", "expired", "lag ms",
+        "consumers", "is paused",
     )  # fmt: skip
     rows = [
         (
             each.partition, each.broker_group, each.next_sequence, each.settled_before, each.waiting, each.unacked, each.requeued,
-            each.expired, each.lag_ms, _consumers(each, as_json), each.is_paused if as_json else _yes(each.is_paused),
+            each.dying, each.expired, each.lag_ms, _consumers(each, as_json), each.is_paused if as_json else _yes(each.is_paused),
         )
         for each in found
     ]  # fmt: skip

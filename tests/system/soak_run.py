@@ -31,6 +31,7 @@ import numpy as np
 from support import NodeProcess
 
 import qmq
+from qmq.model import OPERATORS, dead_letter_subject
 from system.soak_judge import Sample, Verdict, judge_messages, judge_samples
 from system.soak_worker import EVERY, FAILS, GROUP, LEASE_MS, SUBJECT, read_notes
 
@@ -183,13 +184,18 @@ class Soak:
     async def _group(self, mq: qmq.Client) -> list[Any]:
         return [each for each in await mq.metadata.describe_groups(SUBJECT) if each.group == GROUP]
 
+    async def _unseen(self, mq: qmq.Client) -> int:
+        """Dead letters that are stored, and not looked at; also those that are not committed yet."""
+        stored = sum(each.messages for each in await mq.metadata.dead_letter_queues(GROUP))
+        looked = await mq.metadata.describe_groups(dead_letter_subject(GROUP)) if stored else []
+        return stored - sum(each.settled_before for each in looked if each.group == OPERATORS)
+
     async def _drained(self, mq: qmq.Client) -> None:
         """Wait until the group has nothing left, and its dead letters are looked at."""
         async with asyncio.timeout(DRAIN_S):
             while True:
-                left = sum(each.waiting + each.unacked + each.requeued for each in await self._group(mq))
-                queues = await mq.metadata.dead_letter_queues(GROUP)
-                if not left and not sum(each.waiting for each in queues):
+                left = sum(each.waiting + each.unacked + each.requeued + each.dying for each in await self._group(mq))
+                if not left and not await self._unseen(mq):
                     return
                 self._progress(f"draining, {left:,} left", 1.0)
                 await asyncio.sleep(0.2)

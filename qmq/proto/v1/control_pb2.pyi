@@ -1053,6 +1053,7 @@ class Group(_message.Message):
     EXPIRED_FIELD_NUMBER: _builtins.int
     CONSUMERS_FIELD_NUMBER: _builtins.int
     IS_PAUSED_FIELD_NUMBER: _builtins.int
+    DYING_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -1073,6 +1074,8 @@ class Group(_message.Message):
     """Messages that came back, but that retention took before they went out again."""
     is_paused: _builtins.bool
     """Whether an operator paused it, on this subject or on all."""
+    dying: _builtins.int
+    """Messages that failed for good, and whose copies are not in the dead-letter queue yet."""
     @_builtins.property
     def consumers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumer]: ...
     def __init__(
@@ -1091,10 +1094,11 @@ class Group(_message.Message):
         expired: _builtins.int = ...,
         consumers: _abc.Iterable[Global___Consumer] | None = ...,
         is_paused: _builtins.bool = ...,
+        dying: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumers", b"consumers", "expired", b"expired", "group", b"group", "is_paused", b"is_paused", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumers", b"consumers", "dying", b"dying", "expired", b"expired", "group", b"group", "is_paused", b"is_paused", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

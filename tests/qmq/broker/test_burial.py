@@ -14,6 +14,7 @@ from support import ManualClock, intake
 from qmq import headers
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.broker import burial
+from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.compression import Compression
@@ -205,6 +206,7 @@ async def test_on_a_full_disk_the_dead_wait_and_are_buried_when_there_is_room(tm
         patch.setattr(world.store, "append", full)
         world.bury()
     assert (world.bodies(), world.share.dying_messages()) == ([], 2)
+    assert [group.dying for group in await BrokerAdmin(world.broker).groups("s", "g")] == [2], "operators see that they wait"
     world.bury()
     assert world.bodies() == [], "it is not tried at every tick"
     world.clock.now_ms += burial.AGAIN_MS
