@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cli_process
 import pytest
 from support import NodeProcess
 
@@ -18,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def qmq(node: NodeProcess | None, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "QMQ_SERVER": node.address if node else "127.0.0.1:1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "qmq.cli", *words], input=data, capture_output=True, env=environment, timeout=60, check=False
-    )
+    return cli_process.run(words, environment, data)
 
 
 def table(done: subprocess.CompletedProcess[bytes]) -> list[dict]:

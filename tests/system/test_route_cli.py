@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import cli_process
 from support import NodeProcess, eventually
 
 from qmq import connect
@@ -18,9 +19,7 @@ from qmq.client.ordered.message import OrderedMessage
 
 def qmq(node: NodeProcess, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "QMQ_SERVER": node.address, "COLUMNS": "120"}
-    return subprocess.run(
-        [sys.executable, "-m", "qmq.cli", *words], input=data, capture_output=True, env=environment, timeout=60, check=False
-    )
+    return cli_process.run(words, environment, data)
 
 
 def found(node: NodeProcess, *words: str, data: bytes = b"") -> Any:

@@ -1,0 +1,100 @@
+"""The command line as a process of its own, forked from one that has the libraries loaded: to load them is most of what a command takes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from tempfile import TemporaryFile
+from typing import Final
+
+import msgspec
+
+TIMEOUT_S: Final = 60
+_FDS: Final = 3
+
+
+class Command(msgspec.Struct):
+    """What is to be run."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+
+
+def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run `qmq WORDS` with `data` as its standard input. Raises TimeoutError."""
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(data)
+        stdin.seek(0)
+        channel = _server(environment.get("COLUMNS", ""))
+        command = msgspec.msgpack.encode(Command(list(words), environment, os.getcwd()))
+        channel.settimeout(TIMEOUT_S)
+        socket.send_fds(channel, [len(command).to_bytes(4, "big")], [each.fileno() for each in (stdin, stdout, stderr)])
+        channel.sendall(command)
+        status = int.from_bytes(_exactly(channel, 4), "big", signed=True)
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
+
+
+@cache
+def _server(columns: str) -> socket.socket:
+    """To the process that forks, one for each width: the width is read while the libraries are loaded."""
+    ours, its = socket.socketpair()
+    environment = {**os.environ, "COLUMNS": columns}
+    process = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment)
+    its.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = channel.recv(size - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork a process for each command, one after another, and send what it ended with."""
+    import grpc  # noqa: F401 - what most commands load
+    from typer.main import get_command
+
+    from qmq.cli.app import app
+
+    command_line = get_command(app)
+    while True:
+        size, fds, *_ = socket.recv_fds(channel, 4, _FDS)
+        if not size:
+            return
+        command = msgspec.msgpack.decode(_exactly(channel, int.from_bytes(size, "big")), type=Command)
+        child = os.fork()
+        if child == 0:
+            for place, fd in enumerate(fds):
+                os.dup2(fd, place)
+            os.environ.clear()
+            os.environ.update(command.environment)
+            os.chdir(command.folder)
+            sys.argv = ["qmq", *command.words]
+            command_line()  # ends by SystemExit, as the command does
+            raise AssertionError
+        for fd in fds:
+            os.close(fd)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        channel.sendall(status.to_bytes(4, "big", signed=True))
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
