@@ -31,6 +31,7 @@ class DataServer:
         self._listener: Listener | None = None
         self.port = 0
         self._all_closed = asyncio.Event()
+        self._is_stopping = False
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
@@ -43,6 +44,8 @@ class DataServer:
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:
             connection.refuse(Overloaded(f"the broker has {len(self._connections)} connections, its most"))
+        if self._is_stopping:
+            connection.stream.close()  # asyncio accepted it before the listener was closed
         self._connections.add(connection)
         loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
         return connection.stream
@@ -73,6 +76,7 @@ class DataServer:
 
     async def stop(self) -> None:
         """Take no more connections and close those there are, after their answers; who does not read these is cut off in `CLOSE_S`."""
+        self._is_stopping = True
         if self._listener is not None:
             self._listener.close()
         for end in (FrameStream.close, FrameStream.abort):

@@ -98,6 +98,8 @@ class Door(Network):
 
     def _kept(self, protocol: asyncio.BaseProtocol, other: str) -> asyncio.BaseProtocol:
         self._opened[protocol] = other
+        if self.is_shut:
+            _abort(protocol)
         return protocol
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -127,5 +129,5 @@ class Door(Network):
 
 
 def _abort(protocol: asyncio.BaseProtocol) -> None:
-    if isinstance(protocol, FrameStream) and protocol.transport is not None:
-        protocol.transport.abort()
+    if isinstance(protocol, FrameStream):
+        protocol.abort()

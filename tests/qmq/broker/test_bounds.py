@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from qmq.log.config import LogConfig
 from qmq.log.disk import Disk
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
+from qmq.network import Factory, Listener, Network
 from qmq.wire import messages as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.messages import Settlement, Verdict
@@ -126,6 +128,28 @@ async def test_connections_leave_descriptors_for_files(tmp_path: Path) -> None:
         first.close()
         await first.wait_closed()
         await server.stop()
+
+
+async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(tmp_path: Path) -> None:
+    """asyncio takes a connection in one round of the loop, and makes its protocol in the next."""
+
+    class Taken(Network):
+        async def listen(self, host: str, port: int, factory: Factory) -> Listener:
+            self.factory = factory
+            return await super().listen(host, port, factory)
+
+    async with served(tmp_path) as (broker, _):
+        network = Taken()
+        server = DataServer(broker, network)
+        await server.start("127.0.0.1", 0)
+        await server.stop()
+        ours, its = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        _, taken = await asyncio.get_running_loop().connect_accepted_socket(network.factory, its)
+        assert not taken.is_open, "closed at once, not when nobody said hello"
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_file_that_cannot_be_opened_for_now_is_refused_as_a_full_disk_is(tmp_path: Path) -> None:
