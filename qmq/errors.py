@@ -184,6 +184,7 @@ class CorruptBatch(PeerError):
 class Unavailable(QmqError):
     """Nothing is wrong with the request: try again after `retry_after_ms`."""
 
+    code = 300
     retry_after_ms: int | None = 200
 
     def __init__(

@@ -60,6 +60,13 @@ class Group:
         found = await asyncio.gather(*[describe(self.control(name)) for name in REPLICAS])
         return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
 
+    async def status(self, name: str, *, within_s: float = 30.0) -> pb.ReplicaStatus:
+        """Of one replica, waited for."""
+        async with asyncio.timeout(within_s):
+            while (found := await describe(self.control(name))) is None:
+                await asyncio.sleep(0.05)
+            return found
+
     async def master(self, *, other_than: str = "", within_s: float = 30.0) -> str:
         """The serving master of the highest epoch, waited for."""
         async with asyncio.timeout(within_s):

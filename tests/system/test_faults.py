@@ -71,7 +71,7 @@ async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path
 async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group: Group, tmp_path: Path) -> None:
     async with load(group, "stopped", tmp_path) as work:
         master = await group.master()
-        epoch = (await group.describe_all())[master].epoch
+        epoch = (await group.status(master)).epoch
         await asyncio.to_thread(group.cluster.pause, master)
         other = await group.master(other_than=master)
         await work.wait_for_acks(500)

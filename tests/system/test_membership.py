@@ -34,7 +34,7 @@ async def test_a_replica_is_removed_and_joins_again_while_messages_flow(group: G
         joined = await mq.metadata.add_replica("g1", slave)
         assert slave in (*joined.voters, *joined.learners)
         async with asyncio.timeout(30):
-            while slave not in (await group.describe_all())[await group.master()].voters:
+            while slave not in (await group.status(await group.master())).voters:
                 await asyncio.sleep(0.05)
 
 
@@ -49,7 +49,7 @@ async def test_a_replica_with_a_new_disk_takes_the_place_of_the_old_one(group: G
         await asyncio.to_thread(group.cluster.start, slave)
         await group.settled_peer(slave)
         async with asyncio.timeout(30):
-            while not (await group.describe_all())[slave].is_whole:
+            while not (await group.status(slave)).is_whole:
                 await asyncio.sleep(0.05)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.errors import BY_CODE, DiskFull, Outcome, ProtocolViolation, UnknownSubject, from_wire
+from qmq.errors import BY_CODE, DiskFull, Outcome, ProtocolViolation, Unavailable, UnknownSubject, from_wire
 from qmq.wire import messages as wire
 
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -85,6 +85,11 @@ def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
     assert (type(found), found.code, found.message, found.outcome, found.retry_after_ms) == (
         DiskFull, 303, "no space", Outcome.UNKNOWN, 1234,
     )  # fmt: skip
+
+
+def test_an_error_that_says_to_try_again_still_says_so_over_the_wire() -> None:
+    """As an INTERNAL error of no kind it was not tried again: a hand-over that took longer than its time failed for good."""
+    assert type(wire.unpack_error(wire.pack_error(Unavailable("the replica is starting")))) is Unavailable
 
 
 def test_every_error_has_a_code_of_its_own_and_an_unknown_code_is_kept() -> None:
