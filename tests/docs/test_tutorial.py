@@ -21,15 +21,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node.kill()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_of_the_tutorial_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_what_a_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
     blocks = list(blocks_of(page))
     for block in blocks:
         printed = printed_by(block, address, tmp_path)
         assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "tutorial" / "spark.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES, ROOT / "docs" / "tutorial" / "spark.md"], ids=lambda page: page.stem)
 def test_no_code_of_a_page_is_left_out(page: Path) -> None:
     text, blocks = page.read_text(), list(blocks_of(page))
     assert sum(each.language in ("python", "file") for each in blocks) == text.count("```python")
