@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def test_no_code_of_a_page_is_left_out(page: Path) -> None:
     assert sum(each.language in ("python", "file") for each in blocks) == text.count("```python")
     assert sum(each.language == "console" for each in blocks) == text.count("\n$ ")
     assert blocks
+
+
+FENCES = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+TRANSLATED = [*PAGES, ROOT / "docs" / "tutorial" / "spark.md"]
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: page.stem)
+def test_the_chinese_tutorial_has_the_same_code(page: Path) -> None:
+    translated = ROOT / "docs" / "zh" / "tutorial" / page.name
+    assert FENCES.findall(translated.read_text()) == FENCES.findall(page.read_text())
+
+
+def test_the_chinese_readme_has_the_same_code_and_the_same_systems_and_features() -> None:
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/zh/README.md")]
+    assert FENCES.findall(texts[0]) == FENCES.findall(texts[1])
+    tables = [[line for line in text.splitlines() if line.count("|") == 8] for text in texts]
+    assert len(tables[0]) == len(tables[1]) > 10
 
 
 @pytest.mark.parametrize(
