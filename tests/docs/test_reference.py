@@ -1,0 +1,18 @@
+"""The reference pages in docs/reference are those that the code makes today."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import reference
+
+
+@pytest.mark.parametrize("name", ["api.md", "cli.md", "configuration.md"])
+def test_a_page_of_the_reference_is_what_scripts_reference_writes(name: str, tmp_path: Path) -> None:
+    reference.write(tmp_path)
+    committed = (reference.FOLDER / name).read_text()
+    assert (tmp_path / name).read_text() == committed, f"docs/reference/{name} is out of date: run scripts/reference"

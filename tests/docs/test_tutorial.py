@@ -1,0 +1,72 @@
+"""Every program and command of the tutorial and of the README runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from code_blocks import blocks_of, is_shown, printed_by
+from support import NodeProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")) if page.name not in ("README.md", "spark.md")]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node as the tutorial starts it, for all pages; each page has subjects of its own."""
+    node = NodeProcess(tmp_path_factory.mktemp("node"))
+    yield node.start()
+    node.kill()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_what_a_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
+    blocks = list(blocks_of(page))
+    for block in blocks:
+        printed = printed_by(block, address, tmp_path)
+        assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES, ROOT / "docs" / "tutorial" / "spark.md"], ids=lambda page: page.stem)
+def test_no_code_of_a_page_is_left_out(page: Path) -> None:
+    text, blocks = page.read_text(), list(blocks_of(page))
+    assert sum(each.language in ("python", "file") for each in blocks) == text.count("```python")
+    assert sum(each.language == "console" for each in blocks) == text.count("\n$ ")
+    assert blocks
+
+
+FENCES = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+TRANSLATED = [*PAGES, ROOT / "docs" / "tutorial" / "spark.md"]
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: page.stem)
+def test_the_chinese_tutorial_has_the_same_code(page: Path) -> None:
+    translated = ROOT / "docs" / "zh" / "tutorial" / page.name
+    assert FENCES.findall(translated.read_text()) == FENCES.findall(page.read_text())
+
+
+def test_the_chinese_readme_has_the_same_code_and_the_same_systems_and_features() -> None:
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/zh/README.md")]
+    assert FENCES.findall(texts[0]) == FENCES.findall(texts[1])
+    tables = [[line for line in text.splitlines() if line.count("|") == 8] for text in texts]
+    assert len(tables[0]) == len(tables[1]) > 10
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "b\n", False),
+        ("", "a\n", False),
+        ("a\n", "", False),
+        ("a ... c\n", "a b c\n", True),
+        ("...\nc\n", "a\nb\nc\n", True),
+        ("...\nc\n", "c\n", True),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_what_is_printed_is_compared_with_what_is_shown(shown: str, printed: str, same: bool) -> None:
+    assert is_shown(shown, printed) is same
