@@ -80,8 +80,17 @@ async def test_a_settle_has_so_many_ranges_and_no_more(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, connection):
         session = await attach(connection)
         many = [Settlement(0, 0, Verdict.ACK, 0)] * (limits.SETTLE_RANGES_MAX + 1)
-        with pytest.raises(InvalidArgument, match="at most 10000 ranges"):
+        with pytest.raises(InvalidArgument, match="at most 20000 ranges"):
             await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+
+
+async def test_a_settle_as_large_as_older_clients_send_is_taken(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        session = await attach(connection)
+        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        many = [Settlement(0, 0, Verdict.ACK, 0)] * 20_000
+        answer = await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+        assert wire.unpack_settled(answer.payload) == (1, 19_999)
 
 
 async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Shared(EmbeddedStore):
 
 
 class HeldDisk(Disk):
-    """Whoever opens a store on it, once `hold` was called, waits for `let_go`; unless the event loop does, for which that would be the end."""
+    """Once `hold` was called, who opens a store on it waits for `let_go`; but not the event loop, which would wait for ever."""
 
     def __init__(self) -> None:
         self._loops = threading.current_thread()
