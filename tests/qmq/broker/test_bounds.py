@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -169,3 +170,28 @@ async def test_a_consumer_that_comes_back_ends_its_older_session_only(tmp_path: 
         (found,) = groups.clients()
         assert (first != second, found) == (True, (id(state), "c"))
     assert groups.clients() == {}
+
+
+HALF = json.loads('"\\ud800"')
+"""What JSON can escape, and nothing can write as UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (FrameKind.ATTACH, wire.Attach(HALF, 0, "g", "c", "i", -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.ATTACH, wire.Attach("s", 0, HALF, "c", "i", -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.ATTACH, wire.Attach("s", 0, "g", "c", HALF, -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.FETCH, wire.Fetch("s", 0, 0, 1, 0, 1000, [HALF], [], [], 0).pack()),
+        (FrameKind.FETCH, wire.Fetch(HALF, 0, 0, 1, 0, 1000, [], [], [], 0).pack()),
+    ],
+    ids=["attach-subject", "attach-group", "attach-incarnation", "fetch-tag", "fetch-subject"],
+)
+async def test_half_a_character_is_refused_and_the_connection_goes_on(
+    tmp_path: Path, kind: FrameKind, payload: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as (_, connection):
+        with pytest.raises(InvalidArgument, match="surrogate"):
+            await connection.call(kind, payload, timeout_s=10)
+        await attach(connection)
+    assert "Traceback" not in caplog.text
