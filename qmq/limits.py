@@ -31,8 +31,11 @@ REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
 ASKING_BYTES_MAX: Final = 64 * KIB
 """Largest frame that only asks (JSON and fixed structs): reading 16 MiB of JSON held a broker up for seconds."""
 
-SETTLE_RANGES_MAX: Final = 10_000
-"""Ranges in one SETTLE or LANE_SETTLE."""
+SETTLE_RANGES_MAX: Final = 20_000
+"""Ranges in one SETTLE or LANE_SETTLE, as a broker takes them: clients have been sending so many."""
+
+SETTLE_RANGES_SENT: Final = 10_000
+"""As a client sends them: there have been brokers that took no more."""
 
 ERROR_VALUE_CHARS_MAX: Final = 200
 """Of a value that an error repeats; what is longer is cut."""

@@ -60,6 +60,7 @@ class Upkeep:
         self._marker = Marker(broker.store)
         self._retention = Retention(broker.store)
         self._is_stopping = False
+        self._is_paused = False
         self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -106,11 +107,31 @@ class Upkeep:
         wait(list(self._running))
         self._flush = None
 
+    async def pause(self) -> None:
+        """Begin nothing more, and wait until nothing works on the store: it is about to be opened anew."""
+        self._is_paused = True
+        while self._running or self._checkpoint is not None:
+            under_way = [asyncio.wrap_future(each, loop=self._loop) for each in self._running]
+            await asyncio.wait([*under_way, *([self._checkpoint] if self._checkpoint is not None else [])])
+            await asyncio.sleep(0)
+
+    def go_on(self) -> None:
+        """With the store that is the broker's now."""
+        self._flush = None
+        self._is_paused = False
+        self.after_turn()
+
+    @property
+    def _must_end(self) -> bool:
+        return self._is_stopping or self._is_paused
+
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
         """End of a turn: flush what is not flushed, unless a flush is under way: its end is a turn too. So the next flush has all that came
         meanwhile, and a slow disk makes fewer and larger ones."""
+        if self._is_paused:
+            return
         is_awaited = self._broker.awaits_flush
         if self._flush is not None or (self._store.is_flushed and not is_awaited):
             return
@@ -153,6 +174,8 @@ class Upkeep:
             count += 1
             try:
                 self._broker.tick()
+                if self._is_paused:
+                    continue
                 self._mark()
                 if count % SLOW_TICKS == 0:
                     self._slow_tick(self._broker.clock.monotonic_ms())
@@ -243,7 +266,7 @@ class Upkeep:
         return True
 
     def _awaits_commit(self, store: Store, plan: CheckpointPlan) -> bool:
-        return store is self._store and not self._is_stopping and not _may_be_written(store, plan)
+        return store is self._store and not self._must_end and not _may_be_written(store, plan)
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
         self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
@@ -276,7 +299,7 @@ class Upkeep:
         """In slices, giving way between them; False if it must not go on."""
         for _ in retention.steps(self._broker.subject_or_none):
             await asyncio.sleep(0)
-            if retention.store is not self._store or self._is_stopping:
+            if retention.store is not self._store or self._must_end:
                 return False
         return True
 

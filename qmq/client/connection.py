@@ -2,8 +2,8 @@
 
 Every request has a callback, called exactly once: with the answering frame, or with a QmqError. A request whose connection ended, or whose
 time is up, ends with an error whose outcome is *unknown*: it may have been done. An answer of the wrong kind, or one that the callback
-cannot read, closes the connection, and the callback hears of that instead. A peer that says nothing at all while a request runs out of
-time is taken for gone: a machine that lost its power never closes a connection.
+cannot read, closes the connection, and the callback hears of that instead. A machine that lost its power never closes a connection: it is
+taken for gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reachable.py), or says nothing while a request runs out of time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConne
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire import messages as wire
+from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.stream import FrameStream
 
 SWEEP_S: Final = 0.1
+GONE_S: Final = 3.0
+"""A machine that acknowledges nothing for so long is gone; a slow broker's machine acknowledges."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -59,8 +62,9 @@ class _Pending(NamedTuple):
 class Connection:
     """A connection that stands. Make it with `connect`; once it ends it does not come back."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, gone_s: float = GONE_S) -> None:
         self.address = address
+        self._gone_s = gone_s
         self.loop = asyncio.get_running_loop()
         self.inflight_bytes_max = 0
         self.on_closed: dict[Callable[[], None], None] = {}
@@ -69,6 +73,7 @@ class Connection:
         """Bytes of PRODUCE that are not answered, of all producers on this connection."""
         self._pending: dict[int, _Pending] = {}
         self._heard_s = 0.0
+        self._silent_since_s = self.loop.time()
         self._next_id = 1
         self._sweeper: asyncio.TimerHandle | None = None
         self._cause: QmqError | None = None
@@ -181,7 +186,8 @@ class Connection:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def start_sweeping(self) -> None:
-        """Watch over the requests' times."""
+        """Watch over the requests' times, and the machine at the other end."""
+        reachable.watch(self.stream.socket)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
@@ -192,8 +198,16 @@ class Connection:
                 late.on_answer(DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN))
                 if now - self._heard_s > late.timeout_s:
                     self.abort(f"it has been silent for {now - self._heard_s:.1f} s")
+        self._look_after_machine(now)
         if self.is_open:
-            self.start_sweeping()
+            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _look_after_machine(self, now: float) -> None:
+        silent_ms = self.stream.silent_ms if self._pending else 0
+        if not silent_ms:
+            self._silent_since_s = now
+        elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:  # after an idle time it may be silent_ms at once
+            self.abort(f"its machine has acknowledged nothing for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:
         """Cut it at once."""
@@ -217,9 +231,9 @@ class Connection:
             await self.ended.wait()
 
 
-async def connect(address: str, client: str, network: Network = NETWORK) -> Connection:
+async def connect(address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S) -> Connection:
     """Open a connection and greet. Raises NotConnected, ProtocolViolation."""
-    connection = Connection(address)
+    connection = Connection(address, gone_s)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await network.connect(address, lambda: connection.stream)

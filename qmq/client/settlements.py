@@ -104,7 +104,7 @@ def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
     part: list[Settlement] = []
     errors = 0
     for each in settlements:
-        if part and (errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_MAX):
+        if part and (errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_SENT):
             yield part
             part, errors = [], 0
         part.append(each)

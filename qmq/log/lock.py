@@ -24,5 +24,7 @@ class FolderLock:
             ) from None
 
     def release(self) -> None:
-        """Let another process have the folder."""
-        os.close(self._fd)
+        """Let another process have the folder, or another store of this one."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

@@ -133,8 +133,8 @@ class Store:
         """What follows from the logs besides; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
         self._invisible: deque[tuple[int, Queue, int]] = deque()
-        self._free_checked_at = 0
-        self._free_bytes = 0
+        self._free_checked_at = self._free_bytes = 0
+        self._is_held = True
 
     # --- queues --------------------------------------------------------------------------------------------------------
 
@@ -486,10 +486,15 @@ class Store:
         """Whether everything written survives a power cut."""
         return self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
 
+    def give_way(self) -> None:
+        """Give the folder free for the store that is opened next; what is in memory, and files that are open, can still be read."""
+        if self._is_held and self.projection is not None:
+            self.projection.close()
+        self._is_held = False
+        self.lock.release()
+
     def close(self) -> None:
         """Close files and give the folder free. Does not flush: `recovery.close_store` does."""
-        if self.projection is not None:
-            self.projection.close()
+        self.give_way()
         self.messages.close()
         self.actions.close()
-        self.lock.release()

@@ -28,7 +28,6 @@ from qmq.delay.timekeeper import SteadyClock
 from qmq.delay.witnesses import Witnesses
 from qmq.log.config import LogConfig
 from qmq.log.recovery import whole_from
-from qmq.log.tail import Place
 from qmq.node import founding
 from qmq.node.doors import MACHINE, Doors
 from qmq.node.replica import ReplicaConfig, ReplicaNode
@@ -108,9 +107,8 @@ class DelayNode(ReplicaNode):
             self._witnesses.start()
         self._transfer.start()
 
-    def _begin_anew(self, place: Place) -> None:
+    def _forget(self) -> None:
         self._transfer.forget()
-        super()._begin_anew(place)
 
     def _must_hold_back(self) -> bool:
         return super()._must_hold_back() or not self.has_schedule
@@ -124,7 +122,7 @@ class DelayNode(ReplicaNode):
     @property
     def has_schedule(self) -> bool:
         """Whether the schedule is here: if the log lost its beginning, it must come from another replica."""
-        return schedule_of(self.broker.store).is_whole
+        return not self._is_opening and schedule_of(self.broker.store).is_whole
 
     def donors(self) -> Mapping[str, str]:
         """The other replicas' control addresses."""
@@ -132,12 +130,12 @@ class DelayNode(ReplicaNode):
 
     def needs_from(self) -> int | None:
         """The lowest index from which on our own log is whole."""
-        return whole_from(self.broker.store)
+        return None if self._is_opening else whole_from(self.broker.store)
 
     @property
     def committed(self) -> int:
-        """Up to where our own log is committed."""
-        return self.driver.core.commit
+        """Up to where our own log is committed; nothing is adopted while that is being opened."""
+        return -1 if self._is_opening else self.driver.core.commit
 
     @property
     def leads(self) -> bool:
@@ -146,7 +144,9 @@ class DelayNode(ReplicaNode):
 
     def adopt(self) -> None:
         """Open the store anew, with the schedule that was fetched."""
-        self.broker.store = self._reopen(None, None)
+        self._upkeep.quiesce()
+        self.broker.store.close()
+        self.broker.store = self._open_store()
         self.broker.commit(self.driver.core.commit)
         self.driver.serve_if_due()
 

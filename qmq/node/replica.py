@@ -110,6 +110,8 @@ class ReplicaNode:
         self._clock = clock or doors.clock or SystemClock()
         self._disk = doors.disk
         self._mending: asyncio.Task[None] | None = None
+        self._is_opening = False
+        """Whether the store is being opened anew: nobody is to believe its files."""
         self._roles: dict[str, int] = {}
         """How often it took up each."""
         self.metrics: Endpoint | None = None
@@ -177,7 +179,8 @@ class ReplicaNode:
         """Open the store; where it is damaged, mend it from the others first."""
         folder = self.folder
         if self._identity.resetting_until:
-            self._begin_anew((0, 0))
+            self._forget()
+            following.begin_anew(self.folder, (0, 0))
             self._identity = replace(self._identity, resetting_until=0, is_whole=False)
         for _ in range(MEND_TRIES):
             try:
@@ -297,9 +300,8 @@ class ReplicaNode:
         """Adds services to the control port."""
         return None
 
-    def _begin_anew(self, place: Place) -> None:
-        """Replace the closed store by an empty one whose logs begin at a place."""
-        following.begin_anew(self.folder, place)
+    def _forget(self) -> None:
+        """The log is about to begin anew: what else is here of the past must not be believed."""
 
     def _must_hold_back(self) -> bool:
         """Whether no checkpoint may be written now, and nothing deleted."""
@@ -331,27 +333,40 @@ class ReplicaNode:
             self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = Membership.decode(state.members)
-            self.driver.act(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
-            self.driver.remember(self.driver.core.membership, addresses)
+            self.driver.tell(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
+            self.driver.tell(lambda _: self.driver.remember(self.driver.core.membership, addresses))
         if state.master is not None:
             self.broker.master_address = state.master.data_address
         elif state.claim.epoch:
-            self.driver.act(lambda now_ms: self.driver.core.master_gone(now_ms))
+            self.driver.tell(lambda now_ms: self.driver.core.master_gone(now_ms))
 
-    def _reopen(self, until: int | None, place: Place | None) -> Store:
-        """The store anew: cut behind an index, or begun anew at a place."""
-        self._upkeep.quiesce()
-        self.broker.store.close()
+    async def _reopen(self, until: int | None, place: Place | None) -> Store:
+        """The store anew, opened in a thread: cut behind an index, or begun anew at a place. The broker's is closed only then."""
+        self._is_opening = True
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait([self._mending])
+        await self._upkeep.pause()
+        past = self.broker.store
+        past.give_way()
         if place is not None:
-            self._begin_anew(place)
-        self.store = self._open_store(until)
-        return self.store
+            self._forget()
+        self.broker.store = await asyncio.to_thread(self._open_anew, until, place)
+        past.close()
+        self._is_opening = False
+        self._upkeep.go_on()
+        return self.broker.store
+
+    def _open_anew(self, until: int | None, place: Place | None) -> Store:
+        if place is not None:
+            following.begin_anew(self.folder, place)
+        return self._open_store(until)
 
     # --- damage --------------------------------------------------------------------------------------------------------
 
     def _mends(self, damage: LogDamaged) -> bool:
         """Damage was found while reading: mend it in the background, and let who waits try again."""
-        if damage.position < 0:
+        if damage.position < 0 or self._is_opening:
             return False
         if self._mending is None or self._mending.done():
             log.warning("%s", damage)

@@ -65,7 +65,9 @@ class ReplicaStanding:
         )
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
-        """Entries for another replica. Raises LogDamaged, InvalidArgument."""
+        """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
+        if self._ready().is_opening:
+            raise Unavailable(f"{self._broker.config.name} is opening its log anew: try again in a moment")
         return mending.read_log(self._broker.store, log, position, bytes_max)
 
     # --- handing over --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from struct import Struct, error
 from typing import Any, Final, NamedTuple, TypeVar
 
 from qmq import limits
-from qmq.errors import Outcome, ProtocolViolation, QmqError, from_wire
+from qmq.errors import InvalidArgument, Outcome, ProtocolViolation, QmqError, from_wire
 from qmq.wire.verdicts import BY_GROUP_MS as BY_GROUP_MS
 from qmq.wire.verdicts import Settlement as Settlement
 from qmq.wire.verdicts import Verdict as Verdict
@@ -78,6 +78,13 @@ class _JsonMessage:
             if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(field.type), value):
                 given = repr(value)[: limits.ERROR_VALUE_CHARS_MAX]
                 raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {given}")
+            if not all(is_text(each) for each in (value if isinstance(value, list) else (value,))):
+                raise InvalidArgument(f"{type(self).__name__}.{field.name} holds half of a surrogate pair, which is no character")
+
+
+def is_text(value: Any) -> bool:
+    """Whether a string can be written as UTF-8. JSON may escape what cannot."""
+    return not isinstance(value, str) or value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _holds(kind: str, value: Any) -> bool:

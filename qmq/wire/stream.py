@@ -12,6 +12,7 @@ from typing import Final, cast
 
 from qmq import limits
 from qmq.errors import ProtocolViolation
+from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameReader
 
 SOCKET_BYTES: Final = 2 * limits.MIB
@@ -89,6 +90,16 @@ class FrameStream(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         """Whether the connection stands."""
         return self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """What it runs over, while it stands."""
+        return None if self.transport is None else self.transport.get_extra_info("socket")
+
+    @property
+    def silent_ms(self) -> int:
+        """See `reachable.silent_ms`."""
+        return reachable.silent_ms(self.socket)
 
     def put(self, *buffers: bytes) -> bool:
         """Keep bytes for the next `flush`; True if they are the first, so that the caller plans one."""

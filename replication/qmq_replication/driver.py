@@ -6,6 +6,8 @@ broker. A slave's entries come from the mesh, are checked, go through the core, 
     state file    synced before any message that depends on it
     log           changed in the order reset, truncate, append; a full disk drops what came, as a network might
     broker        serves from the moment this epoch's barrier is committed until the role is lost
+    store         opened anew in a thread, where the state must be what it was; until that is done nothing is heard of peers, nothing is
+                  said, and what else the core should know waits. To the others this replica is slow, which is not worse than lossy
 
 If the process dies anywhere here, the next start finds a log that ends somewhere and a promise that was made; both are what Raft expects.
 """
@@ -14,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, Protocol
 
 from qmq.clock import Clock
-from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation
+from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation, Unavailable
 from qmq.invariants import InvariantBroken, check
 from qmq.log import following
 from qmq.log.config import Flush
@@ -109,7 +111,7 @@ class Driver:
 
     def __init__(
         self, host: Host, identity: Identity, membership: Membership, coordinator: Coordinator, *, clock: Clock,
-        reopen: Callable[[int | None, Place | None], Store], save: Callable[[Identity], None],
+        reopen: Callable[[int | None, Place | None], Awaitable[Store]], save: Callable[[Identity], None],
         fatal: Callable[[BaseException], None], timing: Timing | None = None, network: Network = NETWORK, lease_clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.host = host
@@ -142,6 +144,9 @@ class Driver:
         self.violations = 0
         """What proved peers said that no replica would say."""
         self._looking: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._waiting: list[Callable[[int], object]] = []
+        """What the core is to know once the store was opened anew."""
 
     def _new_core(self, membership: Membership) -> Replica:
         store = self.host.store
@@ -162,10 +167,17 @@ class Driver:
         while True:
             due_ms = self._clock.monotonic_ms() + int(TICK_S * 1000)
             await asyncio.sleep(TICK_S)
-            self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
+            if not self.is_opening:
+                self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object]) -> None:
-        """Let the core know something, and carry out what follows. A broken invariant stops the process."""
+        """Let the core know something, and carry out what follows; later, if the store is being opened anew.
+
+        A broken invariant stops the process.
+        """
+        if self.is_opening:
+            self._waiting.append(act)
+            return
         try:
             act(self._clock.monotonic_ms())
             self._carry_out()
@@ -193,8 +205,9 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.committer.Committer."""
-        self._with_core(lambda _: self._stored(index))
+        """See qmq.broker.committer.Committer. What is opened anew says itself what is stored of it."""
+        if not self.is_opening:
+            self._with_core(lambda _: self._stored(index))
 
     def _stored(self, index: int) -> None:
         if self.host.store.config.flush is Flush.SYNC:
@@ -226,6 +239,8 @@ class Driver:
 
     def _heard(self, sender: str, frame: Frame) -> None:
         """A peer that is proved says something. Raises ProtocolViolation, CorruptBatch: its connection is closed, and nothing else."""
+        if self.is_opening:
+            return
         message = wire.unpack(frame.payload)
         if isinstance(message, Append) and message.payload is not None and not self._has_room(message.payload):
             return
@@ -262,7 +277,7 @@ class Driver:
     # --- carrying out --------------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        while True:
+        while not self.is_opening:
             ready = self.core.take()
             if ready == _NOTHING:
                 return
@@ -272,8 +287,11 @@ class Driver:
         if ready.save is not None:
             self._save_state(ready.save)
         if ready.role is not None and ready.role is not Role.MASTER:
-            self._lose_role()
+            self.host.retire()
         self._change_log(ready)
+
+    def _go_on(self, ready: Ready) -> None:
+        """The log is as it should be: say and do what follows from that."""
         for to, message in ready.messages:
             self._send(to, message)
         if ready.commit is not None:
@@ -310,21 +328,48 @@ class Driver:
     # --- the log -------------------------------------------------------------------------------------------------------
 
     def _change_log(self, ready: Ready) -> None:
-        if ready.reset is not None:
-            log.warning("beginning anew behind index %d: the master has nothing older", ready.reset.start_index)
-            self.host.store = self._reopen(None, tuple(ready.reset.place))
-            self.host.store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
+        store, reset, until = self.host.store, ready.reset, ready.truncate
+        must_undo = store.unwritten and (until is not None or ready.role not in (None, Role.MASTER))
+        if reset is not None:
+            log.warning("beginning anew behind index %d: the master has nothing older", reset.start_index)
+            self._opening = self._spawn(self._open_anew(ready, None, tuple(reset.place)))
+        elif must_undo or (until is not None and not following.truncate(store, until)):  # what was done in memory, and not written
+            self._opening = self._spawn(self._open_anew(ready, until, None))
+        else:
+            self._changed(ready)
+
+    def _changed(self, ready: Ready) -> None:
+        """Nothing is left to be undone."""
         if ready.truncate is not None:
-            self._truncate(ready.truncate)
+            log.warning("the log was cut behind index %d: another master was elected without what follows", ready.truncate)
+            check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
         for append in ready.append:
             self._append(append)
+        self._go_on(ready)
 
-    def _truncate(self, index: int) -> None:
-        log.warning("cutting the log behind index %d: another master was elected without what follows", index)
-        if self.host.store.unwritten or not following.truncate(self.host.store, index):
-            self.host.store = self._reopen(index, None)
-        check(self.host.store.index == index, f"the log ends at {self.host.store.index} after cutting to {index}")
-        self.core.flushed(self.host.store.flushed_index)  # what was opened anew is flushed
+    @property
+    def is_opening(self) -> bool:
+        """Whether the store is being opened anew: the one that the broker has is past, and its files are being changed."""
+        return self._opening is not None
+
+    async def _open_anew(self, ready: Ready, until: int | None, place: Place | None) -> None:
+        begun_ms = self._clock.monotonic_ms()
+        store = self.host.store = await self._reopen(until, place)
+        if ready.reset is not None:
+            store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
+            ready.reset = None
+        self._opening = None
+        self._with_core(lambda _: self._opened(ready))
+        for act in (lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms), *self._take_waiting()):
+            self._with_core(act)  # if the store must be opened once more, it waits again
+
+    def _opened(self, ready: Ready) -> None:
+        self._stored(self.host.store.flushed_index)  # what was opened anew is flushed
+        self._change_log(ready)
+
+    def _take_waiting(self) -> list[Callable[[int], object]]:
+        found, self._waiting = self._waiting, []
+        return found
 
     def _append(self, append: Append) -> None:
         store = self.host.store
@@ -334,12 +379,6 @@ class Driver:
         if store.config.flush is Flush.ASYNC:
             self.core.stored(store.index)
         self.host.schedule()
-
-    def _lose_role(self) -> None:
-        """What the broker did in memory and never wrote is undone by opening the store anew."""
-        self.host.retire()
-        if self.host.store.unwritten:
-            self.host.store = self._reopen(None, None)
 
     def _commit(self, index: int) -> None:
         self.host.commit(index)
@@ -432,14 +471,22 @@ class Driver:
     # --- news from the store, and operators ----------------------------------------------------------------------------
 
     def act(self, do: Callable[[int], object]) -> None:
-        """Let the core know something from outside; errors that `do` raises go to the caller, if nothing was begun."""
+        """Let the core know something from outside; errors that `do` raises go to the caller, if nothing was begun. Raises Unavailable."""
+        if self.is_opening:
+            raise Unavailable(f"{self.identity.replica} is opening its log anew: try again in a moment")
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 
+    def tell(self, news: Callable[[int], object]) -> None:
+        """Let the core know what the coordination store says, at once or as soon as it can hear."""
+        self._with_core(news)
+
     async def stop(self) -> None:
-        """Take part no more; a master gives its key back, so that another leads at once."""
+        """Take part no more, once the store is open; a master gives its key back, so that another leads at once."""
         if self._ticker is not None:
             self._ticker.cancel()
+        while self._opening is not None and not self._opening.done():  # its thread cannot be stopped
+            await asyncio.wait([self._opening])
         epoch = self.core.leader.epoch if self.core.leader is not None else 0
         for task in list(self._tasks):
             task.cancel()

@@ -18,8 +18,10 @@ import json
 from typing import Final, NamedTuple
 
 from qmq.errors import ProtocolViolation
+from qmq.wire.messages import is_text
 
 VERSION: Final = 2
+"""Raised whenever a message of messages.py changes: a replica refuses one that has a field more than it knows."""
 DIALS: Final = "dials"
 LISTENS: Final = "listens"
 
@@ -87,4 +89,6 @@ def _text(found: dict[str, object], name: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
         raise ProtocolViolation(f"no replica's hello: {name} is missing")
+    if not is_text(value):
+        raise ProtocolViolation(f"no replica's hello: {name} holds half of a surrogate pair, which is no character")
     return value

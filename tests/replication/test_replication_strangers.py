@@ -159,3 +159,8 @@ def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
             kind.unpack(memoryview(json.dumps(found).encode()))  # type: ignore[attr-defined]
         except ProtocolViolation:
             pass
+
+
+def test_half_a_character_is_no_proof() -> None:
+    with pytest.raises(ProtocolViolation, match="surrogate"):
+        Step.unpack(memoryview(b'{"nonce": "", "proof": "\\ud800"}'))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -82,8 +83,17 @@ async def test_a_settle_has_so_many_ranges_and_no_more(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, connection):
         session = await attach(connection)
         many = [Settlement(0, 0, Verdict.ACK, 0)] * (limits.SETTLE_RANGES_MAX + 1)
-        with pytest.raises(InvalidArgument, match="at most 10000 ranges"):
+        with pytest.raises(InvalidArgument, match="at most 20000 ranges"):
             await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+
+
+async def test_a_settle_as_large_as_older_clients_send_is_taken(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, connection):
+        session = await attach(connection)
+        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        many = [Settlement(0, 0, Verdict.ACK, 0)] * 20_000
+        answer = await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+        assert wire.unpack_settled(answer.payload) == (1, 19_999)
 
 
 async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path: Path) -> None:
@@ -184,3 +194,28 @@ async def test_a_consumer_that_comes_back_ends_its_older_session_only(tmp_path: 
         (found,) = groups.clients()
         assert (first != second, found) == (True, (id(state), "c"))
     assert groups.clients() == {}
+
+
+HALF = json.loads('"\\ud800"')
+"""What JSON can escape, and nothing can write as UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (FrameKind.ATTACH, wire.Attach(HALF, 0, "g", "c", "i", -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.ATTACH, wire.Attach("s", 0, HALF, "c", "i", -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.ATTACH, wire.Attach("s", 0, "g", "c", HALF, -1, "earliest", 60_000, [], []).pack()),
+        (FrameKind.FETCH, wire.Fetch("s", 0, 0, 1, 0, 1000, [HALF], [], [], 0).pack()),
+        (FrameKind.FETCH, wire.Fetch(HALF, 0, 0, 1, 0, 1000, [], [], [], 0).pack()),
+    ],
+    ids=["attach-subject", "attach-group", "attach-incarnation", "fetch-tag", "fetch-subject"],
+)
+async def test_half_a_character_is_refused_and_the_connection_goes_on(
+    tmp_path: Path, kind: FrameKind, payload: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as (_, connection):
+        with pytest.raises(InvalidArgument, match="surrogate"):
+            await connection.call(kind, payload, timeout_s=10)
+        await attach(connection)
+    assert "Traceback" not in caplog.text

@@ -1,0 +1,49 @@
+"""Whether the machine at a connection's other end can still be reached. TCP knows: the peer's kernel acknowledges what comes, however slow,
+stopped or busy the process behind it is. So who is only slow is never taken for gone, and who lost its power or its cable is, in seconds.
+
+    something is on its way    it was sent more than once, and no acknowledgement of anything has come: `silent_ms` (TCP_INFO)
+    nothing is on its way      the kernel asks by itself (keepalive), and ends the connection: `watch`
+
+TCP_USER_TIMEOUT is not used: it also ends a connection whose peer acknowledges everything, but takes no more for now.
+"""
+
+from __future__ import annotations
+
+import socket
+from struct import Struct
+from typing import Final
+
+KEEPALIVE_IDLE_S: Final = 1
+KEEPALIVE_INTERVAL_S: Final = 1
+KEEPALIVE_PROBES: Final = 2
+
+_RETRANSMITS: Final = 2
+_UNACKED: Final = 24
+_LAST_ACK: Final = 56
+_INFO_BYTES: Final = 60
+"""Where they lie in Linux's struct tcp_info, which only grows at its end: a u8, then two u32."""
+_WORDS: Final = Struct("=I")
+
+
+def watch(found: socket.socket | None) -> None:
+    """Have the kernel ask an idle peer, where it is one at the other end of TCP."""
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", KEEPALIVE_IDLE_S), ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S), ("TCP_KEEPCNT", KEEPALIVE_PROBES)):
+        if hasattr(socket, name):  # what a system does not have it does in its own time
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def silent_ms(found: socket.socket | None) -> int:
+    """How long the peer's kernel has acknowledged nothing although something was sent to it twice; 0 if it has, or that is not known."""
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+        return 0
+    try:
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return 0
+    if len(info) < _INFO_BYTES:
+        return 0
+    unacked, last_ack_ms = _WORDS.unpack_from(info, _UNACKED)[0], _WORDS.unpack_from(info, _LAST_ACK)[0]
+    return last_ack_ms if unacked and info[_RETRANSMITS] else 0

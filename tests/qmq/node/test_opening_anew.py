@@ -1,0 +1,204 @@
+"""A replica that must open its store anew while it runs does not stop answering: the others, its clients, its own end all go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.view import ClusterView
+from support import eventually
+
+import qmq
+from qmq.errors import QmqError, Unavailable
+from qmq.log.actions import Begin
+from qmq.log.disk import Disk
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.doors import Doors
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.testing.machine import TIMING
+
+NAMES = ("a", "b", "c")
+
+
+class Shared(EmbeddedStore):
+    """One store for all; closed by the test."""
+
+    async def close(self) -> None:
+        """Not by a node."""
+
+
+class HeldDisk(Disk):
+    """Once `hold` was called, who opens a store on it waits for `let_go`; but not the event loop, which would wait for ever."""
+
+    def __init__(self) -> None:
+        self._loops = threading.current_thread()
+        self._may_go = threading.Event()
+        self._may_go.set()
+        self.is_reached = False
+        self.held_the_loop = False
+
+    def hold(self) -> None:
+        self.is_reached = False
+        self._may_go.clear()
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+    def open_append(self, path: Path) -> int:
+        if not self._may_go.is_set() and path.suffix == ".log":
+            if threading.current_thread() is self._loops:
+                self.held_the_loop = True
+            else:
+                self.is_reached = True
+                self._may_go.wait(20)
+        return super().open_append(path)
+
+
+class Group:
+    """Three replicas, each on a disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.coordination = folder, Shared()
+        self.disks = {name: HeldDisk() for name in NAMES}
+        self.fatal: list[BaseException] = []
+        self.nodes: dict[str, ReplicaNode] = {}
+
+    async def start(self, name: str) -> None:
+        config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
+        node = ReplicaNode(config, self.coordination, doors=Doors(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
+        self.nodes[name] = node
+        await node.start()
+
+    async def stop(self, name: str) -> None:
+        await self.nodes.pop(name).stop()
+
+    async def master(self) -> str:
+        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
+        return next(name for name, node in self.nodes.items() if node.broker.is_serving)
+
+    def hashes(self) -> set[bytes]:
+        return {b"".join(each.read_bytes() for each in sorted((self.folder / name).glob("broker/*/*.log"))) for name in NAMES}
+
+    async def all_are_equal(self) -> None:
+        def ends() -> set[tuple[int, int]]:
+            return {(node.broker.store.index, node.broker.store.committed_index) for node in self.nodes.values()}
+
+        await eventually(lambda: len(ends()) == 1 and not any(node.driver.is_opening for node in self.nodes.values()))
+        assert len(self.hashes()) == 1
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
+    group = Group(folder)
+    view = ClusterView(group.coordination)
+    await view.start()
+    meta = MetaServer(group.coordination, view, MetaConfig("127.0.0.1", 0))
+    await meta.start()
+    try:
+        await asyncio.gather(*[group.start(name) for name in NAMES])
+        async with qmq.connect(meta.address) as mq:
+            await mq.send("s", b"before")
+            yield group, mq
+    finally:
+        for disk in group.disks.values():
+            disk.let_go()
+        for name in list(group.nodes):
+            await group.stop(name)
+        await meta.stop()
+        await view.stop()
+        await EmbeddedStore.close(group.coordination)
+
+
+def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
+    """Another has a higher epoch, as the coordination store says, in the middle of a turn."""
+    node.broker.store.act(Begin("s", 0, "g", "", 0))
+    node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.promised + 1))
+
+
+async def test_who_lost_the_role_opens_its_store_anew_and_holds_up_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path) as (group, mq):
+        name = await group.master()
+        node, disk = group.nodes[name], group.disks[name]
+        disk.hold()
+        lose_the_role_with_something_unwritten(node)
+        await eventually(lambda: disk.is_reached or disk.held_the_loop)
+        assert not disk.held_the_loop
+        await mq.send("s", b"meanwhile")
+        assert await group.master() != name
+        assert node.driver.is_opening
+        assert node.standing.describe().role == "slave"
+        with pytest.raises(Unavailable):
+            node.standing.read_log(0, 0, 1000)
+        disk.let_go()
+        await eventually(lambda: not node.driver.is_opening)
+        await mq.send("s", b"after")
+        await group.all_are_equal()
+        assert [queue.shares for queue in node.broker.store.queues.values()] == [{}]
+        assert group.fatal == []
+
+
+async def test_a_tail_that_was_never_committed_is_cut_and_nobody_is_held_up(tmp_path: Path) -> None:
+    async with running(tmp_path) as (group, mq):
+        name = await group.master()
+        others = [each for each in NAMES if each != name]
+        await group.all_are_equal()
+        for each in others:
+            await group.stop(each)
+        sending = asyncio.ensure_future(mq.send("s", b"alone"))
+        store = group.nodes[name].broker.store
+        await eventually(lambda: store.index > store.committed_index)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await group.stop(name)
+        await asyncio.gather(*[group.start(each) for each in others])
+        await mq.send("s", b"without it")
+        disk = group.disks[name]
+        disk.hold()
+        await group.start(name)  # where the store is opened by the event loop
+        await eventually(lambda: disk.is_reached)
+        await mq.send("s", b"meanwhile")
+        disk.let_go()
+        await group.all_are_equal()
+        assert group.fatal == []
+
+
+async def test_who_is_stopped_while_it_opens_its_store_anew_lacks_nothing_then(tmp_path: Path) -> None:
+    async with running(tmp_path) as (group, mq):
+        name = await group.master()
+        node, disk = group.nodes[name], group.disks[name]
+        disk.hold()
+        lose_the_role_with_something_unwritten(node)
+        await eventually(lambda: disk.is_reached or disk.held_the_loop)
+        assert not disk.held_the_loop
+        stopping = asyncio.ensure_future(group.stop(name))
+        await mq.send("s", b"meanwhile")
+        assert not stopping.done()
+        disk.let_go()
+        await stopping
+        await group.start(name)
+        await mq.send("s", b"after")
+        await group.all_are_equal()
+        assert group.fatal == []
+
+
+async def test_a_store_that_cannot_be_opened_anew_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as (group, _):
+        name = await group.master()
+        node, failure = group.nodes[name], OSError("the disk is gone")
+
+        class Gone(Disk):
+            def open_append(self, path: Path) -> int:
+                raise failure
+
+        node._disk = Gone()
+        lose_the_role_with_something_unwritten(node)
+        await eventually(lambda: bool(group.fatal))
+        assert group.fatal == [failure]
+        with pytest.raises(QmqError):
+            node.driver.act(lambda _: None)
