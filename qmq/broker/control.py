@@ -81,6 +81,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:
         """See control.proto."""
+        if request.record_revision:
+            partitions = await self._lanes.delete_group(request.subject, request.group, record_revision=request.record_revision)
+            return pb.DeleteGroupResponse(queues=partitions)
         return pb.DeleteGroupResponse(queues=await self._admin.delete_group(request.subject, request.group))
 
     @answering

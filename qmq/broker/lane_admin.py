@@ -14,7 +14,7 @@ from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_
 from qmq.broker.broker import Broker
 from qmq.broker.loads import Load
 from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
-from qmq.log.actions import LaneBegin, LaneInherit, LaneReset, LaneUnpark
+from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.model import check_name
@@ -95,10 +95,10 @@ class LaneAdmin:
     ) -> None:
         """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done.
 
-        Raises as `_queue`, NotMaster; and if it moves RouteConflict, CoordinationError.
+        Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
         """
         check_name("group", group)
-        if moves:
+        if moves or record_revision:
             await self._require_held(subject, group, record_revision)
         found = [(self._queue(subject, number), number, place) for number, place in places]
         for queue, number, place in found:
@@ -115,6 +115,24 @@ class LaneAdmin:
                     self._broker.lanes.forget(queue, group, token)
         self._broker.schedule()
         await self._broker.committed()
+
+    async def delete_group(self, subject: str, group: str, *, record_revision: int) -> int:
+        """Forget a group on all partitions that are here, with its parked keys; on how many it was.
+
+        Raises RouteConflict, NotMaster, CoordinationError.
+        """
+        self._broker.require_serving()
+        check_name("group", group)
+        await self._require_held(check_name("subject", subject), group, record_revision)
+        self._broker.require_serving()
+        queues = [queue for queue in self._broker.store.queues.values() if queue.id.subject == subject and group in queue.lanes]
+        for queue in queues:
+            tokens = [each.token for each in queue.lanes[group].holders]
+            self._broker.store.act(Forget(subject, queue.id.partition, group, ""))
+            self._broker.lanes.forget_group(queue, group, tokens)
+        self._broker.schedule()
+        await self._broker.committed()
+        return len(queues)
 
     async def _require_held(self, subject: str, group: str, record_revision: int) -> None:
         """The group is held still by that very record: nobody attaches by an older view, and a request that comes too late does nothing.

@@ -299,6 +299,14 @@ class Lanes:
             if session.group == group and session.token == token:
                 self._close(session, _lost(queue, group))
 
+    def forget_group(self, queue: Queue, group: str, tokens: Iterable[int]) -> None:
+        """The group was deleted: no session of it is left, whatever its token."""
+        for token in tokens:
+            self._seen_ms.pop((id(queue), group, token), None)
+        for session in self._of_queue(queue):
+            if session.group == group:
+                self._close(session, _lost(queue, group))
+
     def _session(self, number: int, peer: Peer) -> LaneSession:
         session = self._sessions.get(number)
         if session is None or session.peer is not peer:
@@ -390,7 +398,7 @@ class Lanes:
 def _lost(queue: Queue, group: str) -> LaneLost:
     return LaneLost(
         f"the lane of group {group!r} on {queue.id} is not this consumer's any more: its lease ended, it was assigned anew, "
-        "or an operator moved the group"
+        "or an operator moved or deleted the group"
     )
 
 

@@ -23,7 +23,7 @@ from qmq.batch import BatchView, Kind
 from qmq.broker.trail_states import State, state_of_lane, state_of_share
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
-from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import AnyAction, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.consumption import Share
 from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
 from qmq.log.lane_trail import LaneTrail
@@ -102,6 +102,8 @@ class _Scan:
             if lanes is None:
                 lanes = self.lanes[action.group] = LaneTrail(action.group, self.sequence, self.lp)
             return lanes.apply(action, time_ms)
+        if isinstance(action, Forget) and self.lanes.pop(action.group, None) is not None:
+            return [Event(time_ms, action.group, "forget")]
         trail = self.trails.get(action.group)
         if trail is None:
             trail = self.trails[action.group] = Trail(action.group, self.sequence)

@@ -13,7 +13,7 @@ from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_
 from qmq.cli.route import described, emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
-from qmq.errors import InvalidArgument, UnknownGroup
+from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)
@@ -157,8 +157,8 @@ def delete(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Forget what a group of an unordered subject consumed. One of that name that comes later is new; its dead letters stay."""
-    if not yes and typer.prompt(f"type {group} to delete it", err=True) != group:
+    """Forget what a group consumed, its parked keys too. One of that name that comes later is new; its dead letters stay."""
+    if not yes and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True) != group:
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 
     async def _delete() -> int:
@@ -166,6 +166,20 @@ def delete(
             return await mq.metadata.delete_group(subject, group)
 
     show("deleted", ("subject", "group", "queues"), [(subject, group, run(_delete()))], as_json=as_json)
+
+
+def _lost(server: str, subject: str, group: str) -> str:
+    """What goes with a group, in words."""
+
+    async def _parked() -> set[bytes]:
+        async with qmq.connect(server) as mq:
+            try:
+                return {each.key for each in await mq.metadata.parked(subject, group)}
+            except OrderMismatch:
+                return set()
+
+    keys = run(_parked())
+    return f" with its {len(keys)} parked keys" if keys else ""
 
 
 def parse_target(to: str) -> dict[str, Any]:

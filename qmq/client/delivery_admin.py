@@ -49,7 +49,9 @@ class DeliveryAdmin:
         return found
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Forget what a group of an unordered subject consumed; on how many queues it was. A group of that name that comes later is new.
+        """Forget what a group consumed; on how many queues or partitions it was. A group of that name that comes later is new.
+
+        Parked keys of an ordered subject's group go with it: their messages are not handed out to it again.
 
         Raises InvalidArgument while it has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
         """

@@ -122,13 +122,14 @@ class Queue:
         return share
 
     def apply(self, action: ShareAction) -> Settled:
-        """Change the share that the action names; made if absent. FORGET ends it, DROP_QUEUE ends all, those of lanes too."""
+        """Change the share that the action names; made if absent. FORGET ends it, and the group's lanes; DROP_QUEUE ends all."""
         if isinstance(action, DropQueue):
             self.shares.clear()
             self.lanes.clear()
             return Settled(0, 0)
         if isinstance(action, Forget):
             self.shares.pop(action.group, None)
+            self.lanes.pop(action.group, None)
             return Settled(0, 0)
         return self.share(action.group).apply(action)
 

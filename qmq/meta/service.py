@@ -151,7 +151,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         """See meta.proto. Nothing is deleted unless every broker group that may know the group answers first, and none has a consumer."""
         subject = check_name("subject", request.subject)
         if (await self._cluster.subject(subject)).order is not Order.NONE:
-            raise InvalidArgument(f"{subject!r} is ordered: groups of ordered subjects cannot be deleted")
+            return await self._ordered.delete_group(request)
         hosts = await self._hosts(subject)
         asked = control.DescribeGroupsRequest(subject=subject, group=request.group)
         known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))

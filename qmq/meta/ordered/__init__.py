@@ -6,6 +6,7 @@ What decides, by compare-and-swap. These await nothing but the store, brokers, a
     sealing      closing a source: its master seals it, or the store fences it
     groups       a round of a consumer group: it advances, and its lanes are dealt out
     placing      where a group begins, how it is moved; `starts` has the words for it
+    forgetting   deleting a group
     records      a group's record and its subject's routes, as the store has them
     progress     what brokers say of a group's lanes, as the pure functions ask for it
     members      who is in a group: keys under leases, kept while a consumer asks

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Masters:
-    """A Sealer and a LaneReader."""
+    """A Sealer, a LaneReader and a GroupForgetter."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -50,6 +50,11 @@ class Masters:
     async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
         """See LaneReader. Asking a second master is harmless: the same keys are parked there then."""
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
+
+    async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
+        """See GroupForgetter. Asking a second master is harmless: there is nothing left to forget."""
+        answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
+        return answer.queues
 
 
 async def at_once(asked: Iterable[Awaitable[_T]]) -> list[_T]:

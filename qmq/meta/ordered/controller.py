@@ -29,12 +29,13 @@ from qmq.clock import Clock
 from qmq.errors import CoordinationError, QmqError
 from qmq.meta.ordered.asking import Masters, at_once
 from qmq.meta.ordered.changes import Changes
+from qmq.meta.ordered.forgetting import Forgetting
 from qmq.meta.ordered.groups import Groups, Outcome
 from qmq.meta.ordered.leader import Leader
 from qmq.meta.ordered.members import Members
 from qmq.meta.ordered.placing import Placing
 from qmq.meta.ordered.records import Records
-from qmq.meta.ordered.starts import Start
+from qmq.meta.ordered.starts import DELETE, Start
 from qmq.model import Order
 
 log = logging.getLogger("qmq.meta")
@@ -69,6 +70,7 @@ class Controller:
         self.records = Records(store, self._known)
         self.groups = Groups(self.records, masters, gather=at_once)
         self.placing = Placing(self.records, masters)
+        self.forgetting = Forgetting(self.records, self.placing, masters)
         self.changes = Changes(store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id)
         self.members = Members(store, clock.time_ms, clock.monotonic_ms)
         self.leader = Leader(store, new_id())
@@ -184,6 +186,9 @@ class Controller:
     async def _make_ready(self, pair: Pair) -> None:
         """A group that begins: go on with it. One that is moved is left to whoever moves it, unless that one is gone."""
         item, record = await self.records.record(*pair)
+        if record.start == DELETE:
+            await self.forgetting.carry_on(*pair)
+            return
         is_delicate = Start.parse(record.start).is_delicate
         if not record.is_ready and (not is_delicate or self._stands_still((item.key, item.mod_revision), MOVED_MS)):
             await self.make_ready(pair)

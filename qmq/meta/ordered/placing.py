@@ -3,6 +3,7 @@
     begin      put the record ──▶ (from the latest: tell the brokers) ──▶ ready
     reset      swap the record, with the new frontier, not ready ──▶ tell the brokers ──▶ ready
     set_back   swap the record: one logical partition goes back to an older partition, not ready ──▶ the caller replays there ──▶ ready
+    hold       swap the record: not ready, for good: it is being deleted (qmq/meta/ordered/forgetting.py)
 
 A group that is not ready is attached to by nobody. What is being done is in its record (`Start`), so that whoever finds it can go on
 with it; the frontier is the new one from the beginning, since it says which version that was.
@@ -26,7 +27,7 @@ from qmq.errors import CoordinationUnknown, LaneNotOpen
 from qmq.meta.ordered.groups import LaneReader
 from qmq.meta.ordered.records import Records
 from qmq.meta.ordered.sealing import Arrow, nowhere
-from qmq.meta.ordered.starts import UNPARK, Start
+from qmq.meta.ordered.starts import DELETE, UNPARK, Start
 from qmq.proto.v1 import control_pb2 as control
 
 
@@ -64,11 +65,13 @@ class Placing:
     async def make_ready(self, subject: str, group: str) -> GroupRecord:
         """Tell the brokers where a group that is not ready begins, then say that it is.
 
-        Raises UnknownGroup, CoordinationError, and what brokers raise: then it is not ready yet.
+        Raises UnknownGroup, LaneNotOpen (it is being deleted), CoordinationError, and what brokers raise: then it is not ready yet.
         """
         item, record = await self._records.record(subject, group)
         if record.is_ready:
             return record
+        if record.start == DELETE:
+            raise being_deleted(subject, group)
         first = record.frontier.version
         start = Start.parse(record.start)
         routes = await self._records.routes(subject, first, await self._records.latest(subject))
@@ -120,10 +123,16 @@ class Placing:
         """Change when targets open. Raises UnknownGroup, CoordinationError."""
         await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
 
+    async def hold_to_delete(self, subject: str, group: str) -> int:
+        """From here on nobody attaches, whatever was under way; the revision of the record. Raises UnknownGroup, CoordinationError."""
+        return await self._change(subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False))
+
     async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> int:
-        """The revision of the record as it is then."""
+        """The revision of the record as it is then. Raises LaneNotOpen: it is being deleted."""
         while True:
             item, record = await self._records.record(subject, group)
+            if record.start == DELETE != what:
+                raise being_deleted(subject, group)
             if (after := change(record)) == record:
                 return item.mod_revision
             await self._arrow(f"before {what}")
@@ -131,6 +140,11 @@ class Placing:
             await self._arrow(f"behind {what}")
             if swapped is not None:
                 return swapped.mod_revision
+
+
+def being_deleted(subject: str, group: str) -> LaneNotOpen:
+    """For whoever wants something of a group that is being deleted; it may begin anew afterwards."""
+    return LaneNotOpen(f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`")
 
 
 def _with(frontier: Frontier, there: Piece) -> Frontier:

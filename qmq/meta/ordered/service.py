@@ -11,6 +11,7 @@ from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import next_route
 from qmq_ordering.frontier import Gate, GroupRecord
 from qmq_ordering.hashing import logical_partition
+from qmq_ordering.lane import Assignment
 from qmq_ordering.route import Change, PhysicalPartition
 
 from qmq.errors import (
@@ -20,6 +21,7 @@ from qmq.errors import (
     Outcome,
     QmqError,
     RouteConflict,
+    StaleDelivery,
     Stopping,
     UnknownGroup,
     UnknownPartition,
@@ -32,10 +34,11 @@ from qmq.meta.ordered.asking import Masters
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.describe import Descriptions
 from qmq.meta.ordered.members import LEASE_MS_MIN, Member, superseded
+from qmq.meta.ordered.placing import being_deleted
 from qmq.meta.ordered.plans import Plans
 from qmq.meta.ordered.progress import mark_passed
 from qmq.meta.ordered.reshard import Resharding
-from qmq.meta.ordered.starts import Start
+from qmq.meta.ordered.starts import DELETE, Start
 from qmq.model import SubjectConfig, check_name
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
@@ -134,20 +137,36 @@ class OrderedService:
         if found.generation < request.generation:
             await self._controller.read_back(assignment_key(*pair))
             found = self._view.assignment(*pair)
+            await self._require_same_group(pair, request)
         return pb.SyncMemberResponse(generation=found.generation, lanes=[lane_of(lane) for lane in found.of(name.consumer)])
 
     async def _require_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
         """The group exists from now on, with the gate that is asked for."""
         gate = _gate(request.gate)
         record = self._record(pair)
+        if record is None or record.start == DELETE:
+            await self._require_same_group(pair, request)
         if record is None:
             await self._controller.placing.begin(*pair, Start.of_new(request.start), gate or Gate.LANES)
             await self._controller.read_back(group_record_key(*pair))
             record = self._record(pair)
+        if record is not None and record.start == DELETE:
+            raise being_deleted(*pair)
         # Who joins says so, and not who has long been there: two that want different things would change it back and forth for ever.
         if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
             await self._controller.placing.set_gate(*pair, gate)
             await self._controller.read_back(group_record_key(*pair))
+
+    async def _require_same_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
+        """Who knows an assignment that the store does not know any more was in a group that was deleted since; another one may have begun.
+
+        Raises StaleDelivery, CoordinationError.
+        """
+        store = self._controller.records.store
+        found = await store.get(assignment_key(*pair))
+        known = 0 if found is None else Assignment.decode(found.value).generation
+        if request.generation > known:
+            raise StaleDelivery(f"group {pair[1]!r} of subject {pair[0]!r} was deleted: close this consumer, and open a new one")
 
     def _record(self, pair: tuple[str, str]) -> GroupRecord | None:
         state = self._view.ordered(pair[0])
@@ -186,6 +205,16 @@ class OrderedService:
         reads = {part.number for version, route in state.routes.items() if version >= record.frontier.version for part in route.partitions}
         moved = [_moved(before.get(number, found), found) for number, found in sorted(after.items()) if number in reads]
         return control.ResetGroupResponse(moved=moved)
+
+    async def delete_group(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
+        """Forget a group in all versions, its parked keys too. Again: go on with it.
+
+        Raises UnknownGroup, InvalidArgument (it has consumers), NotConnected.
+        """
+        config, _ = await self._subject(request.subject)
+        partitions = await self._controller.forgetting.delete(config.name, check_name("group", request.group))
+        await self._view.refresh()
+        return control.DeleteGroupResponse(queues=partitions)
 
     async def _positions(self, pair: tuple[str, str], state: OrderedState) -> dict[int, control.PartitionStatus]:
         asked = control.DescribeLanesRequest(subject=pair[0], group=pair[1])

@@ -6,6 +6,7 @@
     reset:latest        the latest version, behind what is there                       its partitions
     reset:TIME_MS       the version of that time, in its partitions from that time     its partitions, and those of later versions
     unpark:ID           as it was, but for the logical partition of a key              nothing
+    delete              nowhere: the group is being deleted (forgetting.py)            to forget it
 
 Partitions that only later versions have are always read from their beginning: what lies there followed what lies in their sources.
 """
@@ -23,6 +24,7 @@ from qmq.proto.v1 import control_pb2 as control
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 UNPARK: Final = "unpark:"
+DELETE: Final = "delete"
 _RESET: Final = "reset:"
 
 CLOCKS_APART_MS: Final = 5_000
@@ -39,7 +41,7 @@ class Start(NamedTuple):
     def parse(cls, text: str) -> Start:
         """Raises InvalidArgument."""
         where = text.removeprefix(_RESET)
-        if where in (EARLIEST, LATEST) or (text.startswith(_RESET) and where.isdecimal()) or text.startswith(UNPARK):
+        if text == DELETE or where in (EARLIEST, LATEST) or (text.startswith(_RESET) and where.isdecimal()) or text.startswith(UNPARK):
             return cls(text)
         raise InvalidArgument(f"a group starts at {EARLIEST} or {LATEST}, not {text!r}")
 
@@ -70,7 +72,7 @@ class Start(NamedTuple):
     @property
     def needs_placing(self) -> bool:
         """Whether brokers are to be told before the group is there."""
-        return self.text != EARLIEST
+        return self.text not in (EARLIEST, DELETE)
 
     @property
     def moves(self) -> bool:

@@ -1195,17 +1195,21 @@ class DeleteGroupRequest(_message.Message):
 
     SUBJECT_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    RECORD_REVISION_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
+    record_revision: _builtins.int
+    """Of an ordered subject's group, to brokers: the revision of its record, which says that it is being deleted. Error 114 under another one."""
     def __init__(
         self,
         *,
         subject: _builtins.str = ...,
         group: _builtins.str = ...,
+        record_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "record_revision", b"record_revision", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1217,7 +1221,7 @@ class DeleteGroupResponse(_message.Message):
 
     QUEUES_FIELD_NUMBER: _builtins.int
     queues: _builtins.int
-    """On how many queues it was."""
+    """On how many queues, or partitions, it was."""
     def __init__(
         self,
         *,

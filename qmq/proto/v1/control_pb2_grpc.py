@@ -151,7 +151,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new.
+        """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class BrokerControlStub:
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
     """Move a group. Everything handed out is void; consumers go on from the new place."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
-    """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+    """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
     """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
@@ -87,7 +87,7 @@ class BrokerControlAsyncStub(BrokerControlStub):
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
     """Move a group. Everything handed out is void; consumers go on from the new place."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
-    """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+    """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
     """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
@@ -151,7 +151,7 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DeleteGroupResponse, _abc.Awaitable[_control_pb2.DeleteGroupResponse]]:
-        """Forget what a group of an unordered subject consumed. Refused while it has consumers; one that comes later is new."""
+        """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
 
     @_abc_1.abstractmethod
     def DropSubject(

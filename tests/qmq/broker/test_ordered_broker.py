@@ -341,3 +341,22 @@ async def test_there_is_nothing_to_close_in_an_unordered_subject(tmp_path: Path)
     async with world(tmp_path) as it:
         with pytest.raises(InvalidArgument, match="numbered from 1"):
             await admin(it).seal(SUBJECT, 0, "c1", 2)
+
+
+async def test_a_deleted_group_loses_its_lanes_and_parked_keys_and_late_requests_do_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce([b"a", b"b", b"a"])
+        lane = await it.attach()
+        await it.verdicts(lane, [LaneSettlement(0, 0, LaneVerdict.PARKED, 0)])
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        with pytest.raises(RouteConflict):
+            await admin(it).delete_group(SUBJECT, "g", record_revision=held - 1)
+        assert await admin(it).delete_group(SUBJECT, "g", record_revision=held) == 1
+        with pytest.raises((LaneLost, UnknownConsumer)):
+            await it.pull(lane)
+        assert not admin(it).parked(SUBJECT, "g", 0)
+        with pytest.raises(RouteConflict):
+            await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False, record_revision=held - 1)
+        after = await it.attach()
+        assert after.position == 0
+        assert len((await it.pull(after))[1]) == 3

@@ -73,6 +73,8 @@ def test_draining_a_lost_broker_group_says_what_will_happen(meta: FakeMeta, qmq:
 
 def test_a_group_is_deleted_once_its_name_is_typed_again(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DeleteGroup"] = control.DeleteGroupResponse(queues=2)
-    code, _ = qmq.error("group", "delete", "s", "g")
+    meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=[control.ParkedKey(key=b"k"), control.ParkedKey(key=b"l")])
+    code, said = qmq.error("group", "delete", "s", "g")
+    assert "type g to delete it with its 2 parked keys" in said
     assert (code, meta.requests("DeleteGroup")) == (1, [])
     assert qmq.json("group", "delete", "s", "g", "--yes") == [{"subject": "s", "group": "g", "queues": 2}]

@@ -20,6 +20,7 @@ from qmq_ordering.route import FENCED, LpRange, Phase
 
 from qmq.errors import CoordinationUnknown, NotConnected, RouteConflict
 from qmq.meta.ordered.changes import Changes
+from qmq.meta.ordered.forgetting import Forgetting
 from qmq.meta.ordered.groups import Groups
 from qmq.meta.ordered.placing import Placing
 from qmq.meta.ordered.records import Records
@@ -64,6 +65,7 @@ class Brokers:
         self.parts: dict[int, Lanes] = {}
         self.calls: list[str] = []
         self.placed: list[control.PlaceLanesRequest] = []
+        self.forgotten: list[str] = []
         self.inherited: list[control.InheritParkedRequest] = []
         self.before_seal: Callable[[str], Awaitable[None]] = _nothing
 
@@ -134,6 +136,12 @@ class Brokers:
             if request.moves or request.group not in part.done:
                 at = part.next_sequence if place.WhichOneof("target") == "latest" else 0
                 part.done[request.group] = [[part.range.first, part.range.end, at]]
+
+    async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
+        self._require(broker_group)
+        self.forgotten.append(broker_group)
+        found = [each for each in self.parts.values() if each.done.pop(request.group, None) or each.parked.pop(request.group, None)]
+        return len(found)
 
 
 async def _nothing(_: str) -> None:
@@ -305,6 +313,9 @@ class World:
 
     def placing(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Placing:
         return Placing(Records(store or self.store), self.brokers, arrow=arrow)
+
+    def forgetting(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Forgetting:
+        return Forgetting(Records(store or self.store), self.placing(store, arrow), self.brokers, arrow=arrow)
 
     async def state(self) -> OrderedState:
         return await state_of(self.embedded)

@@ -75,6 +75,10 @@ class OrderedBroker(FakeBroker):
         return control.PlaceLanesResponse()
 
     @answering
+    async def DeleteGroup(self, request: Any) -> Any:
+        return control.DeleteGroupResponse(queues=await self.lanes.forget_group(self.group, request))
+
+    @answering
     async def DescribeParked(self, request: Any) -> Any:
         return control.DescribeParkedResponse(keys=self.parked)
 
@@ -615,3 +619,41 @@ async def test_groups_and_queues_of_an_ordered_subject_are_asked_for_everywhere_
         assert sorted(each.broker_group for each in found.groups) == ["a", "b"]
         listed = await here.call("ListSubjects", pb.ListSubjectsRequest())
         assert sorted(each.broker_group for each in listed.subjects[0].queues) == ["a", "b"]
+
+
+# --- deleting groups ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_back(
+    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
+    async with ordered(store) as here:
+        await here.create("a")
+        here.lanes.part(1)
+        await here.sync("x")
+        await here.sync("x", leaves=True)
+        here.lanes.down.add("a")
+        with pytest.raises(NotConnected, match="the rest is done when they are back"):
+            await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
+        with pytest.raises(LaneNotOpen, match="is being deleted"):
+            await here.sync("y")
+        here.lanes.down.clear()
+        async with asyncio.timeout(20):
+            while await store.get(group_record_key("s", "g")) is not None:
+                await asyncio.sleep(0.02)
+        with pytest.raises(UnknownGroup):
+            await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
+
+
+async def test_a_consumer_of_a_deleted_group_is_told_so_and_a_new_one_begins_anew(store: CoordinationStore) -> None:
+    async with ordered(store) as here:
+        await here.create("a")
+        here.lanes.part(1)
+        old = await here.sync("x")
+        await here.sync("x", leaves=True)
+        await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
+        with pytest.raises(StaleDelivery, match="was deleted"):
+            await here.sync("x", generation=old.generation)
+        assert await store.get(group_record_key("s", "g")) is None
+        assert lanes_of(await here.sync("y")) == [(1, 0, 100, 1)]
