@@ -23,7 +23,7 @@ from qmq_ordering.route import Change, LpRange, Route
 from qmq.errors import QmqError
 from qmq.meta.ordered.starts import Start
 
-FAULTS = tuple(Fault)
+FAULTS = (Fault.UNANSWERED, Fault.LOST, Fault.DELAYED)
 
 
 class Storm(World):
