@@ -20,6 +20,7 @@ from qmq.client.locator import Pushed
 from qmq.client.ordered.membership import Assigned, Member
 from qmq.client.partial import Partial
 from qmq.client.routes import Ordering, Placement, Route
+from qmq.client.timing import TIMING, MetadataTiming
 from qmq.errors import (
     CallerError,
     CoordinationUnknown,
@@ -42,19 +43,17 @@ from qmq.rpc import is_answer, status_of, typed_error
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
 """A metaserver that hangs is left for the next one by then."""
-SLOW_CALL_TIMEOUT_S: Final = 60.0
-"""Handing over a mastership, letting a replica catch up before it counts, or waiting for a lost broker group's lease to end."""
 RETRY_S: Final = 3.0
 WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 PARKED_KEYS_MAX: Final = 10_000
-PUBLISH_LOOK_S: Final = 0.2
 
 
 class MetadataClient(DeliveryAdmin):
     """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
 
-    def __init__(self, addresses: list[str], network: Network = NETWORK) -> None:
+    def __init__(self, addresses: list[str], network: Network = NETWORK, timing: MetadataTiming = TIMING) -> None:
         self._network = network
+        self._timing = timing
         self._channels = {each: network.channel(each) for each in addresses}
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
@@ -272,7 +271,7 @@ class MetadataClient(DeliveryAdmin):
             found = await self._call("ChangeRoute", request)
             return found
         try:
-            found = await self._call_once("ChangeRoute", request, SLOW_CALL_TIMEOUT_S)
+            found = await self._call_once("ChangeRoute", request, self._timing.slow_call_s)
         except (Unavailable, CoordinationUnknown) as failure:
             if not from_version:
                 raise
@@ -288,7 +287,7 @@ class MetadataClient(DeliveryAdmin):
         """After a lost answer. If the change was made, asking again is refused, since the route is another one then."""
         found: pb.ChangeRouteResponse
         try:
-            found = await self._call("ChangeRoute", request, timeout_s=SLOW_CALL_TIMEOUT_S)
+            found = await self._call("ChangeRoute", request, timeout_s=self._timing.slow_call_s)
         except RouteConflict:
             made = await self._made(request)
             if made is None:
@@ -306,7 +305,7 @@ class MetadataClient(DeliveryAdmin):
         return None
 
     async def _published(self, subject: str, change: pb.RouteChangeInfo) -> pb.ChangeRouteResponse:
-        deadline = asyncio.get_running_loop().time() + SLOW_CALL_TIMEOUT_S
+        deadline = asyncio.get_running_loop().time() + self._timing.slow_call_s
         while True:
             described = await self.describe_route(subject)
             if described.latest_version >= change.to_version:
@@ -318,7 +317,7 @@ class MetadataClient(DeliveryAdmin):
                     f"the change of {subject!r} to version {change.to_version} was begun and goes on: `qmq route history {subject}`",
                     outcome=Outcome.UNKNOWN,
                 )
-            await asyncio.sleep(PUBLISH_LOOK_S)
+            await asyncio.sleep(self._timing.publish_look_s)
 
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
         """A subject's route (0: the latest), its partitions, and how groups read. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
@@ -340,7 +339,7 @@ class MetadataClient(DeliveryAdmin):
     async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
         """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""
         request = control.UnparkRequest(subject=subject, group=group, partition=partition, key=key, replay=replay)
-        found: control.UnparkResponse = await self._call("Unpark", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S)
+        found: control.UnparkResponse = await self._call("Unpark", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found.messages
 
     async def set_reshard_policy(self, policy: pb.ReshardPolicy) -> pb.ReshardPolicy:
@@ -421,7 +420,7 @@ class MetadataClient(DeliveryAdmin):
     async def transfer(self, broker_group: str, to: str = "") -> control.TransferResponse:
         """Hand a group's mastership over, to the most advanced replica unless one is named. Not repeated on a lost answer."""
         request = pb.GroupTransferRequest(broker_group=broker_group, to=to)
-        found: control.TransferResponse = await self._call("Transfer", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S)
+        found: control.TransferResponse = await self._call("Transfer", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found
 
     async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
@@ -437,7 +436,7 @@ class MetadataClient(DeliveryAdmin):
     ) -> control.ChangeReplicasResponse:
         request = pb.GroupChangeReplicasRequest(broker_group=broker_group, change=change)
         found: control.ChangeReplicasResponse = await self._call(
-            "ChangeReplicas", request, retry_s=0, timeout_s=SLOW_CALL_TIMEOUT_S
+            "ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s
         )
         return found
 

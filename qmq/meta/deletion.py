@@ -23,12 +23,12 @@ from qmq_coordination.view import ClusterView
 from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError
 from qmq.meta.brokers import Brokers
 from qmq.meta.cluster import Cluster
+from qmq.meta.timing import TIMING, MetaTiming
 from qmq.model import check_name, dead_letter_subject, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
 
 log = logging.getLogger("qmq.meta")
 
-SWEEP_S: Final = 2.0
 HEARD_S: Final = 0.05
 HEARD_TRIES: Final = 40
 """Brokers hear of the mark by their watch: in milliseconds, if all is well."""
@@ -39,7 +39,7 @@ class Deletion:
 
     def __init__(
         self, store: CoordinationStore, view: ClusterView, cluster: Cluster, brokers: Brokers,
-        *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, timing: MetaTiming = TIMING,
     ) -> None:  # fmt: skip
         self._store = store
         self._view = view
@@ -47,6 +47,7 @@ class Deletion:
         self._brokers = brokers
         self._catalog = SubjectCatalog(store)
         self._sleep = sleep
+        self._timing = timing
 
     async def delete_subject(self, name: str) -> int:
         """Delete a subject, or go on with it; on how many queues something was.
@@ -66,7 +67,7 @@ class Deletion:
     async def run(self, is_leader: Callable[[], bool]) -> None:
         """Carry on, as the leader, what stands still. Never returns."""
         while True:
-            await self._sleep(SWEEP_S)
+            await self._sleep(self._timing.sweep_s)
             for name in self._view.deleting() if is_leader() else ():
                 try:
                     found = await self._store.get(subject_key(name))

@@ -23,6 +23,7 @@ from qmq.meta.ordered.reshard import Resharding
 from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.service import MetaService
+from qmq.meta.timing import TIMING, MetaTiming
 from qmq.meta.watchers import Watchers
 from qmq.network import NETWORK, Network, bind
 from qmq.proto.v1 import meta_pb2_grpc
@@ -43,6 +44,7 @@ class MetaConfig:
     """Whether it moves partitions of ordered subjects away from broker groups that have lost their master for good (evacuation.py)."""
     change_wait_s: float = CHANGE_WAIT_S
     """How long the answer to a change of a route waits for the next route."""
+    timing: MetaTiming = TIMING
 
 
 class MetaServer:
@@ -57,14 +59,14 @@ class MetaServer:
         self.calls = Calls()
         cluster = Cluster(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
         masters, clock = Masters(self._brokers), clock or SystemClock()
-        self._controller = Controller(store, view, masters, clock)
-        self._resharding = Resharding(store, view, masters, self._controller, clock)
+        self._controller = Controller(store, view, masters, clock, timing=config.timing)
+        self._resharding = Resharding(store, view, masters, self._controller, clock, timing=config.timing)
         self._evacuation = Evacuation(view, self._controller, clock)
         ordered = OrderedService(
             cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
         )
         delivery = DeliveryAdmin(store, view, cluster, self._brokers, clock)
-        self._deletion = Deletion(store, view, cluster, self._brokers)
+        self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
         self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
         self._server: grpc.aio.Server | None = None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from qmq_coordination.etcd.server import free_ports
-from qmq_coordination.store import Changes, Compare, CoordinationStore, Operation, TxnResult
+from qmq_coordination.store import Changes, CoordinationStore
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
@@ -168,24 +167,3 @@ async def put_surely(store: CoordinationStore, key: str, value: bytes) -> int:
                     return found.mod_revision
 
 
-class Interposed:
-    """A store with a fault that happens when a transaction is about to be sent, and one when it is over."""
-
-    def __init__(
-        self, store: CoordinationStore, before: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[Any]]
-    ) -> None:
-        self._store = store
-        self._before = before
-        self._after = after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
-        await self._before()
-        try:
-            return await self._store.txn(compares, success, failure)
-        finally:
-            await self._after()

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from etcd_support import Interposed
+from faulty_store import Fault, FaultyStore
 from qmq_coordination.decide import Decision, Fate, txn_decided
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.store import Compare, CoordinationStore, Delete, Listing, Put, Target, absent, unchanged
+from qmq_coordination.store import Compare, CoordinationStore, Delete, Put, Target, absent, unchanged
 
-from qmq.errors import CoordinationUnavailable, CoordinationUnknown, InvalidArgument
+from qmq.errors import CoordinationUnknown, InvalidArgument
 
 
-class Lossy(Interposed):
-    """The embedded store, with a transaction that is done (or not) and then reported as unknown, after others did something."""
+def lossy(store: CoordinationStore, *, is_done: bool, others: list[Put | Delete]) -> FaultyStore:
+    """The store, with a transaction that is done (or not) and then reported as unknown, after others did something."""
 
-    def __init__(self, store: CoordinationStore, *, is_done: bool, others: list[Put | Delete]) -> None:
-        super().__init__(store, self._nothing, self._nothing)
-        self._is_done = is_done
-        self._others = others
+    async def meddle() -> None:
+        for operation in others:
+            await store.txn([], [operation])
 
-    async def _nothing(self) -> None: ...
-
-    async def txn(self, *arguments: object) -> None:  # type: ignore[override]
-        if self._is_done:
-            await self._store.txn(*arguments)  # type: ignore[arg-type]
-        for operation in self._others:
-            await self._store.txn([], [operation])
-        raise CoordinationUnknown("lost")
+    return FaultyStore(store, {1: Fault.UNANSWERED if is_done else Fault.LOST}, after=meddle)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +54,12 @@ async def test_what_can_be_concluded_from_reading_back(guard: str, is_done: bool
         "absent": absent("other"),
     }
     proof = Put("k", b"mine")
-    lossy = Lossy(store, is_done=is_done, others=others)
+    way = lossy(store, is_done=is_done, others=others)
     if fate is None:
         with pytest.raises(CoordinationUnknown, match="does not exist now"):
-            await txn_decided(lossy, [guards[guard]], [proof], proof=proof)
+            await txn_decided(way, [guards[guard]], [proof], proof=proof)
     else:
-        assert (await txn_decided(lossy, [guards[guard]], [proof], proof=proof)).fate is fate
+        assert (await txn_decided(way, [guards[guard]], [proof], proof=proof)).fate is fate
     await store.close()
 
 
@@ -80,16 +70,13 @@ async def test_a_compacted_history_is_not_guessed() -> None:
     assert item is not None
     proof = Put("k", b"mine")
 
-    class Compacting(Lossy):
-        async def txn(self, *arguments: object) -> None:
-            with contextlib.suppress(CoordinationUnknown):
-                await super().txn(*arguments)
-            await self._store.compact((await self._store.list("")).revision)
-            raise CoordinationUnknown("lost")
+    async def meddle_and_compact() -> None:
+        await store.put("k", b"theirs")
+        await store.compact((await store.list("")).revision)
 
-    lossy = Compacting(store, is_done=True, others=[Put("k", b"theirs")])
+    way = FaultyStore(store, {1: Fault.UNANSWERED}, after=meddle_and_compact)
     with pytest.raises(CoordinationUnknown, match="compacted"):
-        await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
+        await txn_decided(way, [unchanged(item)], [proof], proof=proof)
     await store.close()
 
 
@@ -106,19 +93,11 @@ async def test_an_answered_transaction_needs_no_reading_back() -> None:
 async def test_a_read_back_that_nobody_answers_ends_in_unknown() -> None:
     store = EmbeddedStore()
 
-    class Dying(Lossy):
-        is_dead = False
+    async def leave() -> None:
+        way.cut("list")
 
-        async def txn(self, *arguments: object) -> None:
-            self.is_dead = True
-            raise CoordinationUnknown("lost")
-
-        async def list(self, *arguments: object, **named: object) -> Listing:
-            if self.is_dead:
-                raise CoordinationUnavailable("gone")
-            return await self._store.list(*arguments, **named)  # type: ignore[arg-type]
-
+    way = FaultyStore(store, {1: Fault.LOST}, after=leave)
     proof = Put("k", b"mine")
     with pytest.raises(CoordinationUnknown, match="could not be read back"):
-        await txn_decided(Dying(store, is_done=False, others=[]), [], [proof], proof=proof, within_s=0.2)
+        await txn_decided(way, [], [proof], proof=proof, within_s=0.2)
     await store.close()

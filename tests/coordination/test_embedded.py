@@ -7,10 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from etcd_support import Follower
+from faulty_store import Fault, FaultyStore
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from qmq_coordination.registry import Registration
 from qmq_coordination.store import Delete, Operation, Put
 from qmq_coordination.subjects import SubjectCatalog
 
-from qmq.errors import CoordinationUnknown, FolderInUse, SubjectExists, UnknownSubject
+from qmq.errors import FolderInUse, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "c/☃"])
@@ -198,22 +198,9 @@ async def test_metaservers_that_place_a_subject_at_once_agree_on_the_first_one()
     await store.close()
 
 
-class Forgetful:
+def forgetful(store: EmbeddedStore, *is_done: bool) -> FaultyStore:
     """A store that loses the answers of its next transactions: each is done before that, or not."""
-
-    def __init__(self, store: EmbeddedStore, *is_done: bool) -> None:
-        self._store = store
-        self._is_done = list(is_done)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def txn(self, *words: Any) -> Any:
-        if not self._is_done:
-            return await self._store.txn(*words)
-        if self._is_done.pop(0):
-            await self._store.txn(*words)
-        raise CoordinationUnknown("the answer was lost")
+    return FaultyStore(store, {number: Fault.UNANSWERED if done else Fault.LOST for number, done in enumerate(is_done, 1)})
 
 
 async def test_a_store_that_loses_answers_is_not_hammered() -> None:
@@ -223,10 +210,10 @@ async def test_a_store_that_loses_answers_is_not_hammered() -> None:
         pauses.append(pause_s)
 
     store = EmbeddedStore()
-    catalog = SubjectCatalog(Forgetful(store, False, False, False), sleep=sleep)
+    catalog = SubjectCatalog(forgetful(store, False, False, False), sleep=sleep)
     await catalog.create(SubjectConfig("s"))
     assert len([each for each in pauses if each > 0]) == 3
-    catalog = SubjectCatalog(Forgetful(store, False, True), sleep=sleep)
+    catalog = SubjectCatalog(forgetful(store, False, True), sleep=sleep)
     await catalog.update("s", lambda found: replace(found, retention_ms=7))
     assert len([each for each in pauses if each > 0]) == 5
     await store.close()
@@ -236,8 +223,8 @@ async def test_a_store_that_loses_answers_is_not_hammered() -> None:
 async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_altered_once(is_done: tuple[bool, ...]) -> None:
     store = EmbeddedStore()
     wanted = SubjectConfig("s", retention_ms=5)
-    assert await SubjectCatalog(Forgetful(store, *is_done)).create(wanted) == wanted
-    grown = await SubjectCatalog(Forgetful(store, *is_done)).update("s", lambda found: replace(found, groups=("g1",)))
+    assert await SubjectCatalog(forgetful(store, *is_done)).create(wanted) == wanted
+    grown = await SubjectCatalog(forgetful(store, *is_done)).update("s", lambda found: replace(found, groups=("g1",)))
     assert grown == await SubjectCatalog(store).get("s") == replace(wanted, groups=("g1",))
     item = await store.get("/qmq/subjects/s")
     assert item is not None

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from etcd_support import Follower, Interposed, history, proxied, put_surely
+from etcd_support import Follower, history, proxied, put_surely
+from faulty_store import FaultyStore
 from qmq_coordination.decide import Decision, Fate, txn_decided
 from qmq_coordination.etcd.client import EtcdStore
 from qmq_coordination.etcd.server import EtcdCluster, EtcdProcess
@@ -263,7 +264,7 @@ async def losing(server: EtcdProcess, *, requests: bool = False) -> AsyncIterato
 
         # Connected before anything is lost: without a connection nothing is sent, and so nothing unknown.
         await lossy.get("k")
-        yield Interposed(lossy, lose, proxy.heal), direct
+        yield FaultyStore(lossy, before=lose, after=proxy.heal), direct
 
 
 async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(own_server: EtcdProcess) -> None:
@@ -309,7 +310,7 @@ async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cl
             await put_surely(other, "k", b"theirs")
 
         proof = Put("k", b"mine")
-        lossy = Interposed(store, stop_the_contacted, change_the_key)
+        lossy = FaultyStore(store, before=stop_the_contacted, after=change_the_key)
         try:
             assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is Fate.NOT_DONE
         finally:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from faulty_store import FaultyStore
 from metric_pages import Values, read
 from server_cluster import REPLICATED, ServerCluster, cluster
 from support import eventually
@@ -119,15 +120,10 @@ async def test_a_slave_ahead_of_what_was_noted_has_no_negative_lag() -> None:
     assert values("qmq_replication_silent_seconds", replica="b") == 0.25
 
 
-class _Silent:
-    """A coordination store that does not answer."""
-
-    async def get(self, key: str) -> None:
-        raise CoordinationUnavailable(f"{key}: in this test")
-
-
 async def test_calls_that_the_coordination_store_does_not_answer_are_counted(three: ServerCluster) -> None:
-    store = CountedStore(_Silent())  # type: ignore[arg-type]
+    silent = FaultyStore(three.store)
+    silent.cut("get")
+    store = CountedStore(silent)  # type: ignore[arg-type]
     with pytest.raises(CoordinationUnavailable):
         await store.get("key")
     values = await read([CoordinationSource(store, three.view)])

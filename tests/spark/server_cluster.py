@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from faulty_store import SharedStore
 from pyspark_qmq.model import Piece, Selection, StoredBatch
 from pyspark_qmq.servers.log import ServerLog
-from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
 from support import eventually
 
@@ -27,13 +27,6 @@ THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
 
 
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Not by a node."""
-
-
 class ServerCluster:
     """See the module. `shape`: of each broker group its replicas."""
 
@@ -41,7 +34,7 @@ class ServerCluster:
         self.data = data
         self.shape = shape
         self.log = log
-        self.store = Shared()
+        self.store = SharedStore()
         self.nodes: dict[str, ReplicaNode] = {}
         self.view = ClusterView(self.store)
         self.meta = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
@@ -108,7 +101,7 @@ async def cluster(
             await found.stop(name)
         await found.meta.stop()
         await found.view.stop()
-        await EmbeddedStore.close(found.store)
+        await found.store.end()
 
 
 def read_all(log: ServerLog, pieces: Sequence[Piece], selection: Selection | None = None) -> list[StoredBatch]:

@@ -36,6 +36,7 @@ from qmq.meta.ordered.members import Members
 from qmq.meta.ordered.placing import Placing
 from qmq.meta.ordered.records import Records
 from qmq.meta.ordered.starts import DELETE, Start
+from qmq.meta.timing import TIMING, MetaTiming
 from qmq.model import Order
 
 log = logging.getLogger("qmq.meta")
@@ -46,7 +47,6 @@ LOST_S: Final = 0.03
 """At most so long after a swap was lost it is looked again."""
 SILENT_S: Final = 0.5
 """About so long after a broker group was silent it is asked again."""
-SWEEP_S: Final = 2.0
 STILL_MS: Final = 1_000
 """A change that has been in one phase for so long is carried on by the leader: whoever began it may be gone."""
 MOVED_MS: Final = 10_000
@@ -63,9 +63,11 @@ class Controller:
     """All that a metaserver does for ordered subjects without being asked. `start`, then `stop`."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, masters: Masters, clock: Clock, *, new_id: Callable[[], str] = _new_id
-    ) -> None:
+        self, store: CoordinationStore, view: ClusterView, masters: Masters, clock: Clock,
+        *, new_id: Callable[[], str] = _new_id, timing: MetaTiming = TIMING,
+    ) -> None:  # fmt: skip
         self._view = view
+        self._timing = timing
         self._clock = clock
         self.records = Records(store, self._known)
         self.groups = Groups(self.records, masters, gather=at_once)
@@ -252,7 +254,7 @@ class Controller:
 
     async def _sweep_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            await asyncio.sleep(self._timing.sweep_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             self.members.forget_silent()
             oldest = self._clock.monotonic_ms() - 10 * MOVED_MS
             self._still = {what: since for what, since in self._still.items() if since > oldest}

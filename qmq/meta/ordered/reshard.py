@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Any
 
 from qmq_coordination.groups import Mode
 from qmq_coordination.ordered import OrderedState, decision_key, policy_key
@@ -28,19 +28,22 @@ from qmq.errors import CoordinationUnknown, InvalidArgument, QmqError, RouteConf
 from qmq.meta.ordered.asking import Masters, at_once
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.progress import EVERYTHING, Progress, with_unwritten
+from qmq.meta.timing import TIMING, MetaTiming
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 log = logging.getLogger("qmq.meta")
 
-LOOK_S: Final = 5.0
-
 
 class Resharding:
     """Policies, looks, decisions."""
 
-    def __init__(self, store: CoordinationStore, view: ClusterView, masters: Masters, controller: Controller, clock: Clock) -> None:
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, masters: Masters, controller: Controller, clock: Clock,
+        *, timing: MetaTiming = TIMING,
+    ) -> None:  # fmt: skip
+        self._timing = timing
         self._store = store
         self._view = view
         self._masters = masters
@@ -74,7 +77,7 @@ class Resharding:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await asyncio.sleep(LOOK_S * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
+            await asyncio.sleep(self._timing.reshard_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
             if not self._controller.leader.is_leader:
                 self._pasts.clear()
                 continue

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
-from qmq.client import metadata as metadata_module
 from qmq.client.metadata import MetadataClient, is_answer_to
+from qmq.client.timing import MetadataTiming
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, RouteConflict
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
@@ -25,7 +25,7 @@ LOST = grpc.StatusCode.UNAVAILABLE
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[FakeMeta, MetadataClient]]:
     with serving() as (meta, address):
-        client = MetadataClient([address])
+        client = MetadataClient([address], timing=MetadataTiming(slow_call_s=2.0, publish_look_s=0.001))
         yield meta, client
         await client.close()
 
@@ -61,10 +61,7 @@ async def test_a_change_whose_answer_was_lost_is_found_in_the_history(served: tu
     assert await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
 
 
-async def test_a_change_that_was_begun_is_waited_for_until_it_is_published(
-    served: tuple[FakeMeta, MetadataClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata_module, "PUBLISH_LOOK_S", 0.001)
+async def test_a_change_that_was_begun_is_waited_for_until_it_is_published(served: tuple[FakeMeta, MetadataClient]) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, RouteConflict("another change is under way")]
     meta.answers["RouteHistory"] = [pb.RouteHistoryResponse(), pb.RouteHistoryResponse(changes=[made()])]
@@ -73,11 +70,7 @@ async def test_a_change_that_was_begun_is_waited_for_until_it_is_published(
     assert await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
 
 
-async def test_a_change_that_is_not_published_in_time_has_an_unknown_outcome(
-    served: tuple[FakeMeta, MetadataClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata_module, "SLOW_CALL_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(metadata_module, "PUBLISH_LOOK_S", 0.01)
+async def test_a_change_that_is_not_published_in_time_has_an_unknown_outcome(served: tuple[FakeMeta, MetadataClient]) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, RouteConflict("another change is under way")]
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse()
@@ -213,10 +206,7 @@ async def test_an_ordered_subject_is_created_with_all_that_was_chosen(served: tu
         await client.create_subject(SubjectConfig("plain"), partitions=4)
 
 
-async def test_a_change_that_a_metaserver_left_under_way_is_not_asked_for_again(
-    served: tuple[FakeMeta, MetadataClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata_module, "PUBLISH_LOOK_S", 0.001)
+async def test_a_change_that_a_metaserver_left_under_way_is_not_asked_for_again(served: tuple[FakeMeta, MetadataClient]) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = DeadlineExceeded("it is prepared, and goes on by itself", outcome=Outcome.STORED)
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[made()])

@@ -18,7 +18,7 @@ from qmq_ordering.algebra import first_route
 from qmq_ordering.frontier import Frontier
 from qmq_ordering.route import FENCED, LpRange, Phase
 
-from qmq.errors import CoordinationUnknown, NotConnected, RouteConflict
+from qmq.errors import NotConnected, RouteConflict
 from qmq.meta.ordered.changes import Changes
 from qmq.meta.ordered.forgetting import Forgetting
 from qmq.meta.ordered.groups import Groups
@@ -222,36 +222,6 @@ class Watchful:
                 assert change.sealed[number] == self.brokers.parts[number].sealed_at
 
 
-class Losing:
-    """One metaserver's way to the store, which loses answers: `lose` says of the transaction with that number what becomes of it.
-
-    "done": it is done, and the answer is lost. "undone": it never arrives. "late": it arrives when `deliver_late` is called.
-    """
-
-    def __init__(self, inner: Watchful, lose: dict[int, str] | None = None) -> None:
-        self.inner = inner
-        self.lose = lose or {}
-        self.count = 0
-        self.late: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def txn(self, *arguments: Any) -> TxnResult:
-        self.count += 1
-        fate = self.lose.get(self.count)
-        if fate == "late":
-            self.late.append(arguments)
-        if fate in (None, "done"):
-            done = await self.inner.txn(*arguments)
-        if fate is None:
-            return done
-        raise CoordinationUnknown("the answer was lost (in this test)")
-
-    async def deliver_late(self) -> list[TxnResult]:
-        return [await self.inner.txn(*each) for each in self.late]
-
-
 def version_at(frontier: Frontier, lp: int) -> int:
     """The version that is read in a logical partition."""
     return next(piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end)
@@ -355,4 +325,4 @@ def numbers(sequence: Iterable[Any]) -> list[int]:
     return [each.number for each in sequence]
 
 
-__all__ = ["LPS", "SUBJECT", "Brokers", "KilledError", "Killer", "Lanes", "Losing", "Revision", "Watchful", "World", "numbers", "state_of"]
+__all__ = ["LPS", "SUBJECT", "Brokers", "KilledError", "Killer", "Lanes", "Revision", "Watchful", "World", "numbers", "state_of"]

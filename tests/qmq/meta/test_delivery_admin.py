@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from faulty_store import Fault, FaultyStore
 from qmq_coordination.delivery import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.store import Compare, Operation, TxnResult
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from support import ManualClock
 
-from qmq.errors import CoordinationUnavailable, CoordinationUnknown, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
+from qmq.errors import CoordinationUnavailable, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
 from qmq.meta.brokers import Brokers
 from qmq.meta.cluster import Cluster
 from qmq.meta.delivery import DeliveryAdmin
@@ -23,24 +23,10 @@ from qmq.proto.v1 import meta_pb2 as pb
 DEFAULT = GroupSettings()
 
 
-class Losing(EmbeddedStore):
-    """A store whose answers to changes get lost while `lost` says how: "done" or "undone"."""
-
-    lost = ""
-
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
-        lost, self.lost = self.lost, ""
-        if lost != "undone":
-            done = await super().txn(compares, success, failure)
-        if lost:
-            raise CoordinationUnknown("the answer was lost, in this test")
-        return done
-
-
 class Meta:
     """A metaserver's part. Its view follows nothing: what it knows, it listed, or read back."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: FaultyStore) -> None:
         self.view, self.clock = ClusterView(store), ManualClock()
         self.admin = DeliveryAdmin(store, self.view, Cluster(store, self.view, auto_create=False), Brokers(self.view), self.clock)
 
@@ -77,9 +63,9 @@ CONSUMER, CLIENT = Whom(PauseKind.CONSUMER, "s", "g", "x"), Whom(PauseKind.CLIEN
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[Losing]:
+async def store() -> AsyncIterator[FaultyStore]:
     """With subject `s`, and the ordered one `o`."""
-    found = Losing()
+    found = FaultyStore(EmbeddedStore())
     await SubjectCatalog(found).create(SubjectConfig("s", groups=("b",)))
     await SubjectCatalog(found).create(SubjectConfig("o", groups=("b",), order=Order.STRICT, logical_partitions=4))
     yield found
@@ -87,7 +73,7 @@ async def store() -> AsyncIterator[Losing]:
 
 
 @pytest.fixture
-def meta(store: Losing) -> Meta:
+def meta(store: FaultyStore) -> Meta:
     return Meta(store)
 
 
@@ -101,7 +87,7 @@ async def test_a_setting_holds_on_its_subject_then_on_all_then_as_the_brokers_ha
     assert await meta.settings("s", "g") == (3, DEFAULT.retry_delays_ms, "s", "")
 
 
-async def test_two_operators_who_set_different_settings_at_once_lose_neither(store: Losing) -> None:
+async def test_two_operators_who_set_different_settings_at_once_lose_neither(store: FaultyStore) -> None:
     one, other = Meta(store), Meta(store)
     for number in range(10):
         await asyncio.gather(one.set("s", "g", attempts_max=number), other.set("s", "g", delays=[number]))
@@ -109,7 +95,7 @@ async def test_two_operators_who_set_different_settings_at_once_lose_neither(sto
         assert await one.settings("s", "g") == (number, (number,), "s", "s")
 
 
-async def test_who_changes_something_sees_it_at_once_and_others_with_their_next_look(store: Losing) -> None:
+async def test_who_changes_something_sees_it_at_once_and_others_with_their_next_look(store: FaultyStore) -> None:
     one, other = Meta(store), Meta(store)
     for whom in (GROUP, ALL, CONSUMER, CLIENT):
         await one.pause(whom)
@@ -121,15 +107,15 @@ async def test_who_changes_something_sees_it_at_once_and_others_with_their_next_
     assert (other.paused, one.paused) == ([names[0], *names[2:]], names)
 
 
-@pytest.mark.parametrize("lost", ["done", "undone"])
-async def test_a_lost_answer_changes_nothing_of_the_outcome(store: Losing, meta: Meta, lost: str) -> None:
-    store.lost = lost
+@pytest.mark.parametrize("fault", [Fault.UNANSWERED, Fault.LOST])
+async def test_a_lost_answer_changes_nothing_of_the_outcome(store: FaultyStore, meta: Meta, fault: Fault) -> None:
+    store.fail_next(fault)
     assert await meta.set("s", "g", 3) == (3, DEFAULT.retry_delays_ms, "s", "")
-    store.lost = lost
+    store.fail_next(fault)
     assert not (await meta.pause(GROUP))[0]
-    store.lost = lost
+    store.fail_next(fault)
     assert await meta.resume(GROUP)
-    store.lost = lost
+    store.fail_next(fault)
     assert (await meta.clear("s", "g"))[2] == ""
     listing = await store.list("/qmq/")
     assert not [item.key for item in listing.items if "/subjects/" not in item.key]
@@ -146,7 +132,7 @@ async def test_pausing_again_keeps_since_when_and_resuming_again_does_nothing(me
     assert await meta.pause(GROUP) == (False, began_ms + 1_000, "")
 
 
-async def test_a_value_that_cannot_be_read_is_replaced_and_can_be_taken_away(store: Losing, meta: Meta) -> None:
+async def test_a_value_that_cannot_be_read_is_replaced_and_can_be_taken_away(store: FaultyStore, meta: Meta) -> None:
     await store.put(settings_key("s", "g"), b"{")
     await store.put(pause_key(GROUP), b"[]")
     assert (await meta.set("s", "g", 3))[0] == 3
@@ -159,7 +145,7 @@ async def test_a_value_that_cannot_be_read_is_replaced_and_can_be_taken_away(sto
     assert await store.get(pause_key(GROUP)) is None
 
 
-async def test_only_what_exists_is_set_or_paused_but_everything_can_be_resumed(store: Losing, meta: Meta) -> None:
+async def test_only_what_exists_is_set_or_paused_but_everything_can_be_resumed(store: FaultyStore, meta: Meta) -> None:
     gone = Whom(PauseKind.GROUP, "gone", "g")
     await store.put(pause_key(gone), PauseRecord(1).encode())
     await store.put(settings_key("gone", "g"), SettingsRecord(1).encode())
@@ -190,7 +176,7 @@ async def test_messages_of_a_dead_letter_queue_rest_as_was_set_but_never_die_aga
         await meta.set("%dlq%g", "fixers", attempts_max=3)
 
 
-async def test_what_makes_no_sense_is_refused_before_anything_is_changed(store: Losing, meta: Meta) -> None:
+async def test_what_makes_no_sense_is_refused_before_anything_is_changed(store: FaultyStore, meta: Meta) -> None:
     before = (await store.list("/qmq/")).revision
     for attempts, delays in ((None, ()), (10_000_000, ()), (None, [10_000_000]), (None, [1] * 100)):
         with pytest.raises(InvalidArgument):
@@ -209,13 +195,9 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_changed(store: 
     assert (await store.list("/qmq/")).revision == before
 
 
-async def test_a_change_while_the_store_is_away_fails_and_says_so(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_while_the_store_is_away_fails_and_says_so(store: FaultyStore, meta: Meta) -> None:
     await meta.view.refresh()
-
-    async def away(*_: object) -> None:
-        raise CoordinationUnavailable("the store is away, in this test")
-
-    monkeypatch.setattr(Losing, "get", away)
+    store.cut("get")
     with pytest.raises(CoordinationUnavailable):
         await meta.pause(GROUP)
     assert meta.paused == []

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from ordered_support import SUBJECT, KilledError, Killer, Losing, World, numbers
+from faulty_store import Fault, FaultyStore
+from ordered_support import SUBJECT, KilledError, Killer, World, numbers
 from qmq_coordination.groups import group_key
 from qmq_coordination.ordered import FENCES, change_key, fence_key
 from qmq_coordination.store import Put
@@ -15,7 +16,6 @@ from qmq_ordering.algebra import merge, move, split
 from qmq_ordering.route import FENCED, Change, Phase, Route
 
 from qmq.errors import (
-    CoordinationUnavailable,
     CoordinationUnknown,
     NotConnected,
     OrderMismatch,
@@ -81,33 +81,33 @@ async def test_a_metaserver_killed_at_any_arrow_leaves_a_change_that_another_one
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+@pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_an_answer_of_the_store_that_is_lost_at_any_step_changes_nothing(
-    name: str, number: int, fate: str, is_killed: bool
+    name: str, number: int, fault: Fault, is_killed: bool
 ) -> None:
     world = World()
     await world.create()
-    losing = Losing(world.store, {number: fate})
+    losing = FaultyStore(world.store, {number: fault})
     if is_killed:
         # The process dies before it could look what became of its transaction.
         steps = ("prepare", "sealed", "publish")
 
-        class Dying(Losing):
+        class Dying(FaultyStore):
             async def txn(self, *arguments: object) -> object:  # type: ignore[override]
                 try:
                     return await super().txn(*arguments)
                 except CoordinationUnknown:
                     raise KilledError(steps[self.count - 1]) from None
 
-        losing = Dying(world.store, {number: fate})
+        losing = Dying(world.store, {number: fault})
         with pytest.raises(KilledError):
             await run(world, name, losing)
         await take_over(world, name)
     else:
         await run(world, name, losing)
-    late = await losing.deliver_late()
+    late = await losing.deliver_delayed()
     assert not any(each.succeeded for each in late)
     state = await world.check(latest=2)
     assert len([key for key, _ in world.store.history if key == change_key(SUBJECT, 2)]) == 3
@@ -118,14 +118,12 @@ async def test_a_prepared_change_whose_fate_cannot_be_read_back_is_not_called_un
     world = World()
     await world.create()
 
-    class Away(Losing):
-        async def txn(self, *arguments: object) -> object:  # type: ignore[override]
-            if self.count:
-                raise CoordinationUnavailable("nobody answers")
-            return await super().txn(*arguments)
+    async def leave() -> None:
+        way.cut("txn")
 
+    way = FaultyStore(world.store, {1: Fault.UNANSWERED}, after=leave)
     with pytest.raises(CoordinationUnknown, match="goes on by itself"):
-        await run(world, "split", Away(world.store, {1: "done"}))
+        await run(world, "split", way)
     await take_over(world, "split")
     await world.check(latest=2)
 
@@ -231,21 +229,21 @@ async def test_a_change_from_another_version_or_over_another_one_is_refused() ->
 # --- fencing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["before", "behind", "lost", "undone", "late"])
+@pytest.mark.parametrize("side", ["before", "behind", *Fault])
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_group_that_is_out_of_reach_is_fenced_whoever_dies_at_the_fence(name: str, side: str) -> None:
+async def test_a_group_that_is_out_of_reach_is_fenced_whoever_dies_at_the_fence(name: str, side: str | Fault) -> None:
     world = World()
     await world.create()
     await world.lose_master("a")
-    losing = Losing(world.store)
-    if side in ("before", "behind"):
+    losing = FaultyStore(world.store)
+    if not isinstance(side, Fault):
         with pytest.raises(KilledError):
             await run(world, name, arrow=Killer(f"{side} fence"))
         await take_over(world, name)
     else:
-        losing.lose = {2: {"lost": "done"}.get(side, side)}
+        losing.faults = {2: side}
         await run(world, name, losing)
-        await losing.deliver_late()
+        await losing.deliver_delayed()
     state = await world.check(latest=2)
     assert state.changes[2].sealed[1] == FENCED
     assert state.fenced == [1]
@@ -392,17 +390,9 @@ async def test_carrying_on_survives_a_store_that_is_away_for_a_while() -> None:
     world = World()
     await world.create()
     await world.changes().prepare(SUBJECT, operation("split", "x"))
-    away = 7
-
-    class Flaky(Losing):
-        async def get(self, key: str) -> object:
-            nonlocal away
-            away -= 1
-            if away > 0:
-                raise CoordinationUnavailable("nobody answers")
-            return await self.inner.get(key)
-
-    await world.changes(Flaky(world.store)).carry_on(SUBJECT, 2)
+    way = FaultyStore(world.store)
+    way.cut("get", times=6)
+    await world.changes(way).carry_on(SUBJECT, 2)
     await world.check(latest=2)
 
 

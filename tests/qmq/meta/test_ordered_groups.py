@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, Losing, World
+from faulty_store import Fault, FaultyStore
+from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
 from qmq_coordination.ordered import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.advance import first_frontier
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
@@ -338,16 +339,16 @@ async def test_a_metaserver_killed_in_a_round_leaves_a_group_that_another_one_go
     assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
 
 
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+@pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(world: Grouped, number: int, fate: str) -> None:
+async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(world: Grouped, number: int, fault: Fault) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
-    losing = Losing(world.store, {number: fate})
+    losing = FaultyStore(world.store, {number: fault})
     assert (await world.groups(losing).round(SUBJECT, "g")).is_lost
     await world.round()
-    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert not any(each.succeeded for each in await losing.deliver_delayed())
     assert await world.pieces() == [(0, 100, 2)]
     assert [frontier.version for frontier in world.frontiers()] == [1, 2]
     assert (await world.assignment()).generation == 1
@@ -450,16 +451,16 @@ async def test_a_beginning_at_the_latest_is_finished_by_whoever_finds_it(world: 
     assert done == [4 if arrow in ("behind place", "before ready", "behind ready") else 5, 6]
 
 
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
+@pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(world: Grouped, number: int, fate: str) -> None:
+async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(world: Grouped, number: int, fault: Fault) -> None:
     await world.create(partitions=1, groups=("a",))
-    losing = Losing(world.store, {number: fate})
+    losing = FaultyStore(world.store, {number: fault})
     placing = world.placing(losing)
     await placing.begin(SUBJECT, "g", LATEST, Gate.STRICT)
     await placing.make_ready(SUBJECT, "g")
     await placing.make_ready(SUBJECT, "g")
-    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert not any(each.succeeded for each in await losing.deliver_delayed())
     record = await world.record()
     assert (record.is_ready, record.gate, record.start) == (True, Gate.STRICT, "latest")
 
@@ -545,12 +546,12 @@ async def test_a_reset_that_a_crash_cut_short_is_finished_and_nobody_reads_meanw
     assert placed(world).keys() == (set() if arrow == "before reset" else {1, 2, 3, 4})
 
 
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
-async def test_a_reset_whose_answer_is_lost_is_done_once(world: Grouped, fate: str) -> None:
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_reset_whose_answer_is_lost_is_done_once(world: Grouped, fault: Fault) -> None:
     await three_versions(world)
-    losing = Losing(world.store, {1: fate})
+    losing = FaultyStore(world.store, {1: fault})
     await world.placing(losing).reset(SUBJECT, "g", Start.parse("reset:latest"), 3)
-    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert not any(each.succeeded for each in await losing.deliver_delayed())
     assert (await world.record()).is_ready
     assert len(world.brokers.placed) == 2
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ordered_support import Brokers, Losing, Watchful
+from faulty_store import Fault, FaultyStore
+from ordered_support import Brokers, Watchful
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered import LEADER, MemberRecord, member_key
 from qmq_coordination.store import CoordinationStore, LeaseId
@@ -154,12 +155,12 @@ async def test_two_lives_that_come_at_once_leave_one(embedded: EmbeddedStore, cl
     await embedded.close()
 
 
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
-async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(embedded: EmbeddedStore, clock: Clock, fate: str) -> None:
-    losing = Losing(Watchful(embedded, Brokers()), {1: fate})
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(embedded: EmbeddedStore, clock: Clock, fault: Fault) -> None:
+    losing = FaultyStore(Watchful(embedded, Brokers()), {1: fault})
     here = members(losing, clock)
     await here.keep(X, "1", 3_000, generation=0)
-    for late in losing.late:
+    for late in losing.delayed:
         with pytest.raises(CoordinationError):  # its lease is given up, or its comparison fails
             done = await losing.inner.txn(*late)
             if not done.succeeded:
@@ -171,15 +172,15 @@ async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(embedded:
     await embedded.close()
 
 
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
-async def test_leaving_is_certain_though_its_answer_is_lost(embedded: EmbeddedStore, clock: Clock, fate: str) -> None:
-    losing = Losing(Watchful(embedded, Brokers()), {2: fate})
+@pytest.mark.parametrize("fault", Fault)
+async def test_leaving_is_certain_though_its_answer_is_lost(embedded: EmbeddedStore, clock: Clock, fault: Fault) -> None:
+    losing = FaultyStore(Watchful(embedded, Brokers()), {2: fault})
     here = members(losing, clock)
     await here.keep(X, "1", 3_000, generation=0)
     await here.leave(X, "1")
     assert await there(embedded) is None
     await here.keep(X, "2", 3_000, generation=0)
-    await losing.deliver_late()
+    await losing.deliver_delayed()
     assert await there(embedded) is not None
     await embedded.close()
 
@@ -206,27 +207,16 @@ async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: Em
 
 @pytest.mark.parametrize("failure", [CoordinationUnavailable("nobody answers"), ValueError("an answer that nobody understands")])
 async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: EmbeddedStore, failure: Exception) -> None:
-    class Away:
-        is_away = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(embedded, name)
-
-        async def get(self, key: str) -> Any:
-            if self.is_away:
-                raise failure
-            return await embedded.get(key)
-
-    store = Away()
+    store = FaultyStore(embedded)
     leader = Leader(store, "it", lease_s=0.03)  # type: ignore[arg-type]
     leader.start()
     async with asyncio.timeout(10):
         while not leader.is_leader:
             await asyncio.sleep(0.005)
-        store.is_away = True
+        store.cut("get", failure=failure)
         while leader.is_leader:
             await asyncio.sleep(0.005)
-        store.is_away = False
+        store.heal()
         while not leader.is_leader:
             await asyncio.sleep(0.005)
     await leader.stop()

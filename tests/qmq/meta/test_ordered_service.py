@@ -32,11 +32,14 @@ from qmq.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from qmq.meta.ordered import controller as controlling
 from qmq.meta.ordered.changes import Changes
+from qmq.meta.timing import MetaTiming
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import answering
+
+OFTEN = MetaTiming(sweep_s=0.1, reshard_s=0.05)
+NEVER = MetaTiming(sweep_s=3_600, reshard_s=3_600)
 
 
 class OrderedBroker(FakeBroker):
@@ -193,7 +196,7 @@ async def test_another_metaserver_locates_at_once_what_was_created_a_moment_ago(
 
 
 async def test_routes_are_split_merged_and_moved_and_located_at_once(store: CoordinationStore) -> None:
-    async with ordered(store, "a", "b", "c") as here:
+    async with ordered(store, "a", "b", "c", timing=NEVER) as here:
         await here.create("a")
         done = await here.split(1, 20, 60, groups=("a", "b", "c"), reason="for a test")
         assert (done.change.kind, done.change.phase, done.change.to_version, done.route.version) == ("split", "published", 2, 2)
@@ -264,11 +267,8 @@ async def test_what_cannot_be_done_to_a_route_is_refused_with_a_reason(store: Co
         assert await here.route() == [(1, 0, 100, "a")]
 
 
-async def test_a_partition_whose_group_is_out_of_reach_is_left_and_located_as_fenced_until_the_group_says_where_it_sealed(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
-    async with ordered(store) as here:
+async def test_a_partition_out_of_reach_is_fenced_until_its_group_says_where_it_sealed(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
         here.lanes.down.add("a")
         await store.delete(group_key("a", "master"))
@@ -307,11 +307,8 @@ async def test_with_fencing_by_majority_a_request_ends_and_its_change_goes_on(st
                 await asyncio.sleep(0.02)
 
 
-async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
-    async with ordered(store) as here:
+async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
         dead = Changes(store, here.lanes, sleep=asyncio.sleep, now_ms=lambda: 1, new_id=lambda: "x")
         await dead.prepare("s", lambda route: move(route, 1, "b", change_id="of the dead"))
@@ -402,18 +399,15 @@ async def test_consumers_at_different_metaservers_are_one_group(store: Coordinat
         await until({"x": [(2, 0, 50, 2)], "y": [(3, 50, 100, 2)]})
 
 
-async def test_a_metaserver_that_stops_answers_whoever_waits_and_its_changes_go_on_elsewhere(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
-    async with ordered(store) as here:
+async def test_a_metaserver_that_stops_answers_whoever_waits_and_its_changes_go_on_elsewhere(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a", fencing="majority")
         here.lanes.part(1)
 
         async def fall_silent(_: str) -> None:
             here.lanes.down.add("a")
 
-        async with metaserver(store) as (nearby, _):
+        async with metaserver(store, timing=OFTEN) as (nearby, _):
             doomed = Caller(nearby.address)
             known = await here.sync("x", call=doomed)
             here.lanes.before_seal = fall_silent
@@ -456,11 +450,8 @@ async def test_of_two_lives_of_one_name_the_older_one_is_told_wherever_it_asks(s
         assert list((await here.sync("x", call=other, incarnation="new", generation=new.generation, wait_ms=50)).lanes) == list(new.lanes)
 
 
-async def test_a_group_that_nobody_asks_for_advances_all_the_same_when_the_leader_looks(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
-    async with ordered(store) as here:
+async def test_a_group_that_nobody_asks_for_advances_all_the_same_when_the_leader_looks(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
         here.lanes.part(1)
         await here.sync("x")
@@ -586,13 +577,8 @@ async def test_a_policy_is_kept_explained_and_wrong_ones_are_refused(store: Coor
             await here.call("SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy))
 
 
-async def test_a_hot_partition_is_split_by_the_leader_without_being_asked(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from qmq.meta.ordered import reshard
-
-    monkeypatch.setattr(reshard, "LOOK_S", 0.05)
-    async with ordered(store) as here:
+async def test_a_hot_partition_is_split_by_the_leader_without_being_asked(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a", "b", partitions=1)
         here.lanes.part(1)
         here.brokers["a"].rates[1] = 700.0

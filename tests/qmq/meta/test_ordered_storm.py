@@ -11,10 +11,10 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from ordered_support import LPS, SUBJECT, KilledError, Lanes, Losing, World
+from faulty_store import Fault, FaultyStore
+from ordered_support import LPS, SUBJECT, KilledError, Lanes, World
 from qmq_coordination.groups import group_key
 from qmq_coordination.ordered import FENCES, Fence, MemberRecord, assignment_key, member_key
-from qmq_coordination.store import TxnResult
 from qmq_ordering.algebra import merge, move, split
 from qmq_ordering.frontier import Gate
 from qmq_ordering.lane import Assignment
@@ -23,7 +23,7 @@ from qmq_ordering.route import Change, LpRange, Route
 from qmq.errors import QmqError
 from qmq.meta.ordered.starts import Start
 
-FATES = ("done", "undone", "late")
+FAULTS = (Fault.UNANSWERED, Fault.LOST, Fault.DELAYED)
 
 
 class Storm(World):
@@ -33,21 +33,19 @@ class Storm(World):
         self.random = Random(seed)
         super().__init__(self.random)
         self.is_calm = False
-        self.ways: list[Losing] = []
+        self.ways: list[FaultyStore] = []
         self.epochs = dict.fromkeys("abc", 1)
 
-    def way(self) -> Losing:
+    def way(self) -> FaultyStore:
         """A metaserver's way to the store."""
-        storm = self
 
-        class Way(Losing):
-            async def txn(self, *arguments: object) -> TxnResult:
-                if not storm.is_calm and storm.random.random() < 0.15:
-                    self.lose[self.count + 1] = storm.random.choice(FATES)
-                return await super().txn(*arguments)
+        async def lose() -> None:
+            if not self.is_calm and self.random.random() < 0.15:
+                way.faults[way.count] = self.random.choice(FAULTS)
 
-        self.ways.append(Way(self.store))
-        return self.ways[-1]
+        way = FaultyStore(self.store, before=lose)
+        self.ways.append(way)
+        return way
 
     async def sleep(self, seconds: float) -> None:
         """Who waits for long is killed sooner or later."""
@@ -122,7 +120,7 @@ class Storm(World):
 
     async def deliver_late(self) -> None:
         for way in self.ways:
-            late, way.late = way.late, []
+            late, way.delayed = way.delayed, []
             for each in late:
                 with suppress(QmqError):
                     await self.store.txn(*each)

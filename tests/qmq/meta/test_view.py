@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from faulty_store import FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_coordination.embedded import EmbeddedStore
@@ -151,12 +152,8 @@ async def test_compaction_under_a_watch_is_survived() -> None:
     await store.close()
 
 
-class Deaf:
-    """A store whose watch never says anything, and that is away on demand."""
-
-    def __init__(self, store: EmbeddedStore) -> None:
-        self._store = store
-        self.is_away = False
+class Deaf(FaultyStore):
+    """A store whose watch never says anything."""
 
     def watch(self, prefix: str, start_revision: int) -> object:
         return self._silence()
@@ -164,16 +161,6 @@ class Deaf:
     async def _silence(self) -> object:
         await asyncio.Event().wait()
         yield
-
-    async def list(self, prefix: str) -> Listing:
-        if self.is_away:
-            raise CoordinationUnavailable("nobody answers")
-        return await self._store.list(prefix)
-
-    async def get(self, key: str) -> KeyValue | None:
-        if self.is_away:
-            raise CoordinationUnavailable("nobody answers")
-        return await self._store.get(key)
 
 
 async def test_a_watch_that_says_nothing_delays_a_change_and_loses_none() -> None:
@@ -192,20 +179,20 @@ async def test_while_the_store_is_away_the_view_answers_and_knows_for_how_long()
     inner, now = EmbeddedStore(), [0.0]
     store = Deaf(inner)
     await SubjectCatalog(inner).create(SubjectConfig("s"))
-    store.is_away = True
+    store.cut("list", "get")
     view = ClusterView(store, relist_s=0.01, probe_s=0.01, monotonic_s=lambda: now[0])  # type: ignore[arg-type]
     starting = asyncio.create_task(view.start())
     await asyncio.sleep(0)
     assert not starting.done()
-    store.is_away = False
+    store.heal()
     await starting
     assert view.silent_ms == 0
-    store.is_away = True
+    store.cut("list", "get")
     now[0] = 7.0
     assert (view.silent_ms, view.subject("s")) == (7000, SubjectConfig("s"))
     with pytest.raises(CoordinationUnavailable):
         await view.fetch(subject_key("t"))
-    store.is_away = False
+    store.heal()
     await eventually(lambda: view.silent_ms == 0)
     await view.stop()
     await inner.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from qmq_coordination.embedded import EmbeddedStore
+from faulty_store import SharedStore
 from qmq_coordination.groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from support import eventually
@@ -34,13 +34,6 @@ SHORT = LogConfig(
 NOWHERE = EtcdOptions(("127.0.0.1:1",))
 
 
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Not by a node."""
-
-
 def delay_config(data: Path, name: str, log: LogConfig | None = None, **others: Any) -> DelayReplicaConfig:
     """Replica `name` of group `d`."""
     chosen: dict[str, Any] = {"group": "d", "settings": SETTINGS, **others}
@@ -61,7 +54,7 @@ class DelayCluster:
     def __init__(self, data: Path, log: LogConfig | None) -> None:
         self.data = data
         self.log = log
-        self.store = Shared()
+        self.store = SharedStore()
         self.view = ClusterView(self.store)
         self.nodes: dict[str, DelayNode] = {}
         self.broker = ReplicaNode(broker_config(data), self.store)
@@ -140,4 +133,4 @@ async def running_delay(data: Path, log: LogConfig | None = None) -> AsyncIterat
             await cluster.broker.stop()
         await cluster.stop_meta()
         await cluster.view.stop()
-        await EmbeddedStore.close(cluster.store)
+        await cluster.store.end()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
-from qmq_coordination.embedded import EmbeddedStore
+from faulty_store import FaultyStore
 from qmq_coordination.groups import DelaySettings
 from support import eventually
 
 import qmq
-from qmq.errors import CoordinationUnavailable, InvalidArgument
+from qmq.errors import InvalidArgument
 from qmq.node.delay import DelayNode
 from qmq.node.replica import ReplicaNode
 
@@ -111,13 +111,6 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
         assert cluster.view.group("g").delay is None
 
 
-class Silent(EmbeddedStore):
-    """A store that answers nothing."""
-
-    async def list(self, prefix: str):  # type: ignore[no-untyped-def]
-        raise CoordinationUnavailable("nobody answers (in this test)")
-
-
 async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,10 +119,12 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(
         await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")
         await cluster.stop("b")
         changed = replace(delay_config(tmp_path, "b"), settings=DelaySettings(1_800_000, SETTINGS.delay_ms_max))
+        silent = FaultyStore(cluster.store)
+        silent.cut("list")
         with pytest.raises(InvalidArgument, match="was founded with --bucket 60m"):
-            await DelayNode(changed, Silent()).start()
+            await DelayNode(changed, silent).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
-            await ReplicaNode(broker_config(tmp_path, "b", "d"), Silent()).start()
+            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent).start()
 
 
 @pytest.mark.parametrize("bucket_ms", [60_000, 7 * 60_000, 48 * 3_600_000])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.groups import DelaySettings, GroupState, read_group
-from qmq_coordination.store import Compare, Operation, TxnResult
 from qmq_replication.membership import Membership
 
-from qmq.errors import CoordinationUnknown, InvalidArgument, LogDamaged
+from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.disk import Disk
 from qmq.node import founding
 
@@ -63,25 +62,8 @@ async def test_of_replicas_that_found_it_at_the_same_time_with_different_setting
     await store.close()
 
 
-class Mute(EmbeddedStore):
-    """The answer to the first transaction is lost, though it was executed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_mute = True
-
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
-        done = await super().txn(compares, success, failure)
-        if self.is_mute:
-            self.is_mute = False
-            raise CoordinationUnknown("the answer was lost (in this test)")
-        return done
-
-
 async def test_a_lost_answer_is_read_back() -> None:
-    store = Mute()
+    store = FaultyStore(EmbeddedStore(), {1: Fault.UNANSWERED})
     assert await founding.found(store, "d", VOTERS, HOUR) == Membership(1, VOTERS)
     assert (await read_group(store, "d")).delay == HOUR
     await store.close()

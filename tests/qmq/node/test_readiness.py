@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from qmq_coordination.embedded import EmbeddedStore
+from faulty_store import SharedStore
 from support import eventually, node_config, running
 
 from qmq.metrics.readiness import Readiness
@@ -18,24 +18,17 @@ from qmq.node.replica import ReplicaConfig, ReplicaNode
 NAMES = ("a", "b", "c")
 
 
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Not by a node."""
-
-
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, ReplicaNode]]:
     """Three replicas of one group, not started."""
-    store, etcd = Shared(), EtcdOptions(("127.0.0.1:1",))
+    store, etcd = SharedStore(), EtcdOptions(("127.0.0.1:1",))
     configs = [ReplicaConfig("g", name, NAMES, tmp_path / name, etcd, data_port=0, control_port=0, metrics_port=0) for name in NAMES]
     found = {config.replica: ReplicaNode(config, store) for config in configs}
     yield found
     for node in found.values():
         if node.metrics is not None:
             await node.stop()
-    await EmbeddedStore.close(store)
+    await store.end()
 
 
 async def readiness(node: ReplicaNode) -> tuple[int, str]:

@@ -8,8 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.store import Listing
+from faulty_store import FaultyStore, SharedStore
 from qmq_coordination.view import ROOT, ClusterView
 from support import eventually
 
@@ -20,13 +19,6 @@ from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica import ReplicaConfig, ReplicaNode
 
 NAMES = ("a", "b", "c")
-
-
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Not by a node."""
 
 
 def config(tmp_path: Path, name: str, group: str = "g") -> ReplicaConfig:
@@ -40,7 +32,7 @@ class Cluster:
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
-        self.store = Shared()
+        self.store = SharedStore()
         self.nodes: dict[str, ReplicaNode] = {}
 
     async def start(self, name: str) -> ReplicaNode:
@@ -72,7 +64,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Cluster, str]]:
             await cluster.stop(name)
         await meta.stop()
         await view.stop()
-        await EmbeddedStore.close(cluster.store)
+        await cluster.store.end()
 
 
 async def test_every_replica_comes_to_hold_what_the_master_acknowledged(tmp_path: Path) -> None:
@@ -171,26 +163,13 @@ async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_ne
         assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [b"2", b"3"]
 
 
-class Refusing(Shared):
-    """Refuses the first listings of all."""
-
-    refusals = 2
-
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
-        """See CoordinationStore."""
-        if prefix == ROOT and self.refusals:
-            self.refusals -= 1
-            raise CoordinationError("etcd denies the user this (permission denied)")
-        return await super().list(prefix, revision=revision, limit=limit)
-
-
 async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         await cluster.master()
         await mq.send("s", b"first")
         await cluster.stop("a")
-        refusing = Refusing()
-        refusing.__dict__.update(cluster.store.__dict__)
+        refusing = FaultyStore(cluster.store)
+        refusing.cut("list", key=ROOT, times=2, failure=CoordinationError("etcd denies the user this (permission denied)"))
         node = cluster.nodes["a"] = ReplicaNode(config(tmp_path, "a"), refusing)
         await node.start()
         await eventually(lambda: node.view.subject("s") is not None)

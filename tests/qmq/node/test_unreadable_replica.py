@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from bad_sectors import BadSectors
-from qmq_coordination.embedded import EmbeddedStore
+from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
 from support import eventually
 
@@ -26,18 +26,11 @@ NAMES = ("a", "b", "c")
 COUNT = 200
 
 
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Not by a node."""
-
-
 class Cluster:
     """Three replicas, each on a disk of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.coordination = folder, Shared()
+        self.folder, self.coordination = folder, SharedStore()
         self.disks = {name: BadSectors() for name in NAMES}
         self.fatal: list[BaseException] = []
         self.nodes: dict[str, ReplicaNode] = {}
@@ -86,7 +79,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Cluster, qmq.Client]]:
             await node.stop()
         await meta.stop()
         await view.stop()
-        await EmbeddedStore.close(cluster.coordination)
+        await cluster.coordination.end()
 
 
 async def test_what_a_consumer_reads_from_a_bad_sector_is_mended(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import pytest
+from faulty_store import FaultyStore
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.groups import Claim, DelaySettings, Master, group_key
 from qmq_coordination.ordered import change_key, latest_key, route_key
@@ -19,25 +20,14 @@ from support import eventually
 from qmq.client.locator import Locator, Pushed
 from qmq.client.metadata import MetadataClient
 from qmq.client.routes import Route
-from qmq.errors import CoordinationUnavailable, NotConnected, UnknownSubject
+from qmq.errors import NotConnected, UnknownSubject
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.node.view_locator import ViewLocator
 
 
-class Away(EmbeddedStore):
-    """A store that can be out of reach for single questions."""
-
-    is_away = False
-
-    async def get(self, key: str):  # type: ignore[no-untyped-def]
-        if self.is_away:
-            raise CoordinationUnavailable("nobody answers")
-        return await super().get(key)
-
-
 class World(NamedTuple):
-    store: Away
+    store: FaultyStore
     view: ClusterView
     locator: ViewLocator
 
@@ -57,7 +47,7 @@ class World(NamedTuple):
 
 @asynccontextmanager
 async def running() -> AsyncIterator[World]:
-    store = Away()
+    store = FaultyStore(EmbeddedStore())
     view = ClusterView(store)
     await view.start()
     world = World(store, view, ViewLocator(store, view))
@@ -122,7 +112,7 @@ async def test_while_the_store_is_away_what_is_known_is_answered_and_the_rest_is
     async with running() as world:
         await world.create(SubjectConfig("s", groups=("g1",)))
         await world.locator.locate("s")
-        world.store.is_away = True
+        world.store.cut("get")
         assert (await world.locator.locate("s")).routes == [Route("g1", "g1-1:1", 1, True)]
         with pytest.raises(NotConnected):
             await world.locator.locate("other")
