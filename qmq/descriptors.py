@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
+
+from qmq.errors import Overloaded
 
 RESERVE: Final = 512
 """For logs, control ports and replicas; half of the limit where that is less."""
 
 SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What the system says when a file or connection more is too many for now. That passes."""
+
+
+@contextmanager
+def shortage_is_overload() -> Iterator[None]:
+    """For work that only reads. Raises Overloaded if the system is short of what a file needs; any other failure goes on as it is."""
+    try:
+        yield
+    except OSError as cause:
+        if cause.errno not in SHORT_OF:
+            raise
+        raise Overloaded(f"the broker is short of descriptors or memory ({cause}): try again") from cause
 
 
 def connections_max(most: int, limit: int) -> int:

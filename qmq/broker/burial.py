@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from qmq import headers, limits
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
+from qmq.descriptors import shortage_is_overload
 from qmq.directed import failures, is_directed
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.log.actions import Buried
@@ -152,7 +153,8 @@ class Burials:
         state = grave.state
         if not state.share.dying or state.share.dying[0].number >= grave.deaths:
             return False
-        letters, done = self._letters(state, grave.deaths)
+        with shortage_is_overload():
+            letters, done = self._letters(state, grave.deaths)
         if letters:
             copies = self._copies(state, letters)
             count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)

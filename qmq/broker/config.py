@@ -23,6 +23,8 @@ class BrokerConfig:
     """A consumer of a broadcast group that stays away for so long is forgotten."""
     hello_timeout_ms: int = 10_000
     """A connection that has not said hello by then is closed."""
+    stall_ms: int = 60_000
+    """A connection that sends nothing of a frame that it began, or reads nothing of its answers, for so long is ended."""
     retention_interval_ms: int = 30_000
     retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
     """How messages of groups are tried again for which nothing is set in the coordination store."""

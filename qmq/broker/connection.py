@@ -15,6 +15,7 @@ from qmq.broker.fetching import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.sessions import Held
+from qmq.broker.stalls import Ending, Patience
 from qmq.descriptors import SHORT_OF
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.model import check_client
@@ -63,6 +64,7 @@ class Connection(Flushable):
             on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
             on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX, shared=shared,
         )  # fmt: skip
+        self._patience = Patience()
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -290,6 +292,16 @@ class Connection(Flushable):
             self._peer.ended()
         self._broker.disconnected(self)
         self._on_closed(self)
+
+    def end_if_stalled(self) -> None:
+        """Called every `stall_ms` / `LOOKS`."""
+        ending = self._patience.look(self.stream)
+        if ending is Ending.ABORT:
+            log.info("connection of %r aborted: it does not read its answers", self.client)
+            self.stream.abort()
+        elif ending is Ending.CLOSE:
+            self._violated(ProtocolViolation("a frame was begun, and its rest does not come: send it again on a new connection"))
+            self.stream.close()
 
     def refuse(self, failure: Overloaded) -> None:
         """Too many connections: say so as soon as this one is made, and close."""

@@ -18,6 +18,7 @@ from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
 from qmq.broker.failures import failures_in
 from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
 from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
+from qmq.descriptors import shortage_is_overload
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
@@ -144,7 +145,8 @@ class Dispatch:
         while state.waiters:
             waiter = state.waiters.popleft()
             try:
-                served = self._serve(waiter)
+                with shortage_is_overload():
+                    served = self._serve(waiter)
             except QmqError as failure:
                 if isinstance(failure, LogDamaged) and self._broker.mends(failure):
                     blocked.append(waiter)

@@ -24,6 +24,7 @@ from qmq.broker.delivery import lay_out
 from qmq.broker.lane_reading import LaneReader
 from qmq.broker.sessions import Held, Peer
 from qmq.broker.tallies import GroupTally
+from qmq.descriptors import shortage_is_overload
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -212,11 +213,12 @@ class Lanes:
         if self._broker.rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
         try:
-            found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
-            if not found.delivery.messages and not found.is_end:
-                waiting.sequence = found.next_sequence
-                return
-            ranges, buffers, batches = lay_out(self._broker.store, session.queue, found.delivery)
+            with shortage_is_overload():
+                found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
+                if not found.delivery.messages and not found.is_end:
+                    waiting.sequence = found.next_sequence
+                    return
+                ranges, buffers, batches = lay_out(self._broker.store, session.queue, found.delivery)
         except QmqError as failure:
             if not isinstance(failure, LogDamaged) or not self._broker.mends(failure):
                 session.waiting = None

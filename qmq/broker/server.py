@@ -8,6 +8,7 @@ from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
+from qmq.broker.stalls import LOOKS
 from qmq.descriptors import connections_max, limit
 from qmq.errors import Overloaded
 from qmq.network import NETWORK, Listener, Network
@@ -32,11 +33,13 @@ class DataServer:
         self.port = 0
         self._all_closed = asyncio.Event()
         self._is_stopping = False
+        self._looking: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
         self._listener = await self._network.listen(host, port, self._accept)
         self.port = self._listener.port
+        self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = Connection(self._broker, self._closed, self._received)
@@ -59,6 +62,19 @@ class DataServer:
         if not connection.has_said_hello and connection in self._connections:
             connection.stream.close()
 
+    def _look_later(self) -> None:
+        wait_s = self._broker.config.stall_ms / 1000 / LOOKS
+        self._looking = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self.end_stalled()
+        self._look_later()
+
+    def end_stalled(self) -> None:
+        """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
+        for connection in list(self._connections):
+            connection.end_if_stalled()
+
     @property
     def connections(self) -> int:
         """Connections that stand."""
@@ -79,6 +95,8 @@ class DataServer:
         self._is_stopping = True
         if self._listener is not None:
             self._listener.close()
+        if self._looking is not None:
+            self._looking.cancel()
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()
             for connection in list(self._connections):

@@ -169,6 +169,11 @@ class FrameReader:
         self._start = start
         return frames
 
+    @property
+    def awaits_rest(self) -> bool:
+        """Whether a frame has come in part."""
+        return self._large is not None or bool(self._rest) or self._end > self._start
+
     def grow(self, buffer_bytes: int) -> None:
         """Receive into a larger buffer from the next `get_buffer` on: for a peer whose frames are mostly large."""
         self._grown_bytes = max(buffer_bytes, len(self._buffer))

@@ -36,6 +36,8 @@ class FrameStream(asyncio.BufferedProtocol):
         self.refusal = b""
         """If set before the connection is made: all that the peer gets to hear."""
         self.transport: asyncio.Transport | None = None
+        self.received_bytes = 0
+        self._sent_bytes = 0
         self._is_unwanted = False
         self._on_frames = on_frames
         self._on_closed = on_closed
@@ -59,6 +61,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
         try:
             frames = self.reader.received(nbytes)
             if frames:
@@ -101,6 +104,21 @@ class FrameStream(asyncio.BufferedProtocol):
         """See `reachable.silent_ms`."""
         return reachable.silent_ms(self.socket)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether what the peer sends is taken now."""
+        return self.is_open and self.transport is not None and self.transport.is_reading()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the system did not take yet, since the peer does not read."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that the system took."""
+        return self._sent_bytes - self.unsent_bytes
+
     def put(self, *buffers: bytes) -> bool:
         """Keep bytes for the next `flush`; True if they are the first, so that the caller plans one."""
         is_first = not self._outbox
@@ -112,6 +130,7 @@ class FrameStream(asyncio.BufferedProtocol):
         outbox, self._outbox = self._outbox, []
         if outbox and self.is_open:
             assert self.transport is not None
+            self._sent_bytes += sum(map(len, outbox))
             if len(outbox) == 1:
                 self.transport.write(outbox[0])
             else:

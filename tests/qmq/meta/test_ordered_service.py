@@ -610,11 +610,8 @@ async def test_groups_and_queues_of_an_ordered_subject_are_asked_for_everywhere_
 # --- deleting groups ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_back(
-    store: CoordinationStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlling, "SWEEP_S", 0.1)
-    async with ordered(store) as here:
+async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_back(store: CoordinationStore) -> None:
+    async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
         here.lanes.part(1)
         await here.sync("x")

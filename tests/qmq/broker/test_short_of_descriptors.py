@@ -1,0 +1,85 @@
+"""Being short of descriptors when a stored file is to be read is overload, and never the broker's end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+from support import ManualClock, intake
+
+from qmq.broker.broker import Broker
+from qmq.broker.config import BrokerConfig
+from qmq.broker.server import DataServer
+from qmq.broker.upkeep import Upkeep
+from qmq.client.connection import connect
+from qmq.descriptors import shortage_is_overload
+from qmq.errors import Overloaded
+from qmq.limits import MIB
+from qmq.log.checkpointing import begin_checkpoint
+from qmq.log.config import LogConfig
+from qmq.log.disk import Disk
+from qmq.log.recovery import open_store
+from qmq.log.store import Store
+from qmq.model import SubjectConfig
+from qmq.wire import messages as wire
+from qmq.wire.frame import FrameKind
+
+
+class ShortDisk(Disk):
+    """A disk on which no file may be opened to be read while `is_short`."""
+
+    is_short = False
+
+    def open_read(self, path: Path) -> int:
+        if self.is_short:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().open_read(path)
+
+
+def three_segments(folder: Path, disk: Disk) -> Store:
+    config = LogConfig(segment_bytes=20 * MIB)
+    store = open_store(folder, config, ManualClock())
+    queue = store.open_queue("s", 0)
+    for _ in range(5):
+        store.append([intake(queue, [bytes(3 * MIB)] * 4)])
+    store.begin_flush().run()
+    begin_checkpoint(store).run()  # so that opening the store anew reads none of the segments
+    store.close()
+    return open_store(folder, config, ManualClock(), disk=disk)
+
+
+async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tmp_path: Path) -> None:
+    disk, fatal = ShortDisk(), list[BaseException]()
+    store = three_segments(tmp_path, disk)
+    broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
+    upkeep, server = Upkeep(broker, fatal.append, tick_s=0.0005), DataServer(broker)
+    await server.start("127.0.0.1", 0)
+    upkeep.start()
+    connection = await connect(f"127.0.0.1:{server.port}", "test")
+    request = wire.Attach("s", 0, "g", "c", "i", -1, "latest", 60_000, [], [])
+    session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
+    pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
+    waiting = asyncio.create_task(connection.call(FrameKind.PULL, pull, timeout_s=10))
+    (state,) = broker.dispatch.groups
+    while not state.waiters:
+        await asyncio.sleep(0)
+    disk.is_short = True
+    broker.dispatch.reset(state, 0)
+    with pytest.raises(Overloaded, match="short of descriptors"):
+        await waiting
+    disk.is_short = False
+    answer = await connection.call(FrameKind.PULL, pull, timeout_s=10)
+    assert answer.kind == FrameKind.MESSAGES
+    assert fatal == []
+    connection.close()
+    await connection.wait_closed()
+    await server.stop()
+    await upkeep.stop()
+    store.close()
+
+
+def test_any_other_failure_of_the_disk_stays_what_it_is() -> None:
+    with pytest.raises(OSError, match="I/O"), shortage_is_overload():
+        raise OSError(errno.EIO, "I/O error")
