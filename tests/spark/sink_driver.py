@@ -1,7 +1,7 @@
 """A driver that writes into a node, as a process of its own: so that it can be killed, and its tasks repeated.
 
     python sink_driver.py stream SERVERS INPUT CHECKPOINT EVEN,ODD   all files of a folder, one an epoch; lines to two subjects
-    python sink_driver.py retries SERVERS SUBJECT ROWS               a batch whose tasks fail in their middle, twice each
+    python sink_driver.py retries SERVERS SUBJECT,... ROWS           for each a batch whose tasks fail in their middle, twice each
 """
 
 from __future__ import annotations
@@ -34,23 +34,26 @@ def stream(spark: SparkSession, servers: str, folder: str, checkpoint: str, subj
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
 
 
-def retries(spark: SparkSession, servers: str, subject: str, rows: str) -> None:
+def retries(spark: SparkSession, servers: str, subjects: str, rows: str) -> None:
+    partition = int(rows) // 2
+
     def fail_at(row: int) -> str:
         context = TaskContext.get()
         assert context is not None
-        if context.attemptNumber() < FAILURES and row % 5_000 == 4_000 - 1_000 * context.attemptNumber():
+        if context.attemptNumber() < FAILURES and row % partition == partition * (4 - context.attemptNumber()) // 5:
             raise RuntimeError("this attempt fails, as it shall")
         return f"{row:06d}" + "." * PADDING
 
     body = f.udf(fail_at, StringType())(f.col("id"))
     found = spark.range(0, int(rows), numPartitions=2).select(body.alias("body"), (f.col("id") % 50).cast("string").alias("key"))
-    writer = found.write.format("qmq").mode("append").option("qmq.servers", servers).option("qmq.batchMessages", 200)
-    writer.option("subject", subject).save()
+    writer = found.write.format("qmq").mode("append").option("qmq.servers", servers).option("qmq.batchMessages", 100)
+    for subject in subjects.split(","):
+        writer.option("subject", subject).save()
 
 
 def main() -> None:
     what, *rest = sys.argv[1:]
-    conf = fast_session.conf() | {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}
+    conf = fast_session.conf() | {"spark.sql.execution.arrow.maxRecordsPerBatch": "200"}
     spark = session("sink", master=f"local[2,{FAILURES + 1}]", conf=conf)
     {"stream": stream, "retries": retries}[what](spark, *rest)
     spark.stop()

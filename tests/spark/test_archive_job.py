@@ -134,26 +134,30 @@ class CrashingDisk(ArchiveDisk):
         setattr(self, call, crash)
 
 
+CRASHES = {
+    "files written": ("sync_tree", False), "before the manifest": ("create", False), "behind the manifest": ("create", True),
+    "while it is shown": ("link", True), "before it is shown": ("make_folder", False),
+}  # fmt: skip
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("call", "is_behind"),
-    [("sync_tree", False), ("create", False), ("create", True), ("link", True), ("make_folder", False)],
-    ids=["files written", "before the manifest", "behind the manifest", "while it is shown", "before it is shown"],
-)
-def test_an_epoch_that_is_repeated_after_a_crash_is_in_the_archive_once(
-    spark: SparkSession, tmp_path: Path, call: str, is_behind: bool
-) -> None:
-    give(spark, tmp_path, [0], 10)
-    disk = CrashingDisk(call, is_behind=is_behind)
-    disk.is_armed = False
-    with closing(opened(tmp_path, disk)) as folder, pytest.raises(KeyboardInterrupt):
-        disk.is_armed = True
-        taking = Taking(folder, disk, Notes(10, 25), {})
-        taking(batch(spark, (message(key, each, MIDNIGHT - timedelta(days=9)) for key in KEYS for each in range(10, 25))), 1)
-    assert sequences(read_archive(spark, str(tmp_path))) in (expected(10), expected(25))
-    give(spark, tmp_path, [1, 2], 10, 25, 30)
-    assert sequences(read_archive(spark, str(tmp_path))) == expected(30)
-    assert sequences(plain(spark, tmp_path)) == expected(30)
+def test_an_epoch_that_is_repeated_after_a_crash_is_in_the_archive_once(spark: SparkSession, tmp_path: Path) -> None:
+    """One archive, in whose epochs one crash after the other happens."""
+    ends = [10 * (number + 1) for number in range(len(CRASHES) + 2)]
+    give(spark, tmp_path, [0], *ends)
+    for epoch, (name, (call, is_behind)) in enumerate(CRASHES.items(), 1):
+        before, behind, day = ends[epoch - 1], ends[epoch], MIDNIGHT - timedelta(days=9 + epoch)
+        disk = CrashingDisk(call, is_behind=is_behind)
+        disk.is_armed = False
+        with closing(opened(tmp_path, disk)) as folder, pytest.raises(KeyboardInterrupt):
+            disk.is_armed = True
+            taking = Taking(folder, disk, Notes(*ends), {})
+            taking(batch(spark, (message(key, each, day) for key in KEYS for each in range(before, behind))), epoch)
+        assert sequences(read_archive(spark, str(tmp_path))) in (expected(before), expected(behind)), name
+        give(spark, tmp_path, [epoch], *ends)
+        assert sequences(read_archive(spark, str(tmp_path))) == expected(behind), name
+    give(spark, tmp_path, [len(CRASHES) + 1], *ends)
+    assert sequences(read_archive(spark, str(tmp_path))) == sequences(plain(spark, tmp_path)) == expected(ends[-1])
 
 
 @pytest.mark.long

@@ -57,13 +57,13 @@ def python(program: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("drivers")
 def test_spark_submit_finds_the_source_without_us(tmp_path: Path) -> None:
     assert submit(tmp_path, PLAIN, PYSPARK_PYTHON=sys.executable) == COLUMNS_READ
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("drivers")
 def test_register_works_where_a_broken_neighbour_keeps_spark_from_finding_anything(tmp_path: Path) -> None:
     neighbour = tmp_path / "packages" / "pyspark_broken"
     neighbour.mkdir(parents=True)

@@ -4,74 +4,136 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import forms
 import pytest
 from order_history import GROUPS, LPS, History, Message, Row, Stream, exchange, moved, side_by_side, table
 from order_twin import Found, twin
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_rules import RULES
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.model import Queue, QueueKey, Routes
 from qmq_ordering.algebra import move
 from qmq_ordering.hashing import logical_partition
 
 from qmq.errors import InvalidArgument
 
 SEEDS = range(24)
+CLOCK_MS = 3
+DENSE = "header:n"
 
 
 def found_in(findings: Findings) -> set[Found]:
     return {(row["rule"], row["partition"], row["sequence"]) for row in findings.violations.collect()}
 
 
+def found_by_twin(rows: list[Row], routes: Routes, **judging: Any) -> set[Found]:
+    """Of histories that lie side by side, each for itself: the twin's time grows with the square of the rows."""
+    each: dict[int, list[Row]] = {}
+    for row in rows:
+        each.setdefault(row.partition // 1_000, []).append(row)
+    return set().union(*(twin(its, routes, **judging) for its in each.values()))
+
+
+def told_by_history(findings: Findings, histories: int) -> list[set[tuple[str, bytes | None]]]:
+    """(rule, key) of what was found in each of the histories that lie side by side."""
+    told: list[set[tuple[str, bytes | None]]] = [set() for _ in range(histories)]
+    for row in findings.violations.collect():
+        told[row["partition"] // 1_000].add((row["rule"], row["key"] and bytes(row["key"])))
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Many histories in one audit, since an audit takes Spark seconds however little there is to look at."""
+
+    by: str
+    keys: list[bytes | None]
+    """Those at which something was planted, in the order of PLANTS."""
+    rows: list[Row]
+    routes: Routes
+    findings: Findings
+    told: list[set[tuple[str, bytes | None]]]
+    """One with each plant, a small clean one, those of any steps, and as many that were damaged."""
+
+
+# By numbers in bodies only what follows the reading differs: the job's own test reads them in every form.
+@pytest.fixture(scope="module", params=["create_time", "header:n", *(["json:at.n"] if forms.FORM == "all" else [])])
+def audited(spark: SparkSession, request: pytest.FixtureRequest) -> Audited:
+    planted = [small(1_000 + number) for number in range(len(PLANTS) + 1)]
+    keys = [plant(history) for history, (plant, _) in zip(planted, PLANTS.values(), strict=False)]
+    histories = planted + clean() + damaged()
+    rows, routes = side_by_side(histories)
+    findings = audit(spark.createDataFrame(table(rows)), routes, by=request.param, is_dense=request.param == DENSE)
+    return Audited(request.param, keys, rows, routes, findings, told_by_history(findings, len(histories)))
+
+
 # --- any history -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("by", ["create_time", "header:n"])
-def test_histories_of_splits_merges_moves_and_fences_are_clean(spark: SparkSession, by: str) -> None:
-    """Also if retention took the oldest of some partitions, and all of some."""
+def clean() -> list[History]:
+    """Of splits, merges, moves and fences; retention took the oldest of some partitions, and all of some."""
     histories = [History(seed).run(80) for seed in SEEDS]
     for history in histories[::2]:
         retain(history)
-    rows, routes = side_by_side(histories)
-    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, is_dense=by != "create_time")
-    assert findings.counts == {}
-    assert findings.is_clean
-    assert findings.examples == ()
-    assert findings.facts["messages"] == len(rows) > 3_000
-    assert findings.facts["keys"] == findings.facts["hashed_keys"] == len({row.key for row in rows})
-    assert findings.facts["partitions"] == len({row.partition for row in rows})
-    assert findings.facts["replays"] > 20
-    assert findings.facts["replayed_messages"] > findings.facts["replays"]
-    assert findings.facts.get("unjudged", 0) < findings.facts["carried"] / 10
+    return histories
 
 
-def retain(history: History) -> None:
-    for partition in history.random.sample(sorted(history.parts), len(history.parts) // 2):
-        history.forget(partition, history.random.randrange(30))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("by", "clock_ms", "is_dense"), [("create_time", 3, False), ("header:n", 0, True), ("json:at.n", 0, False)]
-)
-def test_of_damaged_histories_exactly_what_the_slow_twin_finds_is_found(
-    spark: SparkSession, by: str, clock_ms: int, is_dense: bool
-) -> None:
-    histories = [History(seed).run(60) for seed in SEEDS]
+def damaged() -> list[History]:
+    histories = [History(100 + seed).run(60) for seed in SEEDS]
     for history in histories:
         retain(history)
         chance = random.Random(len(history.rows))
         for _ in range(chance.randrange(1, 4)):
             damage(history, chance)
+    return histories
+
+
+def test_histories_of_splits_merges_moves_and_fences_are_clean(audited: Audited) -> None:
+    """Also if retention took the oldest of some partitions, and all of some."""
+    assert audited.told[len(PLANTS) : -len(SEEDS)] == [set()] * (1 + len(SEEDS))
+
+
+def test_what_is_looked_at_is_counted(audited: Audited) -> None:
+    facts, keyed = audited.findings.facts, {row.key for row in audited.rows if row.key is not None}
+    assert facts["messages"] == len(audited.rows) > 6_000
+    assert facts["keys"] == facts["hashed_keys"] == len(keyed)
+    assert facts["partitions"] == len({(row.partition, row.broker_group) for row in audited.rows})
+    assert facts["replays"] > 20
+    assert facts["replayed_messages"] > facts["replays"]
+    assert facts.get("unjudged", 0) < facts["carried"] / 5
+
+
+def test_of_any_history_exactly_what_the_slow_twin_finds_is_found(audited: Audited) -> None:
+    expected = found_by_twin(audited.rows, audited.routes, is_exact=audited.by != "create_time", is_dense=audited.by == DENSE)
+    assert found_in(audited.findings) == expected
+    assert {example.rule for example in audited.findings.examples} == set(audited.findings.counts) == {rule for rule, _, _ in expected}
+
+
+@pytest.mark.long
+def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession) -> None:
+    """Beside damaged histories, one with a difference that is allowed and one with a millisecond more."""
+    allowed, late = small(1), small(2)
+    for history, difference in ((allowed, CLOCK_MS), (late, CLOCK_MS + 1)):
+        before = history.of(history.keys[0])[2]
+        alter(history, history.keys[0], 3, create_ms=before.create_ms - difference)
+    wrong = late.of(late.keys[0])[3]
+    histories = [late, allowed, *damaged()]
     rows, routes = side_by_side(histories)
-    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, clock_ms=clock_ms, is_dense=is_dense)
-    expected = twin(rows, routes, is_exact=by != "create_time", is_dense=is_dense, clock_ms=clock_ms)
-    assert found_in(findings) == expected
-    assert len({rule for rule, _, _ in expected}) >= 8
-    assert {example.rule for example in findings.examples} == set(findings.counts)
+    findings = audit(spark.createDataFrame(table(rows)), routes, clock_ms=CLOCK_MS)
+    assert found_in(findings) == found_by_twin(rows, routes, clock_ms=CLOCK_MS)
+    assert told_by_history(findings, len(histories))[:2] == [{("time_order", late.keys[0])}, set()]
+    example = next(each for each in findings.examples if each.rule == "time_order")
+    assert (example.key, example.place.partition, example.place.sequence) == (late.keys[0], wrong.partition, wrong.sequence)
+    assert example.earlier is not None
+    assert (example.earlier.partition, example.place.partition) == (1, 2)
+
+
+def retain(history: History) -> None:
+    for partition in history.random.sample(sorted(history.parts), len(history.parts) // 2):
+        history.forget(partition, history.random.randrange(30))
 
 
 def damage(history: History, chance: random.Random) -> None:
@@ -246,33 +308,29 @@ BY_NUMBER = {"number_order", "number_repeat", "number_gap", "no_number"}
 BY_TIME = {"time_order"}
 
 
-@pytest.mark.parametrize("by", ["create_time", "header:n"])
-def test_whatever_is_planted_is_found_at_exactly_its_key(spark: SparkSession, by: str) -> None:
-    """All in one audit: each in a history of its own, beside one that is clean."""
-    histories = [small(seed) for seed in range(len(PLANTS) + 1)]
-    keys = [plant(history) for history, (plant, _) in zip(histories, PLANTS.values(), strict=False)]
-    rows, routes = side_by_side(histories)
-    findings = audit(spark.createDataFrame(table(rows)), routes, by=by, is_dense=by != "create_time")
-    told: list[set[tuple[str, bytes | None]]] = [set() for _ in histories]
-    for row in findings.violations.collect():
-        told[row["partition"] // 1_000].add((row["rule"], row["key"] and bytes(row["key"])))
-    away = BY_NUMBER if by == "create_time" else BY_TIME
-    for (name, (_, rules)), key, found in zip(PLANTS.items(), keys, told, strict=False):
+def test_whatever_is_planted_is_found_at_exactly_its_key(audited: Audited) -> None:
+    away = BY_NUMBER if audited.by == "create_time" else BY_TIME if audited.by == DENSE else BY_TIME | {"number_gap"}
+    for (name, (_, rules)), key, found in zip(PLANTS.items(), audited.keys, audited.told, strict=False):
         assert {rule for rule, _ in found} == rules - away, name
         if "stream_order" not in rules:
             assert {its for _, its in found} <= {key}, name
-    assert told[-1] == set()
-    missing = set(RULES) - set(findings.counts) - away
-    assert missing == set()
+    planted = {rule for found in audited.told[: len(PLANTS)] for rule, _ in found}
+    assert planted == set(RULES) - away
+
+
+def test_what_best_effort_order_does_not_promise_is_no_violation(audited: Audited) -> None:
+    loose = replace(audited.findings, routes=replace(audited.routes, is_strict=False), counts={"time_order": 1})
+    assert loose.is_clean
+    assert not replace(loose, counts={"time_order": 1, "stream_gap": 1}).is_clean
+    assert not replace(loose, routes=audited.routes).is_clean
 
 
 # --- what is no violation ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_what_is_allowed_is_no_violation(spark: SparkSession) -> None:
+def allowed() -> list[History]:
     """Retention's cut, a bent message, a replay that was given up, a delayed message's old time, two clients that interleave."""
-    cut, bent, given_up, delayed, two = (small(seed) for seed in range(5))
+    cut, bent, given_up, delayed, two = (small(1 + seed) for seed in range(5))
     cut.forget(1, 5)
     stray = bent.say(bent.keys[0], create_ms=1)
     bent.rows[-1] = replace(stray, is_bent=True, logical_partition=0)
@@ -284,44 +342,21 @@ def test_what_is_allowed_is_no_violation(spark: SparkSession) -> None:
         two.say(two.keys[0])
         two.append(other, partition, [message(two.keys[0], at)])
         two.rows[-1] = replace(two.rows[-1], create_ms=500 + at)
-    rows, routes = side_by_side([cut, bent, given_up, delayed, two])
-    findings = audit(spark.createDataFrame(table(rows)), routes)
-    assert findings.counts == {}
-    assert (findings.facts["bent"], findings.facts["unfinished_replays"], findings.facts["unjudged"]) == (1, 1, 1)
+    return [cut, bent, given_up, delayed, two]
 
 
 @pytest.mark.long
-def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession) -> None:
-    history = small(0)
-    late = history.of(history.keys[0])[3]
-    alter(history, history.keys[0], 3, create_ms=history.of(history.keys[0])[2].create_ms - 5)
-    frame = spark.createDataFrame(table(history.rows))
-    (example,) = audit(frame, history.routes, clock_ms=4).examples
-    assert (example.rule, example.key, example.place.sequence) == ("time_order", history.keys[0], late.sequence)
-    assert example.earlier is not None
-    assert (example.earlier.partition, example.place.partition) == (1, 2)
-    assert audit(frame, history.routes, clock_ms=5).is_clean
-
-
-@pytest.mark.long
-def test_what_best_effort_order_does_not_promise_is_told_and_is_no_violation(spark: SparkSession) -> None:
-    history = small(0)
-    late_over_the_move(history)
-    frame = spark.createDataFrame(table(history.rows))
-    findings = audit(frame, replace(history.routes, is_strict=False))
-    assert (dict(findings.counts), findings.is_clean) == ({"time_order": 1}, True)
-    assert not replace(findings, counts={"time_order": 1, "stream_gap": 1}).is_clean
-    assert not replace(findings, routes=history.routes).is_clean
-
-
-@pytest.mark.long
-def test_missing_ends_are_found_and_keys_beyond_the_limit_are_still_compared_with_each_other(spark: SparkSession) -> None:
+def test_of_missing_ends_wrong_hashes_and_what_is_allowed_only_the_last_is_clean(spark: SparkSession) -> None:
+    """Keys beyond the limit are still compared with each other."""
     history = small(0)
     alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)
+    del history.rows[-2:]
+    rows, routes = side_by_side([history, *allowed()])
     queues = [Queue(QueueKey("s", number, group), 0, 12) for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))]
-    findings = audit(spark.createDataFrame(table(history.rows[:-2])), history.routes, queues=queues, keys_max=1)
+    findings = audit(spark.createDataFrame(table(rows)), routes, queues=queues, keys_max=1)
     assert dict(findings.counts) == {"sequence_gap": 1, "wrong_hash": 1}
-    assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (4, 1)
+    assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (len({row.key for row in rows}), 1)
+    assert (findings.facts["bent"], findings.facts["unfinished_replays"], findings.facts["unjudged"]) == (1, 1, 1)
     gap = findings.examples[0]
     assert (gap.rule, gap.place.partition, gap.place.sequence) == ("sequence_gap", 2, 10)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forms
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
@@ -17,7 +18,10 @@ from sink_node import NodeThread, node_thread
 from support import eventually
 
 HERE = Path(__file__).parent
-FILES, LINES = 6, 1_000
+FILES, LINES = (6, 1_000) if forms.FORM == "all" else (4, 500)
+KILLED_AT = (5 / 4, 11 / 4, 18 / 4) if forms.FORM == "all" else (5 / 4,)
+"""When a driver is killed: so many files' lines are stored."""
+ROWS = 4_000
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +62,23 @@ def test_a_column_that_no_message_has_is_refused_before_anything_is_written(spar
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("drivers")
 def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repeated(node: NodeThread) -> None:
-    for subject, partitions in (("retried", 0), ("retried-in-order", 3)):
+    subjects = {"retried": 0, "retried-in-order": 3}
+    for subject, partitions in subjects.items():
         node.create(subject, partitions=partitions)
-        command = [sys.executable, "sink_driver.py", "retries", node.address, subject, "10000"]
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "10000 rows" in done.stderr
-        assert ", 0 were stored already" not in done.stderr
-        assert node.heads(subject, 6) == [b"%06d" % row for row in range(10_000)]
+    command = [sys.executable, "sink_driver.py", "retries", node.address, ",".join(subjects), str(ROWS)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count(f"{ROWS} rows") == len(subjects), done.stderr[-3000:]
+    assert ", 0 were stored already" not in done.stderr
+    for subject in subjects:
+        assert node.heads(subject, 6) == [b"%06d" % row for row in range(ROWS)]
 
 
 @pytest.mark.long
-def test_a_stream_whose_driver_is_killed_three_times_leaves_each_row_once(node: NodeThread, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("drivers")
+def test_a_stream_whose_driver_is_killed_leaves_each_row_once(node: NodeThread, tmp_path: Path) -> None:
     node.create("killed")
     node.create("killed-in-order", partitions=2)
     lines = [[f"{number:02d}-{line:04d}" for line in range(LINES)] for number in range(FILES)]
@@ -80,7 +88,8 @@ def test_a_stream_whose_driver_is_killed_three_times_leaves_each_row_once(node: 
         (folder / f"{number}.txt").write_text("".join(f"{line}\n" for line in each))
     checkpoint = str(tmp_path / "checkpoint")
     command = [sys.executable, "sink_driver.py", "stream", node.address, str(folder), checkpoint, "killed,killed-in-order"]
-    for enough in (LINES * 5 // 4, LINES * 11 // 4, LINES * 18 // 4):
+    for files in KILLED_AT:
+        enough = int(LINES * files)
         driver = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         node.run(eventually(lambda enough=enough, driver=driver: stored(node) >= enough or driver.poll() is not None, within_s=120))
         os.killpg(driver.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from support import NodeProcess
 
 import qmq
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.xdist_group("drivers")
 MESSAGES = 3000
 
 READ = """
@@ -40,18 +40,15 @@ def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
 
 
 @pytest.mark.long
-async def test_a_cluster_reads_every_message_once(tmp_path: Path, node_process: NodeProcess) -> None:
+async def test_a_cluster_reads_each_message_once_and_nothing_outlives_a_block_that_failed(
+    tmp_path: Path, node_process: NodeProcess
+) -> None:
     address = node_process.start()
     async with qmq.connect(address) as client:
         await client.send_many("orders", [b"%06d" % number for number in range(MESSAGES)])
-    with standalone(tmp_path / "cluster") as cluster:
+    with pytest.raises(ZeroDivisionError), standalone(tmp_path / "cluster") as cluster:
         found = run(cluster, READ, address)
-    assert found == {"counts": [MESSAGES] * 3, "first": "000000", "last": f"{MESSAGES - 1:06d}", "executors": 1}
-
-
-@pytest.mark.long
-def test_nothing_of_a_cluster_outlives_a_block_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), standalone(tmp_path) as cluster:
+        assert found == {"counts": [MESSAGES] * 3, "first": "000000", "last": f"{MESSAGES - 1:06d}", "executors": 1}
         leaders = [cluster.master, cluster.worker]
         seen = [*leaders, *(each for leader in leaders for each in processes.members(leader))]
         assert {processes.state(each) for each in leaders} == {"running"}
