@@ -261,7 +261,8 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
         """See control.proto."""
-        found = self._lanes.parked(request.subject, request.group, request.keys_max)
+        only = request.key if request.HasField("key") else None
+        found = self._lanes.parked(request.subject, request.group, request.keys_max, only)
         return pb.DescribeParkedResponse(keys=[_parked_key(*each) for each in found])
 
     @answering

@@ -152,14 +152,15 @@ class LaneAdmin:
 
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
-    def parked(self, subject: str, group: str, keys_max: int) -> list[tuple[Queue, bytes, ParkedKey]]:
-        """Keys that were set aside for a group, partition by partition. Raises NotMaster."""
+    def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[tuple[Queue, bytes, ParkedKey]]:
+        """Keys that were set aside for a group, partition by partition; or `only` one. Raises NotMaster."""
         self._broker.require_serving()
         found = [
             (queue, key, parked)
             for queue in self._broker.store.queues.values()
             if queue.id.subject == subject and group in queue.lanes
             for key, parked in queue.lanes[group].parked.items()
+            if only is None or key == only
         ]
         return sorted(found, key=lambda each: (each[0].id, each[2].sequences[:1], each[1]))[: keys_max or len(found)]
 

@@ -242,7 +242,7 @@ class OrderedService:
         """At the partition's master, while the group is held still: it shall not advance past the messages that are put back, nor read
         newer ones first, nor take the key for parked in the partitions that follow.
 
-        Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected.
+        Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected; InvalidArgument if older messages of the key are parked.
         """
         config, state = await self._subject(request.subject)
         part = state.partition(request.partition)
@@ -250,6 +250,7 @@ class OrderedService:
             raise UnknownPartition(f"subject {config.name!r} has no partition {request.partition} in any version of its route")
         pair = (config.name, check_name("group", request.group))
         await self._masters.probe(part.group, config.name, part.number)
+        await self._require_oldest(request, state)
         lp = logical_partition(request.key, config.logical_partitions)
         held = control.UnparkRequest()
         held.CopyFrom(request)
@@ -263,6 +264,22 @@ class OrderedService:
         with suppress(QmqError):
             await self._controller.make_ready(pair)
         return answer
+
+    async def _require_oldest(self, request: control.UnparkRequest, state: OrderedState) -> None:
+        """Messages of a key are parked in the order of their partitions' numbers, and that is the order in which they are given back.
+
+        Raises InvalidArgument; NotConnected where it cannot be known.
+        """
+        asked = control.DescribeParkedRequest(subject=request.subject, group=request.group, key=request.key)
+        absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
+        answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", asked, absent=absent)
+        answers.require_all("nothing was given back")
+        parked = [each for answer in answers.found.values() for each in answer.keys if each.key == request.key and each.messages]
+        oldest = min((each.partition for each in parked), default=request.partition)
+        if oldest < request.partition:
+            raise InvalidArgument(
+                f"older messages of the key are parked in partition {oldest}, which comes first: `qmq dlq replay` does all in order"
+            )
 
     async def _unpark(self, part: PhysicalPartition, request: control.UnparkRequest) -> control.UnparkResponse:
         answer: control.UnparkResponse = await self._brokers.ask_master(part.group, "Unpark", request, is_change=True)

@@ -394,21 +394,27 @@ class DescribeParkedRequest(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     KEYS_MAX_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     keys_max: _builtins.int
+    key: _builtins.bytes
+    """Only this key."""
     def __init__(
         self,
         *,
         subject: _builtins.str = ...,
         group: _builtins.str = ...,
         keys_max: _builtins.int = ...,
+        key: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "keys_max", b"keys_max", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "group", b"group", "key", b"key", "keys_max", b"keys_max", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
 
 Global___DescribeParkedRequest: _TypeAlias = DescribeParkedRequest  # noqa: Y015
 

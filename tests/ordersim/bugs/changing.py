@@ -21,6 +21,7 @@ from qmq.meta.ordered import groups as groups_module
 from qmq.meta.ordered.changes import Changes
 from qmq.meta.ordered.groups import Groups
 from qmq.meta.ordered.records import Records
+from qmq.meta.ordered.service import OrderedService
 
 # --- changes -------------------------------------------------------------------------------------------------------------
 
@@ -136,3 +137,10 @@ async def _leave_parked(self: Groups, looked: Any, after: Any) -> bool:
 
 
 plant("leave parked keys behind when a group moves on", (Groups, "_hand_on", _leave_parked))
+
+
+async def _whatever_is_older(self: OrderedService, request: Any, state: Any) -> None:
+    return
+
+
+plant("give newer parked messages of a key back before older ones", (OrderedService, "_require_oldest", _whatever_is_older))

@@ -12,6 +12,7 @@ from support import eventually
 import qmq
 from qmq.cli.parked import unparked
 from qmq.client.ordered.message import OrderedMessage
+from qmq.errors import InvalidArgument
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 
@@ -117,3 +118,15 @@ async def test_a_key_that_is_dropped_flows_again_from_the_next_message_on() -> N
         await unparked(it.cluster.address, "s", "g", "k", is_replay=False, dry_run=False)
         await it.mq.send("s", b"4", key="k")
         await eventually(lambda: it.seen == [b"4"])
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_newer_messages_of_a_key_are_not_given_back_before_older_ones(replay: bool) -> None:
+    async with world("split", "lanes") as it:
+        await it.change("split")
+        await it.mq.send("s", b"3", key="k")
+        await it.until_parked(3)
+        old, new = sorted(each.partition for each in await it.mq.metadata.parked("s", "g") if each.key == b"k" and each.messages)
+        with pytest.raises(InvalidArgument, match=f"parked in partition {old}, which comes first"):
+            await it.mq.metadata.unpark("s", "g", new, b"k", replay=replay)
+        assert await it.parked() == 3
