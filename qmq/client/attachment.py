@@ -63,6 +63,8 @@ class Attachment:
         self._links, self._owner = links, owner
         self._loop = asyncio.get_running_loop()
         self._received = -1
+        self._lease_ms = terms.lease_ms
+        """As the broker granted it, which may be shorter than what was asked for."""
         self._alive_s = -math.inf
         """When the last sign of life was sent that a broker answered."""
         tally = links.tallies.taking(terms.subject, terms.group)
@@ -90,7 +92,7 @@ class Attachment:
         """Whether what is here is ours, as far as we can tell. If the last sign of life that was answered is older than the lease (this
         process was stopped, or cut off), it may be others' by now: the answer to a new ATTACH says so.
         """
-        if self._loop.time() - self._alive_s <= self._terms.lease_ms / 1000:
+        if self._loop.time() - self._alive_s <= self._lease_ms / 1000:
             return True
         self._detach()
         return False
@@ -275,6 +277,7 @@ class Attachment:
             self._void(attached.next_pull_sequence, attached.next_pull_sequence)
         self._links.locator.confirm(self.group)
         self.session = Session(connection, attached.session, master)
+        self._lease_ms = attached.lease_ms
         self._alive_s = asked_s
         self._ended.clear()
         connection.on_closed[self._detach] = None
@@ -295,7 +298,7 @@ class Attachment:
         """Send signs of life until the session ends."""
         while self.session is not None and not self._is_closed:
             try:
-                async with asyncio.timeout(self._terms.lease_ms / 3000):
+                async with asyncio.timeout(self._lease_ms / 3000):
                     await self._ended.wait()
             except TimeoutError:
                 session = self.session

@@ -104,6 +104,24 @@ async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     assert (queue.verdicts(), consumer.stale) == ([(0, 2)], 0)
 
 
+async def test_signs_of_life_go_by_the_lease_that_was_granted(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    heard: list[Frame] = []
+    queue.attached = wire.Attached(1, 30, 0, 0)
+
+    def heartbeat(peer: Peer, request: Frame) -> None:
+        heard.append(request)
+        peer.answer(request, FrameKind.OK)
+
+    for replica in it.groups[0].replicas:
+        replica.handle[FrameKind.HEARTBEAT] = heartbeat
+    async with it.mq.consumer("s", "g", lease_ms=3_600_000) as consumer:
+        pulling = asyncio.create_task(consumer.pull(1))
+        await eventually(lambda: len(heard) > 1)
+        await queue.deliver(0, [b"0"])
+        await pulling
+
+
 async def test_what_was_handed_out_and_never_arrived_is_skipped(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
