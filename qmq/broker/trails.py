@@ -23,7 +23,7 @@ from qmq.batch import BatchView, Kind
 from qmq.broker.trail_states import State, state_of_lane, state_of_share
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
-from qmq.log.actions import AnyAction, Forget, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.consumption import Share
 from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
 from qmq.log.lane_trail import LaneTrail
@@ -94,6 +94,10 @@ class _Scan:
     def apply(self, action: AnyAction, time_ms: int) -> list[Event]:
         """What an action did to the message."""
         if isinstance(action, ScheduleAction) or QueueId(action.subject, Partition(action.partition)) != self.queue.id:
+            return []
+        if isinstance(action, DropQueue):
+            self.trails.clear()
+            self.lanes.clear()
             return []
         if self.group not in ("", action.group):
             return []

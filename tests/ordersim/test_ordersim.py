@@ -62,7 +62,7 @@ FOUND_AT = {
     "take an unknown outcome for not stored": 9,
     "send on before the fate of earlier batches is known": 18,
     "send again under another message id": 20,
-    "give up waiting for a partition that is not fenced": 16,
+    "give up waiting for a partition that is not fenced": 85,
 }
 """A seed that finds it soon: its simulation is short. scripts/sim_order --bugs --json tells the first one."""
 

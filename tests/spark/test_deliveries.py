@@ -35,6 +35,7 @@ from qmq.log.actions import (
     Buried,
     Cancel,
     Cause,
+    DropQueue,
     Forget,
     Join,
     LaneBegin,
@@ -108,6 +109,11 @@ def test_what_a_broker_puts_back_for_a_lost_consumer_is_no_verdict_of_the_consum
 def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
     found = replayed(joined(), pulled((0, 2, 1)), Forget(*NAMES, ""))
     assert [each[-1] for each in plain(found)] == ["reset"]
+
+
+def test_nothing_is_open_any_more_of_a_queue_that_was_dropped_and_its_groups_begin_anew() -> None:
+    found = replayed(joined(), pulled((0, 2, 1)), DropQueue("orders", 0, "", ""), Begin(*NAMES, "", 2), joined(), pulled((2, 1, 1)))
+    assert [(each[0], each[-1]) for each in plain(found)] == [(0, "reset"), (2, "open")]
 
 
 def test_a_range_is_cut_by_verdicts_and_what_is_left_is_open() -> None:
@@ -348,6 +354,13 @@ def test_a_replayed_message_is_done_once_more() -> None:
     assert [(each[0], each[1], each[3], each[5]) for each in found] == [
         (0, 0, "park", (2, 3)), (1, 3, "done", (0, 4)), (0, 0, "replay", (2, 3)), (0, 0, "done", (2, 3)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", [Forget(*LANES, ""), DropQueue(*LANES[:2], "", "")], ids=["group", "queue"])
+def test_lanes_that_were_deleted_begin_anew(end: AnyAction) -> None:
+    parked = LanePark(*LANES, "left", 1, 5, 2, b"k")
+    found = lanes(parked, end, *lane_actions(), LaneDone(*LANES, "left", 1, ((0, 0),)))
+    assert [(each[0], each[3]) for each in found] == [(5, "park"), (5, "reset"), (0, "done")]
 
 
 def test_lanes_of_a_snapshot_go_on() -> None:

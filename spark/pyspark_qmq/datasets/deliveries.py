@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pyspark_qmq.datasets.delivery import Delivery, ShareKey
+from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
 from pyspark_qmq.datasets.lane_replay import LaneReplay
 from pyspark_qmq.datasets.share_replay import ShareReplay
 from qmq.batch import Envelope, Kind
 from qmq.errors import CorruptBatch, LogDamaged
-from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.consumption import Share
 from qmq.log.envelopes import unwrap
 from qmq.log.lanes import LaneShare
@@ -55,6 +55,8 @@ class Replay:
     def _apply(self, action: AnyAction, time_ms: int) -> Iterator[Delivery]:
         assert not isinstance(action, ScheduleAction), action
         key = ShareKey(action.subject, action.partition, action.group)
+        if isinstance(action, Forget | DropQueue):
+            return self._ended(action, time_ms)
         self.touched.add(key)
         if isinstance(action, LaneAction):
             lanes = self.lanes.get(key)
@@ -65,6 +67,15 @@ class Replay:
         if share is None:
             share = self.shares[key] = ShareReplay(key)
         return share.apply(action, time_ms)
+
+    def _ended(self, action: Forget | DropQueue, time_ms: int) -> Iterator[Delivery]:
+        """A group was deleted on a queue, or the queue with all its groups: nothing of them is open any more."""
+        for found in (self.shares, self.lanes):
+            for key in [key for key in found if (key.subject, key.partition) == (action.subject, action.partition)]:
+                if isinstance(action, DropQueue) or key.group == action.group:
+                    self.touched.discard(key)
+                    for each in found.pop(key).rest():
+                        yield each._replace(settled_ms=time_ms, fate=Fate.RESET)
 
     def _snapshot(self, region: bytes) -> None:
         """Counts only where the log begins; elsewhere everything in it is known."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
-from qmq.log.actions import Buried, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
+from qmq.log.actions import Buried, Cause, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.consumption import EXPIRED, Holder, Share
 from qmq.wire.verdicts import Verdict
 
@@ -41,8 +41,8 @@ class ShareReplay:
                 yield from self._settled(action, *each, time_ms)
                 self.share.apply(msgspec.structs.replace(action, settlements=(each,), errors=()))  # one by one: they may overlap
             return
-        if isinstance(action, Buried | Forget):
-            yield from self._gone(action, time_ms)
+        if isinstance(action, Buried):  # copies are in the dead-letter queue, which ends no delivery
+            self.share.apply(action)
             return
         if isinstance(action, PullAction):
             yield from self._never_handed(action, time_ms)
@@ -57,16 +57,6 @@ class ShareReplay:
         if holder is not None:
             for each in self._held(action.consumer, holder, first, last + 1):
                 yield each._replace(settled_ms=time_ms, fate=fate, delay_ms=delay_ms)
-
-    def _gone(self, action: Buried | Forget, time_ms: int) -> Iterator[Delivery]:
-        """Copies are in the dead-letter queue, which ends no delivery; or the group is gone, and nothing of it is open any more."""
-        if isinstance(action, Buried):
-            self.share.apply(action)
-            return
-        for each in self.rest():
-            yield each._replace(settled_ms=time_ms, fate=Fate.RESET)
-        self.share = Share()
-        self._pulls.clear()
 
     def _held(self, consumer: str, holder: Holder, begin: int = 0, end: int = 1 << 62) -> Iterator[Delivery]:
         """What the consumer has of pull sequences `begin` to before `end`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 
 import pytest
 from support import eventually
@@ -103,3 +104,20 @@ async def test_the_trail_of_an_ordered_message_says_that_its_group_was_deleted()
         kinds = [event.kind for event in page.events]
         assert kinds[: kinds.index("forget") + 1][-2:] == ["done", "forget"], (sent, kinds)
         assert "grant" in kinds[kinds.index("forget") :]
+
+
+async def test_the_trail_of_a_message_begins_behind_the_deletion_of_an_earlier_subject_of_the_name() -> None:
+    async with TestCluster(delay=False) as cluster:
+        mq = cluster.client()
+        for body in (b"old", b"new"):
+            await mq.metadata.create_subject(SubjectConfig("s"))
+            await mq.send("s", body)
+            async with mq.consumer("s", "g", ack="explicit") as consumer:
+                (message,) = await consumer.pull(1, timedelta(seconds=10))
+                await message.ack()
+            if body == b"old":
+                await mq.metadata.delete_subject("s")
+        broker = cluster.machine(cluster.master()).node.broker
+        for group in ("", "g"):
+            page = await Trails(broker).follow("s", 0, message.sequence, group)
+            assert [event.kind for event in page.events if event.kind != "join"][:2] == ["pull", "ack"]
