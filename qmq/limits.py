@@ -94,6 +94,12 @@ ATTEMPTS_MAX: Final = 1_000_000
 RETRY_DELAYS_MAX: Final = 64
 """Delays between attempts that a group may set."""
 
+GROUP_CONSUMERS_MAX: Final = 10_000
+"""Consumers of a group on one queue."""
+
+CONNECTION_SESSIONS_MAX: Final = 10_000
+"""Queues and lanes that one connection reads, of each kind."""
+
 SESSION_PULLS_MAX: Final = 64
 """Pulls of one session that wait for messages; QMQ's own clients have one or two."""
 

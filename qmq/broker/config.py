@@ -10,6 +10,7 @@ from qmq.model import GroupSettings
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 3_600_000
+"""What a consumer may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class BrokerConfig:
     """A connection that has not said hello by then is closed."""
     stall_ms: int = 60_000
     """A connection that sends nothing of a frame that it began, or reads nothing of its answers, for so long is ended."""
+    lease_ms_max: int = 300_000
+    """What a consumer is granted at most: for so long, what one holds that vanished is kept from the others."""
     retention_interval_ms: int = 30_000
     retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
     """How messages of groups are tried again for which nothing is set in the coordination store."""

@@ -69,7 +69,8 @@ class Dispatch:
         if queue.is_ordered:
             raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
         if request.start == wire.RESUME and not _can_resume(queue, request):
-            return wire.Attached(0, request.lease_ms, 0, 0)
+            return wire.Attached(0, self._lease_ms(request.lease_ms), 0, 0)
+        self.groups.require_room(peer, queue.shares.get(request.group), request.consumer)
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
         names = (request.subject, request.partition, request.group)
@@ -81,7 +82,7 @@ class Dispatch:
         is_resumed = is_known and holder is not None and request.received < holder.next_pull
         if not is_resumed:
             self._put_back(state, request.consumer, Cause.AGAIN)
-            self._broker.store.act(Join(*names, request.consumer, request.incarnation, request.lease_ms, request.received))
+            self._broker.store.act(Join(*names, request.consumer, request.incarnation, self._lease_ms(request.lease_ms), request.received))
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._broker.store.act(Return(*names, request.consumer, request.received))
         state.seen_ms[request.consumer] = self._broker.clock.monotonic_ms()
@@ -90,7 +91,11 @@ class Dispatch:
         self._broker.schedule()
         holder = state.share.holders[request.consumer]
         attempts_max = self._settings(state).attempts_max
-        return wire.Attached(session.number, holder.lease_ms, holder.next_pull, int(is_resumed), attempts_max)
+        return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max)
+
+    def _lease_ms(self, asked_ms: int) -> int:
+        """What is granted; one that an older version granted may be longer."""
+        return min(asked_ms, self._broker.config.lease_ms_max)
 
     def _settings(self, state: GroupState) -> GroupSettings:
         """How the group's messages are tried again. Those of a dead-letter queue never die."""
@@ -310,7 +315,7 @@ class Dispatch:
                 self._answer_empty(waiter)
             if BROADCAST in state.name:
                 self._forget_idle(state, now_ms)
-            for consumer in state.expired(now_ms):
+            for consumer in state.expired(now_ms, self._broker.config.lease_ms_max):
                 log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
                 state.tally.leases_lost += 1
                 self._leave(state, consumer, expired=True)

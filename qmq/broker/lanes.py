@@ -32,6 +32,7 @@ from qmq.errors import (
     LaneNotOpen,
     LogDamaged,
     OrderMismatch,
+    Overloaded,
     QmqError,
     RouteChanged,
     UnknownConsumer,
@@ -92,6 +93,7 @@ class Lanes:
         self._broker = broker
         self._sessions: dict[int, LaneSession] = {}
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
+        self._by_peer: dict[Peer, dict[int, LaneSession]] = {}
         self._next_session = FIRST_SESSION
         self._looked_ms = 0
         self._seen_ms: dict[tuple[int, str, int], int] = {}
@@ -105,6 +107,8 @@ class Lanes:
         Raises OrderMismatch, LaneNotOpen, LaneHeld, InvalidArgument, InvalidName, UnknownSubject.
         """
         lps = _check_attach(request)
+        if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
+            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, its most: use a client for each part")
         queue, whole = self._find(request, lps)
         share = self.share(queue, request.group, whole)
         mine, others = _divide(share.holders_of(lps), request)
@@ -116,7 +120,7 @@ class Lanes:
         self._seen_ms[id(queue), request.group, token] = self._broker.clock.monotonic_ms()
         session = self._open(peer, queue, request, token, LaneReader(self._broker.store, queue, share, lps, whole))
         parked = [key.hex() for key in share.parked_in(lps)]
-        lease_ms = kept.lease_ms if kept is not None else request.lease_ms
+        lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
         answer = frames.frame(FrameKind.LANE_ATTACHED, request_id, attached.pack())
         if kept is not None:
@@ -159,9 +163,13 @@ class Lanes:
         return self._broker.store.act_on_lane(
             LaneGrant(
                 queue.id.subject, queue.id.partition, request.group, request.consumer, request.first, request.end,
-                request.incarnation, request.lease_ms,
+                request.incarnation, self._lease_ms(request.lease_ms),
             )
         )  # fmt: skip
+
+    def _lease_ms(self, asked_ms: int) -> int:
+        """What is granted; one that an older version granted may be longer."""
+        return min(asked_ms, self._broker.config.lease_ms_max)
 
     def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneReader) -> LaneSession:
         group = request.group
@@ -172,6 +180,7 @@ class Lanes:
         )
         self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
         self._sessions[session.number] = session
+        self._by_peer.setdefault(peer, {})[session.number] = session
         self._by_queue.setdefault(id(queue), {})[session.number] = session
         return session
 
@@ -184,6 +193,10 @@ class Lanes:
         if waiting is not None and failure is not None:
             self._broker.answer_error(session.peer, waiting.request_id, failure)
         self._sessions.pop(session.number, None)
+        mine = self._by_peer.get(session.peer, {})
+        mine.pop(session.number, None)
+        if not mine:
+            self._by_peer.pop(session.peer, None)
         self._by_queue.get(id(session.queue), {}).pop(session.number, None)
 
     # --- pulling -------------------------------------------------------------------------------------------------------
@@ -344,7 +357,7 @@ class Lanes:
         for group, share in queue.lanes.items():
             for holder in share.holders:
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
-                if now_ms - seen_ms > holder.lease_ms:
+                if now_ms - seen_ms > self._lease_ms(holder.lease_ms):
                     log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
                     self._broker.tallies.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)
@@ -377,12 +390,12 @@ class Lanes:
 
     def disconnected(self, peer: Peer) -> None:
         """The connection is gone; its consumers have until their leases end to come back."""
-        for session in [each for each in self._sessions.values() if each.peer is peer]:
+        for session in list(self._by_peer.get(peer, {}).values()):
             self._close(session)
 
     def writable(self, peer: Peer) -> None:
         """The connection takes answers again."""
-        for session in [each for each in self._sessions.values() if each.peer is peer]:
+        for session in list(self._by_peer.get(peer, {}).values()):
             self._wake(session)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from qmq import limits
 from qmq.broker.delivery import Reader, TagFilter
 from qmq.broker.outstanding import Outstanding
 from qmq.broker.retrying import Begun
 from qmq.broker.tallies import GroupTally, Tallies
+from qmq.errors import Overloaded
 from qmq.log.consumption import Share
 from qmq.log.queue import Queue
 
@@ -102,12 +104,12 @@ class GroupState:
     """Fires at `wakes_ms`, when the next message that came back may go out again."""
     wakes_ms: int = -1
 
-    def expired(self, now_ms: int) -> list[str]:
+    def expired(self, now_ms: int, lease_ms_max: int) -> list[str]:
         """Consumers whose lease has ended."""
         return [
             name
             for name, holder in self.share.holders.items()
-            if now_ms - self.seen_ms.setdefault(name, now_ms) > holder.lease_ms
+            if now_ms - self.seen_ms.setdefault(name, now_ms) > min(holder.lease_ms, lease_ms_max)
         ]
 
     def take_late(self, now_ms: int) -> list[Waiter]:
@@ -159,6 +161,14 @@ class Groups:
 
     def __iter__(self) -> Iterator[GroupState]:
         return iter(list(self._states.values()))
+
+    def require_room(self, peer: Peer, share: Share | None, consumer: str) -> None:
+        """Raises Overloaded if the group has as many consumers on the queue as there may be, or the connection as many sessions."""
+        holders = share.holders if share is not None else {}
+        if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:
+            raise Overloaded(f"the group has {len(holders)} consumers, its most: one that is gone counts until its lease ends")
+        if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
+            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, its most: use a client for each part")
 
     def attach(self, peer: Peer, state: GroupState, consumer: str, tags: TagFilter | None) -> Session:
         """A new session; one that the consumer had before ends."""

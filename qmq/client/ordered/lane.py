@@ -146,6 +146,8 @@ class LaneReader:
         self._tally = links.tallies.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
+        self._lease_ms = terms.lease_ms
+        """As the broker granted it, which may be shorter than what was asked for."""
         self._sure_until_s = 0.0
         self._is_pulling = self._is_attaching = self._is_told_finished = False
         self._is_leaving = self._is_closed = False
@@ -344,7 +346,8 @@ class LaneReader:
         self.session = session
         self._ended.clear()
         session.connection.on_closed[self._detach] = None
-        self._heard(sent_s, attached.lease_ms)
+        self._lease_ms = attached.lease_ms
+        self._heard(sent_s)
         self.settling.attached(session, self._token)
         self.pull_more()
 
@@ -352,16 +355,16 @@ class LaneReader:
         """Send signs of life until the session ends."""
         while (session := self.session) is not None:
             try:
-                async with asyncio.timeout(self._terms.lease_ms / 3000):
+                async with asyncio.timeout(self._lease_ms / 3000):
                     await self._ended.wait()
             except TimeoutError:
                 sent_s = self._loop.time()
                 await session.connection.call(FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S)
                 if session is self.session:
-                    self._heard(sent_s, self._terms.lease_ms)
+                    self._heard(sent_s)
 
-    def _heard(self, sent_s: float, lease_ms: int) -> None:
-        self._sure_until_s = sent_s + lease_ms / 1000
+    def _heard(self, sent_s: float) -> None:
+        self._sure_until_s = sent_s + self._lease_ms / 1000
         self._owner.changed(self)
 
     def moved(self) -> None:

@@ -112,6 +112,8 @@ class FakeLanes:
         self.grants: list[Grant] = []
         self.next_token = 1
         self.attaches: list[wire.LaneAttach] = []
+        self.lease_ms_max = 3_600_000
+        self.heartbeats = 0
         self.settled: list[Settled] = []
         self.detached: list[Grant] = []
         self.holds_settled = False
@@ -208,7 +210,7 @@ class FakeLanes:
         self._sessions[number] = Session(peer, kept.token)
         parked = [key.hex() for key in partition.parked if lps.first <= logical_partition(key, N) < lps.end]
         is_resumed = int(kept.token == asked.token)
-        answer = wire.LaneAttached(number, kept.token, asked.lease_ms, partition.position(lps), is_resumed, parked)
+        answer = wire.LaneAttached(number, kept.token, min(asked.lease_ms, self.lease_ms_max), partition.position(lps), is_resumed, parked)
         peer.answer(request, FrameKind.LANE_ATTACHED, answer.pack())
 
     def _held_by(self, peer: Peer, number: int, token: int | None = None) -> Grant:
@@ -273,6 +275,7 @@ class FakeLanes:
             self._held_by(peer, wire.unpack_session(request.payload))
         except QmqError as failure:
             return peer.refuse(request, failure)
+        self.heartbeats += 1
         peer.answer(request, FrameKind.OK)
 
     def _detach(self, peer: Peer, request: Frame) -> None:

@@ -656,6 +656,18 @@ async def test_closing_finishes_what_is_in_hand_settles_it_lets_go_and_leaves() 
         await consumer.close()
 
 
+async def test_signs_of_life_of_a_lane_go_by_the_lease_that_was_granted() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, [(b"a", b"0")])
+        c.broker.lease_ms_max = 600
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, ack="explicit", lease_ms=3_600_000)
+        message = await anext(consumer)
+        await eventually(lambda: c.broker.heartbeats > 1)
+        await message.ack()
+        await consumer.close()
+
+
 async def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0")])
