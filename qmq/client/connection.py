@@ -232,15 +232,15 @@ class Connection:
 
 
 async def connect(address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S) -> Connection:
-    """Open a connection and greet. Raises NotConnected, ProtocolViolation."""
+    """Open a connection and greet. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument of `client`."""
     connection = Connection(address, gone_s)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await network.connect(address, lambda: connection.stream)
+            await _reach(address, connection, network)
             hello = wire.Hello(wire.PROTOCOL_VERSION, client).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
             welcome = wire.Welcome.unpack(answer.payload)
-    except (OSError, InvalidArgument, TimeoutError) as cause:
+    except (OSError, TimeoutError) as cause:
         connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
     except BaseException:
@@ -249,3 +249,11 @@ async def connect(address: str, client: str, network: Network = NETWORK, gone_s:
     connection.inflight_bytes_max = welcome.inflight_bytes_max
     connection.start_sweeping()
     return connection
+
+
+async def _reach(address: str, connection: Connection, network: Network) -> None:
+    """Raises OSError, also for an address that is none."""
+    try:
+        await network.connect(address, lambda: connection.stream)
+    except InvalidArgument as cause:
+        raise OSError(str(cause)) from cause
