@@ -16,7 +16,7 @@ async def test_a_client_whose_name_cannot_be_told_is_refused(name: str) -> None:
         mq = cluster.client()
         await mq.send("s", b"1")
         address = (await mq.metadata.locate("s")).routes[0].data_address
-        with pytest.raises((InvalidName, InvalidArgument), match="printable|half of a surrogate pair"):
+        with pytest.raises((InvalidName, InvalidArgument), match=r"printable|half of a surrogate pair"):
             await connect(address, name)
         async with mq.consumer("s", "g") as consumer:
             await (await consumer.pull(1)).ack()
