@@ -12,6 +12,9 @@ LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 3_600_000
 """What a consumer may ask for."""
 
+LOOK_MS: Final = 250
+"""How often all groups are looked at for leases that have ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:

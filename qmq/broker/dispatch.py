@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq import limits
 from qmq.broker.burial import Burials
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
 from qmq.broker.failures import failures_in
 from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
@@ -55,6 +55,9 @@ class Dispatch:
         self.groups = Groups(broker.tallies)
         self.to_wake: dict[int, GroupState] = {}
         """Groups that something happened to during this turn."""
+        self._waiting: dict[int, GroupState] = {}
+        """Groups in which a pull waited when it was looked last."""
+        self._looked_ms = 0
         self.burials = Burials(broker)
         for queue in broker.store.queues.values():
             for group in queue.shares:
@@ -118,6 +121,7 @@ class Dispatch:
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
         waiter = Waiter(session, request_id, request.messages_max, bytes_max, until)
         session.group.waiters.append(waiter)
+        self._waiting[id(session.group)] = session.group
         self.wake(session.group)
         if not wait_ms and waiter in session.group.waiters:
             session.group.waiters.remove(waiter)
@@ -310,9 +314,18 @@ class Dispatch:
         """Answer pulls that waited long enough; take from consumers whose lease has ended."""
         now_ms = self._broker.clock.monotonic_ms()
         self.burials.work()
-        for state in self.groups:
+        for key, state in list(self._waiting.items()):
             for waiter in state.take_late(now_ms):
                 self._answer_empty(waiter)
+            if not state.waiters:
+                del self._waiting[key]
+        if now_ms >= self._looked_ms + LOOK_MS:
+            self._looked_ms = now_ms
+            self._look(now_ms)
+
+    def _look(self, now_ms: int) -> None:
+        """At all groups: who is gone for good?"""
+        for state in self.groups:
             if BROADCAST in state.name:
                 self._forget_idle(state, now_ms)
             for consumer in state.expired(now_ms, self._broker.config.lease_ms_max):

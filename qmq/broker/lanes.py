@@ -19,7 +19,7 @@ from qmq_ordering.route import LpRange
 
 from qmq import limits
 from qmq.batch import BatchView
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.delivery import lay_out
 from qmq.broker.lane_reading import LaneReader
 from qmq.broker.sessions import Held, Peer
@@ -54,8 +54,6 @@ log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
 """Sessions of lanes are numbered from here, so that HEARTBEAT and DETACH know whose they are."""
-LOOK_MS: Final = 250
-"""How often all partitions are looked at for leases that have ended."""
 IDLE_MS: Final = 1_000
 """A lane in whose range nothing comes is told how far it is at least so often, so that its progress keeps up."""
 

@@ -16,7 +16,7 @@ from qmq.batch import BatchView, encode, sent_sizes
 from qmq.broker import burial
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
+from qmq.broker.config import LOOK_MS, BrokerConfig
 from qmq.compression import Compression
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
 from qmq.log.config import LogConfig
@@ -318,7 +318,7 @@ async def test_a_consumer_of_a_broadcast_group_that_wakes_up_late_does_not_bring
     world.attach("c", "g%c")
     world.clock.now_ms += 2_000
     world.broker.dispatch.tick()
-    world.clock.now_ms += 1
+    world.clock.now_ms += LOOK_MS
     world.broker.dispatch.tick()
     world.clock.now_ms += 4 * 86_400_000
     world.broker.dispatch.tick()

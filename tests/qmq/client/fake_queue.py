@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_cluster import FakeGroup, Peer, batch
 from support import eventually
 
@@ -40,8 +42,10 @@ class FakeQueue:
     def _attach(self, peer: Peer, request: Frame) -> None:
         self.frames.append(request.kind)
         self.pulls.clear()
-        self.attaches.append(wire.Attach.unpack(request.payload))
-        peer.answer(request, FrameKind.ATTACHED, self.attached.pack())
+        asked = wire.Attach.unpack(request.payload)
+        self.attaches.append(asked)
+        granted = replace(self.attached, lease_ms=min(asked.lease_ms, self.attached.lease_ms))
+        peer.answer(request, FrameKind.ATTACHED, granted.pack())
 
     def _pull(self, peer: Peer, request: Frame) -> None:
         self.frames.append(request.kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -47,8 +48,10 @@ class Queue:
 
     def _attach(self, peer: Peer, request: Frame) -> None:
         self.pulls.clear()
-        self.attaches.append(wire.Attach.unpack(request.payload))
-        peer.answer(request, FrameKind.ATTACHED, self.attached.pack())
+        asked = wire.Attach.unpack(request.payload)
+        self.attaches.append(asked)
+        granted = replace(self.attached, lease_ms=min(asked.lease_ms, self.attached.lease_ms))
+        peer.answer(request, FrameKind.ATTACHED, granted.pack())
 
     def _settle(self, peer: Peer, request: Frame) -> None:
         _, settlements = wire.unpack_settle(request.payload)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -44,12 +45,16 @@ class Queue:
         self.heartbeats = self.next = 0
         for replica in group.replicas:
             replica.handle |= {
-                FrameKind.ATTACH: lambda peer, request: peer.answer(request, FrameKind.ATTACHED, self.attached.pack()),
+                FrameKind.ATTACH: self._attach,
                 FrameKind.PULL: lambda peer, request: self.pulls.append((peer, request)),
                 FrameKind.SETTLE: self._settle,
                 FrameKind.HEARTBEAT: self._heartbeat,
                 FrameKind.DETACH: self._detach,
             }
+
+    def _attach(self, peer: Peer, request: Frame) -> None:
+        lease_ms = min(self.attached.lease_ms, wire.Attach.unpack(request.payload).lease_ms)
+        peer.answer(request, FrameKind.ATTACHED, replace(self.attached, lease_ms=lease_ms).pack())
 
     def _settle(self, peer: Peer, request: Frame) -> None:
         self.settled += wire.unpack_settle(request.payload)[1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from ordered_support import SUBJECT, KilledError, Killer, Losing, World
+from faulty_store import Fault, FaultyStore
+from ordered_support import SUBJECT, KilledError, Killer, World
 from qmq_coordination.delivery import PAUSES, settings_key
 from qmq_coordination.ordered import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.frontier import Gate
@@ -67,13 +68,13 @@ async def test_a_deletion_that_a_crash_cut_short_is_carried_on_by_another(world:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("fate", ["done", "undone", "late"])
-async def test_a_deletion_whose_answer_is_lost_ends_with_no_group(world: World, number: int, fate: str) -> None:
-    losing = Losing(world.store, {number: fate})
-    with pytest.raises(CoordinationUnknown) if number == 2 and fate != "done" else nullcontext():
+@pytest.mark.parametrize("fault", list(Fault))
+async def test_a_deletion_whose_answer_is_lost_ends_with_no_group(world: World, number: int, fault: Fault) -> None:
+    losing = FaultyStore(world.store, {number: fault})
+    with pytest.raises(CoordinationUnknown) if number == 2 and fault is not Fault.UNANSWERED else nullcontext():
         await world.forgetting(losing).delete(SUBJECT, "g")
     await world.forgetting().carry_on(SUBJECT, "g")
-    assert not any(each.succeeded for each in await losing.deliver_late())
+    assert not any(each.succeeded for each in await losing.deliver_delayed())
     assert await is_gone(world)
 
 
