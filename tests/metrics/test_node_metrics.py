@@ -164,7 +164,7 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
     await mq.send("flights", b"x")
     await mq.metadata.set_group_mode("broker-0", "read-only")
     await eventually(lambda: metered.broker.is_read_only)
-    async with mq.producer("flights", delivery_timeout_s=0.2) as producer:
+    async with mq.producer("flights", delivery_timeout_s=2.0) as producer:
         with pytest.raises(QmqError):
             await producer.send(b"y")
     values = await page(metered)
