@@ -113,9 +113,12 @@ class Collector:
             offsets.append(at)
             at += len(line) + 1
         await self._mq.send_many(
-            SUBJECT, lines, keys=[service] * len(lines), tags=[(line.split(b" ", 2)[1].decode(), service) for line in lines],
+            SUBJECT,
+            lines,
+            keys=[service] * len(lines),
+            tags=[(line.split(b" ", 2)[1].decode(), service) for line in lines],
             headers=[{"offset": str(each)} for each in offsets],
-        )  # fmt: skip
+        )
         self._result.sent += len(lines)
         self._sent[f"{service}.log"] = at
 

@@ -136,8 +136,10 @@ def listen(mq: qmq.Client, engine: Engine) -> None:
 def count(engine: Engine, dead: set[int]) -> Result:
     """What is in the tables, and whether it is what it should be."""
     with engine.connect() as connection:
-        found = {name: [row[0] for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))]  # noqa: S608 - our own names
-                 for name in ("orders", "payments", "parcels", "letters")}  # fmt: skip
+        found = {
+            name: [row[0] for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))]  # noqa: S608 - our own names
+            for name in ("orders", "payments", "parcels", "letters")
+        }
         left = connection.execute(text("SELECT COUNT(*) FROM qmq_outbox")).scalar_one()
     orders = found["orders"]
     refused = [number for number in orders if Order(number, 0).is_refused]

@@ -95,9 +95,11 @@ async def send(mq: qmq.Client, reminders: Sequence[Reminder], begin_ms: int) -> 
     for at in range(0, len(reminders), CHUNK):
         some = reminders[at : at + CHUNK]
         await mq.send_many(
-            SUBJECT, [str(each.number).encode() for each in some], keys=[each.aircraft for each in some],
+            SUBJECT,
+            [str(each.number).encode() for each in some],
+            keys=[each.aircraft for each in some],
             ats=[datetime.fromtimestamp((begin_ms + each.due_s * 1000) / 1000, UTC) for each in some],
-        )  # fmt: skip
+        )
 
 
 async def receive(mq: qmq.Client, count: int, until: float, bar: Progress) -> list[tuple[int, int]]:
@@ -153,9 +155,14 @@ def show(result: Result, minutes: float) -> None:
     table.add_column()
     table.add_column(justify="right")
     for name, value in (
-        ("planned", result.planned), ("came", result.came), ("missing", len(result.missing)), ("twice", len(result.twice)),
-        ("early", len(result.early)), ("late, p50, ms", result.late(0.5)), ("late, p99, ms", result.late(0.99)),
-    ):  # fmt: skip
+        ("planned", result.planned),
+        ("came", result.came),
+        ("missing", len(result.missing)),
+        ("twice", len(result.twice)),
+        ("early", len(result.early)),
+        ("late, p50, ms", result.late(0.5)),
+        ("late, p99, ms", result.late(0.99)),
+    ):
         table.add_row(name, f"{value:,}")
     console.print(table)
     most = max((planned for planned, _ in result.by_day.values()), default=1)

@@ -72,9 +72,13 @@ __all__ = [
 
 
 def connect(
-    addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
-    name: str | None = None, state_dir: StateDir = None,
-) -> Client:  # fmt: skip
+    addresses: str | Sequence[str] = "localhost:20880",
+    *,
+    create_subjects: bool = True,
+    interceptors: Iterable[Interceptor] = (),
+    name: str | None = None,
+    state_dir: StateDir = None,
+) -> Client:
     """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list).
 
     Nothing is opened until it is needed. With `create_subjects` the first message to an unknown subject creates it, if the

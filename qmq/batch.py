@@ -114,9 +114,18 @@ def encode(
         data = compress(compression, data)
     body_bytes = len(data)
     header = REGION.pack(
-        producer_id, batch_sequence, flags, count, create_time_ms, present, partition,
-        body_bytes, len(subject), compression, 0,
-    )  # fmt: skip
+        producer_id,
+        batch_sequence,
+        flags,
+        count,
+        create_time_ms,
+        present,
+        partition,
+        body_bytes,
+        len(subject),
+        compression,
+        0,
+    )
     region = b"".join((header, padded(subject), *buffers, offsets(bodies), data, bytes(-body_bytes & 7)))
     return sent_envelope(region), region
 
@@ -130,14 +139,29 @@ def sent_envelope(region: bytes) -> bytes:
 
 
 def place(
-    kind: int, total_bytes: int, region_crc: int, base_sequence: int, epoch: int, index: int,
-    append_time_ms: int, flushed_position: int,
-) -> bytes:  # fmt: skip
+    kind: int,
+    total_bytes: int,
+    region_crc: int,
+    base_sequence: int,
+    epoch: int,
+    index: int,
+    append_time_ms: int,
+    flushed_position: int,
+) -> bytes:
     """The envelope as the master writes it, with its checksum."""
     body = _BODY_OF_ENVELOPE.pack(
-        MAGIC, VERSION, kind, total_bytes, region_crc, base_sequence, epoch, index, append_time_ms,
-        flushed_position, 0,
-    )  # fmt: skip
+        MAGIC,
+        VERSION,
+        kind,
+        total_bytes,
+        region_crc,
+        base_sequence,
+        epoch,
+        index,
+        append_time_ms,
+        flushed_position,
+        0,
+    )
     return body + int(crc32c(body)).to_bytes(4, "little")
 
 

@@ -43,9 +43,14 @@ class BlockingClient:
     """See `qmq.Client`."""
 
     def __init__(
-        self, addresses: str | Sequence[str], *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
-        name: str | None = None, state_dir: StateDir = None,
-    ) -> None:  # fmt: skip
+        self,
+        addresses: str | Sequence[str],
+        *,
+        create_subjects: bool = True,
+        interceptors: Iterable[Interceptor] = (),
+        name: str | None = None,
+        state_dir: StateDir = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
         self._client = Client(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)
@@ -75,24 +80,38 @@ class BlockingClient:
             raise
 
     def send(
-        self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
-        cron: str | None = None, zone: str | None = None, acks: str = "quorum",
-    ) -> Receipt:  # fmt: skip
+        self,
+        subject: str,
+        body: object,
+        *,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        acks: str = "quorum",
+    ) -> Receipt:
         """See `qmq.Client.send`."""
         return self.run(
             self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
         )
 
     def send_many(
-        self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
-        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
-        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None, acks: str = "quorum",
-    ) -> Receipts:  # fmt: skip
+        self,
+        subject: str,
+        bodies: Sequence[bytes],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None,
+        ats: Sequence[datetime] | datetime | None = None,
+        acks: str = "quorum",
+    ) -> Receipts:
         """See `qmq.Client.send_many`."""
-        return self.run(
-            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
-        )
+        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks))
 
     @property
     def interceptors(self) -> Chain:
@@ -186,9 +205,7 @@ class BlockingClient:
     def __enter__(self) -> BlockingClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
@@ -223,9 +240,14 @@ class BlockingDelayed:
         return self._client.run(self._delayed.show(id))
 
     def list(
-        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None,
-        *, silent: dict[str, str] | None = None,
-    ) -> Iterator[DelayedMessage]:  # fmt: skip
+        self,
+        subject: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        limit: int | None = None,
+        *,
+        silent: dict[str, str] | None = None,
+    ) -> Iterator[DelayedMessage]:
         """See `Delayed.list`."""
         found = self._delayed.list(subject, start, end, limit, silent=silent)
 
@@ -300,9 +322,7 @@ class BlockingConsumer:
     def __enter__(self) -> BlockingConsumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(error)
 
 
@@ -332,8 +352,12 @@ class _FromAnyThread:
 
 
 def connect(
-    addresses: str | Sequence[str] = "localhost:20880", *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
-    name: str | None = None, state_dir: StateDir = None,
-) -> BlockingClient:  # fmt: skip
+    addresses: str | Sequence[str] = "localhost:20880",
+    *,
+    create_subjects: bool = True,
+    interceptors: Iterable[Interceptor] = (),
+    name: str | None = None,
+    state_dir: StateDir = None,
+) -> BlockingClient:
     """See `qmq.connect`."""
     return BlockingClient(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)

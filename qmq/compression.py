@@ -26,9 +26,7 @@ def _library(kind: Compression) -> Any:
 
         return lz4.block
     except ImportError:
-        raise InvalidArgument(
-            f"compression {kind.name.lower()} needs its library: pip install 'qmq[compression]'"
-        ) from None
+        raise InvalidArgument(f"compression {kind.name.lower()} needs its library: pip install 'qmq[compression]'") from None
 
 
 def compress(kind: Compression, data: bytes) -> bytes:

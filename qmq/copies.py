@@ -15,9 +15,13 @@ CREATED_SPAN_MS: Final = 1 << 32
 
 
 def columns_of_copies(
-    bodies: list[bytes], keys: list[bytes], tags: list[tuple[str, ...]], headers: Sequence[Mapping[str, bytes]], created_ms: Sequence[int],
+    bodies: list[bytes],
+    keys: list[bytes],
+    tags: list[tuple[str, ...]],
+    headers: Sequence[Mapping[str, bytes]],
+    created_ms: Sequence[int],
     message_ids: list[bytes],
-) -> tuple[Columns, int]:  # fmt: skip
+) -> tuple[Columns, int]:
     """The columns of a batch, without those that nothing is in; and the first create time, milliseconds since 1970."""
     first = min(created_ms)
     columns = Columns(

@@ -187,9 +187,7 @@ class Unavailable(QmqError):
     code = 300
     retry_after_ms: int | None = 200
 
-    def __init__(
-        self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, retry_after_ms: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, retry_after_ms: int | None = None) -> None:
         super().__init__(message, outcome=outcome)
         if retry_after_ms is not None:
             self.retry_after_ms = retry_after_ms
@@ -268,9 +266,7 @@ class LogDamaged(StorageError):
 
     code = 401
 
-    def __init__(
-        self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, log: int = -1, position: int = -1
-    ) -> None:
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, log: int = -1, position: int = -1) -> None:
         super().__init__(message, outcome=outcome)
         self.log = log
         self.position = position

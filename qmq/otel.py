@@ -95,9 +95,12 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         if self._new_traces:
             parent = self._trace.set_span_in_context(self._trace.INVALID_SPAN, parent)
         span = self._tracer.start_span(
-            f"process {message.subject}", parent, kind=self._trace.SpanKind.CONSUMER, links=self._links(message.headers),
+            f"process {message.subject}",
+            parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            links=self._links(message.headers),
             attributes=self._message_attributes(message, group),
-        )  # fmt: skip
+        )
         inside = self._trace.set_span_in_context(span, parent)
         # Its token is not used: a loop may be left in another task than the one that entered, where it is worth nothing.
         self._context.attach(inside)

@@ -352,7 +352,7 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "NATS 100 B": lambda: nats(100, n(40_000)),
             "NATS 1 KB": lambda: nats(1024, n(40_000)),
         },
-    }  # fmt: skip
+    }
 
 
 def measure(runs: int, scale: float, kinds: list[str]) -> dict[str, list[float]]:

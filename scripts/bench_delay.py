@@ -75,9 +75,11 @@ def lateness(rate: int, seconds: int, scattered: int = 0) -> dict[str, float]:
         dues = int(begin * 1000) + np.arange(count) * 1000 // rate
         late = np.array(stored, np.int64) - dues  # they come in the order of their due times: the n-th stored is the n-th due
         return {
-            "p50, ms": float(np.percentile(late, 50)), "p99, ms": float(np.percentile(late, 99)), "max, ms": float(late.max()),
+            "p50, ms": float(np.percentile(late, 50)),
+            "p99, ms": float(np.percentile(late, 99)),
+            "max, ms": float(late.max()),
             "earliest, ms": float(late.min()),
-        }  # fmt: skip
+        }
     finally:
         node.stop()
 

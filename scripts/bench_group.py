@@ -37,16 +37,25 @@ class ReplicaSet:
         """Start a replica, and wait until it is ready."""
         data, control = self._ports[name]
         self.processes[name] = self._run(
-            "broker", "--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]),
-            "--data", str(self.folder / name),
-            "--data-port", str(data), "--control-port", str(control), *self._options,
-        )  # fmt: skip
+            "broker",
+            "--group",
+            name[0],
+            "--replica",
+            name,
+            "--replicas",
+            ",".join(self.groups[name[0]]),
+            "--data",
+            str(self.folder / name),
+            "--data-port",
+            str(data),
+            "--control-port",
+            str(control),
+            *self._options,
+        )
 
     def _run(self, *words: str) -> subprocess.Popen[str]:
         endpoint = self.etcd.endpoint.removeprefix("http://")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         if "is ready" not in process.stdout.readline():
             raise SystemExit(f"{words[0]} did not start")

@@ -190,9 +190,11 @@ async def changing(address: str, changes: int, groups: Sequence[str]) -> dict[st
             await member.close()
         await asyncio.gather(*running)
         return {
-            "refused writes, ms, p50": statistics.median(windows), "refused writes, ms, p99": _high(windows),
-            "consumer pause, ms, p50": statistics.median(pauses) * 1000, "consumer pause, ms, p99": _high(pauses) * 1000,
-        }  # fmt: skip
+            "refused writes, ms, p50": statistics.median(windows),
+            "refused writes, ms, p99": _high(windows),
+            "consumer pause, ms, p50": statistics.median(pauses) * 1000,
+            "consumer pause, ms, p99": _high(pauses) * 1000,
+        }
 
 
 def _operation(route: pb.OrderedRoute, number: int, groups: Sequence[str]) -> dict[str, Any]:

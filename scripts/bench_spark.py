@@ -151,10 +151,17 @@ def micro_batches(spark: SparkSession, batches: int = 60) -> dict[str, float]:
     try:
         in_loop(fill, node.address, (batches + 20) * 1000, 100)
         query = (
-            spark.readStream.format("qmq").option("qmq.servers", node.address).option("subscribe", SUBJECT)
-            .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "1000").load()
-            .writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
-        )  # fmt: skip
+            spark.readStream.format("qmq")
+            .option("qmq.servers", node.address)
+            .option("subscribe", SUBJECT)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "1000")
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
         progress = [each for each in query.recentProgress if each["numInputRows"]][10:]
         return {
@@ -178,9 +185,7 @@ def sink(spark: SparkSession, count: int, size: int) -> dict[str, float]:
             "createSubject", "true"
         ).save()
         computed = timed(lambda: noop(frame))
-        took = timed(
-            lambda: frame.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", SUBJECT).save()
-        )
+        took = timed(lambda: frame.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", SUBJECT).save())
         return {"rows/s": count / took, "rows/s, without making the rows": count / max(took - computed, 1e-9)}
     finally:
         node.stop()

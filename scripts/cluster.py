@@ -89,9 +89,7 @@ def _do(cluster: Cluster, chosen: argparse.Namespace) -> int:
 def _up(cluster: Cluster, chosen: argparse.Namespace) -> int:
     names = [name for name in chosen.services.split(",") if name]
     try:
-        cluster.up(
-            names, deps=not chosen.no_deps, wait=not chosen.no_wait, foreground=chosen.foreground, within_s=chosen.timeout
-        )
+        cluster.up(names, deps=not chosen.no_deps, wait=not chosen.no_wait, foreground=chosen.foreground, within_s=chosen.timeout)
         if chosen.foreground:
             _say("all is up; Ctrl-C stops it")
             # blocked only now: a service would inherit the mask, and could not be told to stop

@@ -65,12 +65,17 @@ def summed(outcomes: list[Outcome]) -> dict[str, object]:
         faults.update(each.faults)
     late = sorted(value for each in outcomes for value in each.lateness_ms)
     return {
-        "seeds": [each.seed for each in outcomes], "faults": dict(sorted(faults.items())), "sent": sum(each.sent for each in outcomes),
-        "acknowledged": sum(each.acknowledged for each in outcomes), "cancelled": sum(each.cancelled for each in outcomes),
-        "delivered": sum(each.delivered for each in outcomes), "lateness p50, ms": percentile(late, 0.5),
-        "lateness p99, ms, outages included": percentile(late, 0.99), "latest, ms": late[-1] if late else 0,
+        "seeds": [each.seed for each in outcomes],
+        "faults": dict(sorted(faults.items())),
+        "sent": sum(each.sent for each in outcomes),
+        "acknowledged": sum(each.acknowledged for each in outcomes),
+        "cancelled": sum(each.cancelled for each in outcomes),
+        "delivered": sum(each.delivered for each in outcomes),
+        "lateness p50, ms": percentile(late, 0.5),
+        "lateness p99, ms, outages included": percentile(late, 0.99),
+        "latest, ms": late[-1] if late else 0,
         "anomalies": [f"seed {each.seed}: {text}" for each in outcomes for text in each.anomalies][:20],
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -83,9 +88,7 @@ def main() -> int:
     options.add_argument("--keep", type=Path, default=None, help="a folder for the clusters' folders, which stay")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    outcomes = asyncio.run(
-        run(chosen.rounds, chosen.seed, tuple(chosen.faults.split(",")), chosen.away, chosen.keep, quiet=chosen.json)
-    )
+    outcomes = asyncio.run(run(chosen.rounds, chosen.seed, tuple(chosen.faults.split(",")), chosen.away, chosen.keep, quiet=chosen.json))
     found = summed(outcomes)
     if chosen.json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

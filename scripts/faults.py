@@ -93,9 +93,13 @@ async def run(kills: int, stops: int, flush: str, as_json: bool) -> dict[str, ob
         finally:
             group.stop()
     found: dict[str, object] = {
-        "flush": flush, "kills of the master": kills, "stops of the master": stops, "acknowledged": report.counts["acked"],
-        "anomalies": [str(each) for each in report.anomalies][:10], **{f"history: {name}": count for name, count in report.counts.items()},
-    }  # fmt: skip
+        "flush": flush,
+        "kills of the master": kills,
+        "stops of the master": stops,
+        "acknowledged": report.counts["acked"],
+        "anomalies": [str(each) for each in report.anomalies][:10],
+        **{f"history: {name}": count for name, count in report.counts.items()},
+    }
     for kind, each in gaps.items():
         if each:
             found[f"writes stood still after a {kind}, p50, s"] = round(statistics.median(each), 3)

@@ -57,10 +57,20 @@ def parser() -> argparse.ArgumentParser:
 def options_of(chosen: argparse.Namespace) -> Options:
     """What the command line says."""
     return Options(
-        changes=chosen.changes, kills=chosen.kills, freezes=chosen.freezes, seconds=chosen.seconds, seed=chosen.seed, rate=chosen.rate,
-        consumers=chosen.consumers, workload=chosen.workload, rows=chosen.rows, network=chosen.network, flush=chosen.flush,
-        slow_s=chosen.slow, shape=Shape(chosen.etcds, chosen.metas, chosen.groups, chosen.replicas),
-    )  # fmt: skip
+        changes=chosen.changes,
+        kills=chosen.kills,
+        freezes=chosen.freezes,
+        seconds=chosen.seconds,
+        seed=chosen.seed,
+        rate=chosen.rate,
+        consumers=chosen.consumers,
+        workload=chosen.workload,
+        rows=chosen.rows,
+        network=chosen.network,
+        flush=chosen.flush,
+        slow_s=chosen.slow,
+        shape=Shape(chosen.etcds, chosen.metas, chosen.groups, chosen.replicas),
+    )
 
 
 async def run(options: Options, folder: Path, *, is_quiet: bool) -> Result:

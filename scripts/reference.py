@@ -40,9 +40,12 @@ SENDING = {"send", "send_many", "full", "drain", "flush", "close"}
 CONSUMING = {"pull", "batches", "held", "is_paused", "pause", "resume", "close"}
 INTERNAL = {"settle_through", "settler", "slices", "tallies", "lane", "unheard_verdicts"}
 MEMBERS = {
-    "Producer": SENDING, "OrderedProducer": SENDING, "DelayedProducer": {*SENDING, "send_recurring"},
-    "Consumer": CONSUMING, "OrderedConsumer": {*CONSUMING, "run"},
-}  # fmt: skip
+    "Producer": SENDING,
+    "OrderedProducer": SENDING,
+    "DelayedProducer": {*SENDING, "send_recurring"},
+    "Consumer": CONSUMING,
+    "OrderedConsumer": {*CONSUMING, "run"},
+}
 """What applications call of the classes whose other public methods are for the rest of the client."""
 HIDDEN = ("help", "install_completion", "show_completion")
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
@@ -146,10 +149,14 @@ def value_of(each: dataclasses.Field[Any]) -> str:
 def configuration_page() -> str:
     """All options."""
     lines = [
-        "# Configuration", "", MADE, "",
+        "# Configuration",
+        "",
+        MADE,
+        "",
         "The values that servers and subjects are made with, and their defaults. Options of `qmq dev`, `qmq broker`, `qmq delay`,",
-        "`qmq meta` and `qmq subject create` set most of them ([commands](cli.md)); the others are for programs and tests.", "",
-    ]  # fmt: skip
+        "`qmq meta` and `qmq subject create` set most of them ([commands](cli.md)); the others are for programs and tests.",
+        "",
+    ]
     for kind in CONFIGURATION:
         notes = notes_of(kind)
         lines += [f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or ""), "", f"`{kind.__module__}`", ""]
@@ -228,10 +235,17 @@ def class_lines(name: str, kind: type[Any]) -> list[str]:
 def api_page() -> str:
     """All that `import qmq` gives."""
     lines = [
-        "# Python", "", MADE, "",
-        "What `import qmq` gives. `qmq.blocking` has the same names without asyncio.", "",
-        "## connect", "", *signature("connect", qmq.connect), *text_of(qmq.connect),
-    ]  # fmt: skip
+        "# Python",
+        "",
+        MADE,
+        "",
+        "What `import qmq` gives. `qmq.blocking` has the same names without asyncio.",
+        "",
+        "## connect",
+        "",
+        *signature("connect", qmq.connect),
+        *text_of(qmq.connect),
+    ]
     public = {name: getattr(qmq, name) for name in qmq.__all__} | {"Delayed": Delayed, "DeadLetters": DeadLetters}
     for name in sorted(public):
         if inspect.isclass(public[name]):

@@ -42,11 +42,16 @@ def run(seeds: range, minutes: int, processes: int, *, quiet: bool) -> dict[str,
             results.append(result)
             bar.advance(task)
     return {
-        "seeds": f"{seeds.start} to {seeds.stop - 1}", "simulated minutes each": minutes, "seconds": round(time.monotonic() - begin, 1),
-        "messages": sum(each.sent for each in results), "delivered": sum(each.delivered for each in results),
-        "cancelled": sum(each.cancelled for each in results), "runs of recurring messages": sum(each.runs for each in results),
-        "lives of masters": sum(each.lives for each in results), "failures": [each.failure for each in results if each.failure],
-    }  # fmt: skip
+        "seeds": f"{seeds.start} to {seeds.stop - 1}",
+        "simulated minutes each": minutes,
+        "seconds": round(time.monotonic() - begin, 1),
+        "messages": sum(each.sent for each in results),
+        "delivered": sum(each.delivered for each in results),
+        "cancelled": sum(each.cancelled for each in results),
+        "runs of recurring messages": sum(each.runs for each in results),
+        "lives of masters": sum(each.lives for each in results),
+        "failures": [each.failure for each in results if each.failure],
+    }
 
 
 def hunt(minutes: int, processes: int) -> dict[str, object]:

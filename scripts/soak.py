@@ -29,13 +29,17 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
     """What is printed."""
     verdict = report.verdict
     rows = [
-        ("seed", str(report.seed)), ("minutes", f"{report.seconds / 60:g}"),
-        ("taken at full load, messages/s", f"{report.capacity:,.0f}"), (f"sent at {report.load:.0%}, messages/s", f"{report.rate:,.0f}"),
+        ("seed", str(report.seed)),
+        ("minutes", f"{report.seconds / 60:g}"),
+        ("taken at full load, messages/s", f"{report.capacity:,.0f}"),
+        (f"sent at {report.load:.0%}, messages/s", f"{report.rate:,.0f}"),
         ("events", ", ".join(f"{name} {count}" for name, count in sorted(report.events.items()))),
-        ("messages acknowledged", f"{verdict.sent:,}"), ("handled", f"{verdict.handled:,}"),
+        ("messages acknowledged", f"{verdict.sent:,}"),
+        ("handled", f"{verdict.handled:,}"),
         ("handled again", f"{verdict.handled_again:,}"),
-        ("in the dead-letter queue", f"{verdict.buried:,}"), ("of those by lost consumers", f"{verdict.lost_consumers_buried:,}"),
-    ]  # fmt: skip
+        ("in the dead-letter queue", f"{verdict.buried:,}"),
+        ("of those by lost consumers", f"{verdict.lost_consumers_buried:,}"),
+    ]
     for name, samples in report.samples.items():
         first, last = samples[len(samples) // 4], samples[-1]
         memory = f"{first.rss_mib:.0f} → {last.rss_mib:.0f} MiB"
@@ -72,9 +76,12 @@ def main() -> int:
     with Progress(console=Console(stderr=True), transient=True, disable=chosen.json) as bar:
         task = bar.add_task("starting", total=1.0)
         soak = Soak(
-            folder, chosen.minutes * 60, seed=chosen.seed, load=chosen.load,
+            folder,
+            chosen.minutes * 60,
+            seed=chosen.seed,
+            load=chosen.load,
             progress=lambda what, share: bar.update(task, description=what, completed=share),
-        )  # fmt: skip
+        )
         report = asyncio.run(soak.run())
     if not report.anomalies:
         shutil.rmtree(folder, ignore_errors=True)

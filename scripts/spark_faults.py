@@ -49,9 +49,14 @@ def main() -> int:
             task = bar.add_task(name, total=chosen.kills)
             with tempfile.TemporaryDirectory(prefix="qmq-spark-") as folder, cluster(Path(folder)) as started:
                 outcome = RUNS[name](
-                    started, Path(folder), rows=chosen.rows, changes=chosen.changes, kills=chosen.kills, seed=chosen.seed,
+                    started,
+                    Path(folder),
+                    rows=chosen.rows,
+                    changes=chosen.changes,
+                    kills=chosen.kills,
+                    seed=chosen.seed,
                     step=lambda moment, task=task, name=name: bar.update(task, description=f"{name}: killed {moment}", advance=1),
-                )  # fmt: skip
+                )
             found |= figures(name, outcome)
     if chosen.json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

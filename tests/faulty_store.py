@@ -26,7 +26,6 @@ class Fault(Enum):
     """It arrives when `deliver_delayed` is called."""
 
 
-
 @dataclass(slots=True)
 class _Cut:
     """Calls that do not reach the store."""

@@ -56,14 +56,24 @@ class SmallDisk(Disk):
 
 
 def intake(
-    queue: Queue, bodies: list[bytes], *, producer: int = 7, number: int = 0, tags: list[tuple[str, ...]] | None = None, flags: int = 0,
+    queue: Queue,
+    bodies: list[bytes],
+    *,
+    producer: int = 7,
+    number: int = 0,
+    tags: list[tuple[str, ...]] | None = None,
+    flags: int = 0,
     headers: list[dict[str, bytes]] | None = None,
-) -> Intake:  # fmt: skip
+) -> Intake:
     """A batch as the broker takes it in."""
     envelope, region = encode(
-        queue.id.subject.encode(), Columns(bodies, tags=tags, headers=headers), producer_id=producer, batch_sequence=number,
-        create_time_ms=1, flags=flags,
-    )  # fmt: skip
+        queue.id.subject.encode(),
+        Columns(bodies, tags=tags, headers=headers),
+        producer_id=producer,
+        batch_sequence=number,
+        create_time_ms=1,
+        flags=flags,
+    )
     return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), LOOK_INSIDE if flags & BatchFlag.DIRECTED else 0)
 
 
@@ -100,9 +110,20 @@ class NodeProcess:
     def start(self) -> str:
         """Start, wait until it is ready, give the metaserver's address."""
         command = [
-            sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), "--port", "0", "--data-port", "0",
-            "--control-port", "0", *self.options,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            "dev",
+            "--data",
+            str(self.data),
+            "--port",
+            "0",
+            "--data-port",
+            "0",
+            "--control-port",
+            "0",
+            *self.options,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

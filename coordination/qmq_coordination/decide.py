@@ -124,7 +124,5 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
     """A read, repeated with jitter until it is answered; the caller sets the time limit."""
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(CoordinationUnavailable), wait=wait_random_exponential(multiplier=0.05, max=1)
-    )
+    retrying = AsyncRetrying(retry=retry_if_exception_type(CoordinationUnavailable), wait=wait_random_exponential(multiplier=0.05, max=1))
     return await retrying(ask)

@@ -106,17 +106,13 @@ class EmbeddedStore:
         """See CoordinationStore."""
         return len((await self.txn((), (Delete(key, is_prefix),))).results[0])
 
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """See CoordinationStore."""
         _check_request(compares, success, failure)
         self.expire_leases()
         return self._txn(compares, success, failure)
 
-    def _txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]
-    ) -> TxnResult:
+    def _txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         before = self._revision()
         with self._rows.transaction():
             succeeded = all(self._holds(compare, before) for compare in compares)

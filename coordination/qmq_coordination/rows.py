@@ -1,7 +1,7 @@
 """The embedded store's rows: every version of every key, in SQLite. A change adds a row, a deletion adds one without a value.
 
-    kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
-    lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
+kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
+lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ class Rows:
 
     def compact(self, revision: int) -> None:
         """Drop versions that were replaced or deleted at or before `revision`."""
-        self._db.execute(
-            "DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key AND b.mod <= ?)", (revision,)
-        )
+        self._db.execute("DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key AND b.mod <= ?)", (revision,))
         self._db.execute("DELETE FROM kv WHERE value IS NULL AND mod <= ?", (revision,))
 
     def leases(self) -> dict[LeaseId, float]:

@@ -134,9 +134,7 @@ class CoordinationStore(Protocol):
         """Delete; how many keys there were."""
         ...
 
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """Compare and act at one moment. Raises LeaseNotFound."""
         ...
 

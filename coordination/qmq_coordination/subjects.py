@@ -42,9 +42,10 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
     """The inverse. What an older release wrote lacks fields, what a newer one wrote may have more."""
     found = {name: value for name, value in json.loads(item.value).items() if name in _KNOWN}
     enums = {
-        "order": Order(found.get("order", "")), "fencing": Fencing(found.get("fencing", "lease")),
+        "order": Order(found.get("order", "")),
+        "fencing": Fencing(found.get("fencing", "lease")),
         "flush": SubjectFlush(found.get("flush", "default")),
-    }  # fmt: skip
+    }
     return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums})
 
 
@@ -85,9 +86,7 @@ class SubjectCatalog:
                 raise _going(config.name)
             found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
-                raise SubjectExists(
-                    f"subject {config.name!r} is there with other settings: {found}; alter it, or choose another name"
-                )
+                raise SubjectExists(f"subject {config.name!r} is there with other settings: {found}; alter it, or choose another name")
             return found
 
     async def get(self, name: str) -> SubjectConfig | None:

@@ -171,7 +171,6 @@ class Picture:
         _ = (state.master, state.mode, state.claim, state.voters, state.learners)  # what cannot be read is found now, not by whoever asks
         _keep(self.groups, name, state if items else None)
 
-
     def _read_ordered(self, key: str, item: KeyValue | None) -> None:
         if key.startswith(ROUTES):
             subject = key[len(ROUTES) :].partition("/")[0]
@@ -228,9 +227,13 @@ class ClusterView:
     """The picture, kept up to date. `start`, then ask; nothing here but `start`, `refresh` and `fetch` waits for the store."""
 
     def __init__(
-        self, store: CoordinationStore, *, relist_s: float = RELIST_S, probe_s: float = PROBE_S,
+        self,
+        store: CoordinationStore,
+        *,
+        relist_s: float = RELIST_S,
+        probe_s: float = PROBE_S,
         monotonic_s: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._relist_s = relist_s
         self._probe_s = probe_s

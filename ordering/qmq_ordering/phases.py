@@ -41,27 +41,43 @@ _LATE: Final = ("the record as read", "the sequence instead of -1", "a fence wit
 
 TRANSITIONS: Final = (
     Transition(
-        Phase.PREPARED, Event.SOURCE_SEALED, Phase.PREPARED,
-        "nothing: the partition's log, or the fence, is what counts", "nothing; known by asking",
-        "not closed: it is asked again", "closed: it is asked again, and answers the same",
+        Phase.PREPARED,
+        Event.SOURCE_SEALED,
+        Phase.PREPARED,
+        "nothing: the partition's log, or the fence, is what counts",
+        "nothing; known by asking",
+        "not closed: it is asked again",
+        "closed: it is asked again, and answers the same",
     ),
     Transition(
-        Phase.PREPARED, Event.ALL_SEALED, Phase.SEALED,
-        "the record as read", "phase sealed, and the sequence of each command message (-1: fenced)",
-        "every source is asked again, and answers the same", "go on and publish",
+        Phase.PREPARED,
+        Event.ALL_SEALED,
+        Phase.SEALED,
+        "the record as read",
+        "phase sealed, and the sequence of each command message (-1: fenced)",
+        "every source is asked again, and answers the same",
+        "go on and publish",
     ),
     Transition(
-        Phase.SEALED, Event.PUBLISHED, Phase.PUBLISHED,
-        "the record as read, and `latest` is v", "the route of v + 1, `latest` = v + 1, phase published: one transaction",
-        "writers of the sources are refused until somebody goes on", "writers use v + 1; groups are looked at",
+        Phase.SEALED,
+        Event.PUBLISHED,
+        Phase.PUBLISHED,
+        "the record as read, and `latest` is v",
+        "the route of v + 1, `latest` = v + 1, phase published: one transaction",
+        "writers of the sources are refused until somebody goes on",
+        "writers use v + 1; groups are looked at",
     ),
     Transition(
-        Phase.PUBLISHED, Event.EVERY_GROUP_ADVANCED, Phase.DONE,
-        "the record as read", "phase done",
-        "the groups are looked at again; nothing waits for it", "done",
+        Phase.PUBLISHED,
+        Event.EVERY_GROUP_ADVANCED,
+        Phase.DONE,
+        "the record as read",
+        "phase done",
+        "the groups are looked at again; nothing waits for it",
+        "done",
     ),
     *(Transition(phase, Event.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
-)  # fmt: skip
+)
 """Every step that there is. The last three: a broker group that was fenced is back, and says where its command message is."""
 
 _NEXT: Final[Mapping[tuple[Phase, Event], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}

@@ -98,9 +98,11 @@ class Route:
     def encode(self) -> bytes:
         """As stored."""
         found = {
-            "version": self.version, "logical_partitions": self.logical_partitions, "next_number": self.next_number,
+            "version": self.version,
+            "logical_partitions": self.logical_partitions,
+            "next_number": self.next_number,
             "partitions": [part.to_json() for part in self.partitions],
-        }  # fmt: skip
+        }
         return json.dumps(found, sort_keys=True).encode()
 
     @classmethod
@@ -152,11 +154,16 @@ class Change:
     def encode(self) -> bytes:
         """As stored."""
         found = {
-            "id": self.id, "kind": self.kind.value, "to_version": self.to_version, "sources": list(self.sources),
-            "targets": [part.to_json() for part in self.targets], "phase": self.phase.value,
+            "id": self.id,
+            "kind": self.kind.value,
+            "to_version": self.to_version,
+            "sources": list(self.sources),
+            "targets": [part.to_json() for part in self.targets],
+            "phase": self.phase.value,
             "sealed": {str(number): sequence for number, sequence in self.sealed.items()},
-            "reason": self.reason, "times_ms": dict(self.times_ms),
-        }  # fmt: skip
+            "reason": self.reason,
+            "times_ms": dict(self.times_ms),
+        }
         return json.dumps(found, sort_keys=True).encode()
 
     @classmethod
@@ -164,7 +171,13 @@ class Change:
         """The inverse."""
         found = json.loads(data)
         return cls(
-            found["id"], ChangeKind(found["kind"]), found["to_version"], tuple(found["sources"]),
-            tuple(PhysicalPartition.of_json(each) for each in found["targets"]), Phase(found["phase"]),
-            {int(number): sequence for number, sequence in found["sealed"].items()}, found["reason"], found["times_ms"],
-        )  # fmt: skip
+            found["id"],
+            ChangeKind(found["kind"]),
+            found["to_version"],
+            tuple(found["sources"]),
+            tuple(PhysicalPartition.of_json(each) for each in found["targets"]),
+            Phase(found["phase"]),
+            {int(number): sequence for number, sequence in found["sealed"].items()},
+            found["reason"],
+            found["times_ms"],
+        )

@@ -147,11 +147,7 @@ class BrokerAdmin:
         return sorted(found, key=lambda info: (info.queue.id, info.group))
 
     def _states(self, subject: str, group: str) -> list[GroupState]:
-        return [
-            state
-            for state in self._broker.dispatch.groups
-            if subject in ("", state.queue.id.subject) and group in ("", state.name)
-        ]
+        return [state for state in self._broker.dispatch.groups if subject in ("", state.queue.id.subject) and group in ("", state.name)]
 
     def _group_info(self, state: GroupState, clients: dict[tuple[int, str], str]) -> GroupInfo:
         queue, share, now_ms = state.queue, state.share, self._broker.clock.monotonic_ms()
@@ -160,19 +156,34 @@ class BrokerAdmin:
         def is_paused(consumer: str = "", client: str = "") -> bool:
             return self._broker.rules.is_paused(queue.id.subject, state.name, consumer, client)
 
-        consumers = tuple([
-            ConsumerInfo(
-                name, holder.unacked, now_ms - state.seen_ms.get(name, now_ms), holder.lease_ms,
-                client := clients.get((id(state), name), ""), is_paused(name, client),
-            )
-            for name, holder in share.holders.items()
-        ])  # fmt: skip
+        consumers = tuple(
+            [
+                ConsumerInfo(
+                    name,
+                    holder.unacked,
+                    now_ms - state.seen_ms.get(name, now_ms),
+                    holder.lease_ms,
+                    client := clients.get((id(state), name), ""),
+                    is_paused(name, client),
+                )
+                for name, holder in share.holders.items()
+            ]
+        )
         waiting = max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
         return GroupInfo(
-            queue, state.name, share.next_sequence, done, waiting, share.unacked(), share.waiting_again(),
-            lag_ms(queue, done, self._broker.clock.time_ms()), share.expired, consumers, is_paused(),
+            queue,
+            state.name,
+            share.next_sequence,
+            done,
+            waiting,
+            share.unacked(),
+            share.waiting_again(),
+            lag_ms(queue, done, self._broker.clock.time_ms()),
+            share.expired,
+            consumers,
+            is_paused(),
             share.dying_messages(),
-        )  # fmt: skip
+        )
 
     def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:
         """Move a group on all the subject's queues; (queue, from, to) of each. Raises UnknownSubject, UnknownGroup, InvalidArgument."""

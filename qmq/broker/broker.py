@@ -83,9 +83,15 @@ class Broker:
     """One broker on one store, in one event loop. `flusher` is set by whoever runs it (see `qmq.broker.upkeep`)."""
 
     def __init__(
-        self, store: Store, look_up: LookUpSubject, clock: Clock, config: BrokerConfig, loop: asyncio.AbstractEventLoop,
-        *, is_serving: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        look_up: LookUpSubject,
+        clock: Clock,
+        config: BrokerConfig,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_serving: bool = True,
+    ) -> None:
         self.store = store
         self.config = config
         self.clock = clock

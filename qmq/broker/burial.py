@@ -255,10 +255,13 @@ def intake_of(subject: str, queue: Queue, state: GroupState, letters: list[Lette
     """The batch of copies."""
     tags = [each.batch.tags[each.place] for each in letters]
     columns, first = columns_of_copies(
-        [each.batch.bodies[each.place] for each in letters], [each.batch.keys[each.place] for each in letters], tags,
-        [_headers(state, each) for each in letters], [each.batch.created_ms[each.place] for each in letters],
+        [each.batch.bodies[each.place] for each in letters],
+        [each.batch.keys[each.place] for each in letters],
+        tags,
+        [_headers(state, each) for each in letters],
+        [each.batch.created_ms[each.place] for each in letters],
         [each.batch.id_of(each.place) for each in letters],
-    )  # fmt: skip
+    )
     envelope, region = encode(
         subject.encode(), columns, producer_id=producer_id(state), batch_sequence=letters[0].number, create_time_ms=first
     )

@@ -61,9 +61,13 @@ class Connection(Flushable):
         self._peer: ReplicaPeer | None = None
         """Set if the other end says that it is a replica of our group."""
         self.stream = FrameStream(
-            on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable,
-            on_violation=self._violated, frame_bytes_max=limits.HELLO_BYTES_MAX, shared=shared,
-        )  # fmt: skip
+            on_frames=self._on_frames,
+            on_closed=self._closed,
+            on_writable=self._writable,
+            on_violation=self._violated,
+            frame_bytes_max=limits.HELLO_BYTES_MAX,
+            shared=shared,
+        )
         self._patience = Patience()
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
@@ -156,9 +160,12 @@ class Connection(Flushable):
         self.has_said_hello, self.client = True, check_client(hello.client)
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
-            wire.PROTOCOL_VERSION, self._broker.config.name, self._broker.store.epoch, limits.FRAME_BYTES_MAX,
+            wire.PROTOCOL_VERSION,
+            self._broker.config.name,
+            self._broker.store.epoch,
+            limits.FRAME_BYTES_MAX,
             self._broker.config.inflight_bytes_max,
-        )  # fmt: skip
+        )
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
 
     # --- a replica at the other end ------------------------------------------------------------------------------------

@@ -30,9 +30,7 @@ from qmq.rpc import SERVER_OPTIONS, answering
 class ControlService(control_pb2_grpc.BrokerControlServicer):
     """See control.proto. `wall` is the machine's clock, which bears witness for others: never a kept time, which would only echo theirs."""
 
-    def __init__(
-        self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str, *, wall: Clock | None = None
-    ) -> None:
+    def __init__(self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str, *, wall: Clock | None = None) -> None:
         self._admin = admin
         self._lanes = lanes
         self._standing = standing
@@ -46,10 +44,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     def _queue(self, info: QueueInfo) -> pb.Queue:
         return pb.Queue(
-            subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
-            start_sequence=info.start_sequence, next_sequence=info.next_sequence, stored_bytes=info.stored_bytes,
+            subject=info.queue.id.subject,
+            partition=info.queue.id.partition,
+            broker_group=self._group,
+            start_sequence=info.start_sequence,
+            next_sequence=info.next_sequence,
+            stored_bytes=info.stored_bytes,
             last_append_ms=info.last_append_ms,
-        )  # fmt: skip
+        )
 
     @answering
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
@@ -60,17 +62,31 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     def _describe(self, info: GroupInfo) -> pb.Group:
         consumers = [
             pb.Consumer(
-                name=each.name, unacked=each.unacked, seen_ms_ago=each.seen_ms_ago, lease_ms=each.lease_ms, client=each.client,
+                name=each.name,
+                unacked=each.unacked,
+                seen_ms_ago=each.seen_ms_ago,
+                lease_ms=each.lease_ms,
+                client=each.client,
                 is_paused=each.is_paused,
             )
             for each in info.consumers
-        ]  # fmt: skip
+        ]
         return pb.Group(
-            subject=info.queue.id.subject, partition=info.queue.id.partition, broker_group=self._group,
-            group=info.group, next_sequence=info.next_sequence, settled_before=info.settled_before,
-            waiting=info.waiting, unacked=info.unacked, requeued=info.requeued, lag_ms=info.lag_ms,
-            expired=info.expired, consumers=consumers, is_paused=info.is_paused, dying=info.dying,
-        )  # fmt: skip
+            subject=info.queue.id.subject,
+            partition=info.queue.id.partition,
+            broker_group=self._group,
+            group=info.group,
+            next_sequence=info.next_sequence,
+            settled_before=info.settled_before,
+            waiting=info.waiting,
+            unacked=info.unacked,
+            requeued=info.requeued,
+            lag_ms=info.lag_ms,
+            expired=info.expired,
+            consumers=consumers,
+            is_paused=info.is_paused,
+            dying=info.dying,
+        )
 
     @answering
     async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.ResetGroupResponse:
@@ -92,9 +108,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.DropSubjectResponse(queues=await self._admin.drop_subject(request.subject))
 
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
-        return pb.Moved(
-            partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end
-        )
+        return pb.Moved(partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end)
 
     @answering
     async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
@@ -118,40 +132,59 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         view, index = found.view, found.index
         keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
         return pb.StoredMessage(
-            subject=found.queue.id.subject, partition=found.queue.id.partition, broker_group=self._group,
-            sequence=view.base_sequence + index, message_id=message_id, body=view.bodies()[index],
-            key=keys[index] if keys else b"", tags=tags[index] if tags else (),
+            subject=found.queue.id.subject,
+            partition=found.queue.id.partition,
+            broker_group=self._group,
+            sequence=view.base_sequence + index,
+            message_id=message_id,
+            body=view.bodies()[index],
+            key=keys[index] if keys else b"",
+            tags=tags[index] if tags else (),
             headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
-            create_time_ms=view.create_times_ms()[index], append_time_ms=view.envelope.append_time_ms,
-            due_ms=dues[index] if dues else 0, is_directed=is_directed(view.header),
-        )  # fmt: skip
+            create_time_ms=view.create_times_ms()[index],
+            append_time_ms=view.envelope.append_time_ms,
+            due_ms=dues[index] if dues else 0,
+            is_directed=is_directed(view.header),
+        )
 
     @answering
     async def TraceMessage(self, request: pb.TraceMessageRequest) -> pb.TraceMessageResponse:
         """See control.proto."""
         page = await self._admin.trails.follow(request.subject, request.partition, request.sequence, request.group, request.cursor)
         return pb.TraceMessageResponse(
-            events=[_event(each) for each in page.events], cursor=page.cursor, states=[self._state(each) for each in page.states],
-            known_since_ms=page.known_since_ms, time_ms=self._wall.time_ms(),
-        )  # fmt: skip
+            events=[_event(each) for each in page.events],
+            cursor=page.cursor,
+            states=[self._state(each) for each in page.states],
+            known_since_ms=page.known_since_ms,
+            time_ms=self._wall.time_ms(),
+        )
 
     def _state(self, each: State) -> pb.MessageState:
         letter = self._message(each.dead_letter, "") if each.dead_letter is not None else None
         if letter is not None:
             letter.ClearField("body")
         return pb.MessageState(
-            group=each.group, state=each.state, last=_event(each.last) if each.last is not None else None, consumer=each.consumer,
-            attempt=each.attempt, attempts_max=each.attempts_max, due_ms=each.due_ms, lease_left_ms=each.lease_left_ms,
-            behind=each.behind, consumers=each.consumers, is_paused=each.is_paused, is_consumer_paused=each.is_consumer_paused,
-            dead_letter=letter, parked_first=each.parked_first,
-        )  # fmt: skip
+            group=each.group,
+            state=each.state,
+            last=_event(each.last) if each.last is not None else None,
+            consumer=each.consumer,
+            attempt=each.attempt,
+            attempts_max=each.attempts_max,
+            due_ms=each.due_ms,
+            lease_left_ms=each.lease_left_ms,
+            behind=each.behind,
+            consumers=each.consumers,
+            is_paused=each.is_paused,
+            is_consumer_paused=each.is_consumer_paused,
+            dead_letter=letter,
+            parked_first=each.parked_first,
+        )
 
     @answering
     async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
         """See control.proto."""
         found = await self._admin.find_time(request.subject, request.time_ms)
         return pb.FindTimeResponse(found=[self._moved(queue, sequence, sequence) for queue, sequence in found])
-
 
     # --- the replica ---------------------------------------------------------------------------------------------------
 
@@ -166,13 +199,26 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             for each in info.peers
         ]
         return pb.ReplicaStatus(
-            replica=info.replica, broker_group=self._group, role=info.role, epoch=info.epoch, master=info.master,
-            last_index=info.last_index, stored_index=info.stored_index, commit_index=info.commit_index,
-            message_position=info.message_position, action_position=info.action_position, is_whole=info.is_whole,
-            membership_version=info.membership_version, voters=info.voters, learners=info.learners, peers=peers,
-            is_serving=info.is_serving, time_ms=self._wall.time_ms(),
-            attempts_max=self._admin.retries.attempts_max, retry_delays_ms=self._admin.retries.retry_delays_ms,
-        )  # fmt: skip
+            replica=info.replica,
+            broker_group=self._group,
+            role=info.role,
+            epoch=info.epoch,
+            master=info.master,
+            last_index=info.last_index,
+            stored_index=info.stored_index,
+            commit_index=info.commit_index,
+            message_position=info.message_position,
+            action_position=info.action_position,
+            is_whole=info.is_whole,
+            membership_version=info.membership_version,
+            voters=info.voters,
+            learners=info.learners,
+            peers=peers,
+            is_serving=info.is_serving,
+            time_ms=self._wall.time_ms(),
+            attempts_max=self._admin.retries.attempts_max,
+            retry_delays_ms=self._admin.retries.retry_delays_ms,
+        )
 
     @answering
     async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
@@ -192,10 +238,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
         """See control.proto."""
         info = await self._standing.change(add=request.add, remove=request.remove)
-        return pb.ChangeReplicasResponse(
-            membership_version=info.membership_version, voters=info.voters, learners=info.learners
-        )
-
+        return pb.ChangeReplicasResponse(membership_version=info.membership_version, voters=info.voters, learners=info.learners)
 
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
@@ -217,14 +260,22 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     def _partition(self, each: PartitionInfo, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
         queue, load, share = each.info.queue, each.load, each.share
         status = pb.PartitionStatus(
-            subject=queue.id.subject, partition=queue.id.partition, broker_group=self._group,
-            start_sequence=each.info.start_sequence, next_sequence=each.info.next_sequence, stored_bytes=each.info.stored_bytes,
-            last_append_ms=each.info.last_append_ms, sealed_at=queue.sealed.sequence if queue.sealed is not None else None,
-            messages_per_s=load.per_s(load.messages), bytes_per_s=load.per_s(load.bytes), bent_messages=load.bent, lag_ms=each.lag_ms,
+            subject=queue.id.subject,
+            partition=queue.id.partition,
+            broker_group=self._group,
+            start_sequence=each.info.start_sequence,
+            next_sequence=each.info.next_sequence,
+            stored_bytes=each.info.stored_bytes,
+            last_append_ms=each.info.last_append_ms,
+            sealed_at=queue.sealed.sequence if queue.sealed is not None else None,
+            messages_per_s=load.per_s(load.messages),
+            bytes_per_s=load.per_s(load.bytes),
+            bent_messages=load.bent,
+            lag_ms=each.lag_ms,
             lp_load=(
                 [load.per_s(float(load.lps[lp])) if lp < len(load.lps) else 0.0 for lp in range(*each.lps)] if request.with_load else ()
             ),
-        )  # fmt: skip
+        )
         if share is not None:
             self._add_progress(status, queue, request, share)
         elif request.group and queue.is_finished(None, each.lps):
@@ -240,10 +291,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         for holder in share.holders:
             client, is_paused = self._lanes.client_of(queue, group, holder)
             status.holders.add(
-                lps=pb.LpRange(first=holder.lps.first, end=holder.lps.end), consumer=holder.consumer, token=holder.token,
-                seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token), lease_ms=holder.lease_ms, client=client,
+                lps=pb.LpRange(first=holder.lps.first, end=holder.lps.end),
+                consumer=holder.consumer,
+                token=holder.token,
+                seen_ms_ago=self._lanes.seen_ms_ago(queue, group, holder.token),
+                lease_ms=holder.lease_ms,
+                client=client,
                 is_paused=is_paused,
-            )  # fmt: skip
+            )
         status.parked_keys = sum([bool(parked.sequences) for parked in share.parked.values()])
         status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
         if request.with_parked:
@@ -253,9 +308,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
         """See control.proto."""
         places = [(each.partition, _place(each)) for each in request.places]
-        await self._lanes.place(
-            request.subject, request.group, places, moves=request.moves, record_revision=request.record_revision
-        )
+        await self._lanes.place(request.subject, request.group, places, moves=request.moves, record_revision=request.record_revision)
         return pb.PlaceLanesResponse()
 
     @answering
@@ -270,9 +323,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         """See control.proto."""
         lps = LpRange(request.lps.first, request.lps.end)
         keys = [(each.logical_partition, each.key) for each in request.keys]
-        await self._lanes.inherit(
-            request.subject, request.group, request.partition, lps, keys, record_revision=request.record_revision
-        )
+        await self._lanes.inherit(request.subject, request.group, request.partition, lps, keys, record_revision=request.record_revision)
         return pb.InheritParkedResponse()
 
     @answering
@@ -286,16 +337,24 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
 def _parked_key(queue: Queue, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
     return pb.ParkedKey(
-        partition=queue.id.partition, logical_partition=parked.lp, key=key, messages=len(parked.sequences),
+        partition=queue.id.partition,
+        logical_partition=parked.lp,
+        key=key,
+        messages=len(parked.sequences),
         first_sequence=parked.sequences[0] if parked.sequences else 0,
-    )  # fmt: skip
+    )
 
 
 def _event(event: Event) -> pb.MessageEvent:
     return pb.MessageEvent(
-        time_ms=event.time_ms, group=event.group, kind=event.kind, consumer=event.consumer, attempt=event.attempt,
-        delay_ms=event.delay_ms, error=event.error,
-    )  # fmt: skip
+        time_ms=event.time_ms,
+        group=event.group,
+        kind=event.kind,
+        consumer=event.consumer,
+        attempt=event.attempt,
+        delay_ms=event.delay_ms,
+        error=event.error,
+    )
 
 
 def _place(request: pb.LanePlace) -> Place:
@@ -321,9 +380,15 @@ def _target(request: pb.ResetGroupRequest) -> Target:
 
 
 async def serve_control(
-    broker: Broker, standing: Standing, broker_group: str, host: str, port: int, *, also: Callable[[grpc.aio.Server], None] | None = None,
+    broker: Broker,
+    standing: Standing,
+    broker_group: str,
+    host: str,
+    port: int,
+    *,
+    also: Callable[[grpc.aio.Server], None] | None = None,
     wall: Clock | None = None,
-) -> tuple[grpc.aio.Server, int]:  # fmt: skip
+) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group, wall=wall)
@@ -333,4 +398,3 @@ async def serve_control(
     bound = bind(server, host, port)
     await server.start()
     return server, bound
-

@@ -155,9 +155,16 @@ class Reader:
 
 
 def collect(
-    store: Store, queue: Queue, group: str, share: Share, reader: Reader, tags: TagFilter | None,
-    messages_max: int, bytes_max: int, now_ms: int,
-) -> Delivery:  # fmt: skip
+    store: Store,
+    queue: Queue,
+    group: str,
+    share: Share,
+    reader: Reader,
+    tags: TagFilter | None,
+    messages_max: int,
+    bytes_max: int,
+    now_ms: int,
+) -> Delivery:
     """What the group's next pull gets; `share` is the group's. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
     delivery = Delivery()
     for item in share.due(now_ms, messages_max):
@@ -189,9 +196,16 @@ def _collect_requeued(queue: Queue, reader: Reader, item: Requeued, delivery: De
 
 
 def _collect_new(
-    store: Store, queue: Queue, group: bytes, share: Share, reader: Reader, tags: TagFilter | None, delivery: Delivery,
-    messages_max: int, bytes_max: int,
-) -> None:  # fmt: skip
+    store: Store,
+    queue: Queue,
+    group: bytes,
+    share: Share,
+    reader: Reader,
+    tags: TagFilter | None,
+    delivery: Delivery,
+    messages_max: int,
+    bytes_max: int,
+) -> None:
     begin = sequence = share.next_sequence
     if sequence < queue.start_sequence:
         raise MessagesExpired(

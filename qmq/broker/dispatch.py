@@ -185,7 +185,14 @@ class Dispatch:
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
         found = collect(
-            self._broker.store, queue, state.name, share, state.reader, session.tags, room, min(waiter.bytes_max, room_bytes),
+            self._broker.store,
+            queue,
+            state.name,
+            share,
+            state.reader,
+            session.tags,
+            room,
+            min(waiter.bytes_max, room_bytes),
             self._broker.clock.time_ms(),
         )
         if not found.pulled:
@@ -193,9 +200,7 @@ class Dispatch:
         ranges, buffers, batches = lay_out(self._broker.store, queue, found)
         first = holder.next_pull
         queue_id = queue.id
-        self._broker.store.act(
-            PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled))
-        )
+        self._broker.store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
         if not ranges:
             if share.next_sequence < queue.visible_sequence:
                 self.to_wake[id(state)] = state
@@ -249,10 +254,16 @@ class Dispatch:
         deaths = state.share.deaths
         done = self._broker.store.act(
             SettleAction(
-                queue_id.subject, queue_id.partition, state.name, consumer, self._broker.clock.time_ms(),
-                decided.settlements, decided.errors, int(cause),
+                queue_id.subject,
+                queue_id.partition,
+                state.name,
+                consumer,
+                self._broker.clock.time_ms(),
+                decided.settlements,
+                decided.errors,
+                int(cause),
             )
-        )  # fmt: skip
+        )
         if state.share.deaths > deaths:
             state.tally.dead += state.share.deaths - deaths
             self.burials.died(state)
@@ -406,7 +417,7 @@ def _check_attach(request: wire.Attach) -> None:
         raise InvalidArgument(f"{request.group!r} belongs to one consumer of a broadcast group, and not to {request.consumer!r}")
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
-        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[:limits.ERROR_VALUE_CHARS_MAX]!r}")
+        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}")
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
         raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
     check_tags([*request.tags_any, *request.tags_all])

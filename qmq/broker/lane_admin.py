@@ -90,9 +90,7 @@ class LaneAdmin:
         client = self._broker.lanes.client_of(queue, group, holder.token)
         return client, self._broker.rules.is_paused(queue.id.subject, group, holder.consumer, client)
 
-    async def place(
-        self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool, record_revision: int = 0
-    ) -> None:
+    async def place(self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool, record_revision: int = 0) -> None:
         """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done.
 
         Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.

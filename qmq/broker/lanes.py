@@ -160,10 +160,16 @@ class Lanes:
         self._broker.tallies.group(queue.id.subject, request.group).lanes_granted += 1
         return self._broker.store.act_on_lane(
             LaneGrant(
-                queue.id.subject, queue.id.partition, request.group, request.consumer, request.first, request.end,
-                request.incarnation, self._lease_ms(request.lease_ms),
+                queue.id.subject,
+                queue.id.partition,
+                request.group,
+                request.consumer,
+                request.first,
+                request.end,
+                request.incarnation,
+                self._lease_ms(request.lease_ms),
             )
-        )  # fmt: skip
+        )
 
     def _lease_ms(self, asked_ms: int) -> int:
         """What is granted; one that an older version granted may be longer."""

@@ -79,9 +79,22 @@ class AloneStanding:
         """Always master."""
         store, name = self._broker.store, self._broker.config.name
         return ReplicaInfo(
-            name, "master", store.epoch, name, store.index, store.flushed_index, store.committed_index, store.messages.end,
-            store.actions.end, True, 1, (name,), (), (), True,
-        )  # fmt: skip
+            name,
+            "master",
+            store.epoch,
+            name,
+            store.index,
+            store.flushed_index,
+            store.committed_index,
+            store.messages.end,
+            store.actions.end,
+            True,
+            1,
+            (name,),
+            (),
+            (),
+            True,
+        )
 
     async def transfer(self, to: str) -> Transferred:
         """Raises InvalidArgument."""

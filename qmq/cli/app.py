@@ -30,9 +30,7 @@ from qmq.cli import (
     why,
 )
 
-app = typer.Typer(
-    name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker."
-)
+app = typer.Typer(name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker.")
 app.command("dev")(dev.dev)
 app.command("meta")(meta.meta)
 app.add_typer(broker.app, name="broker")

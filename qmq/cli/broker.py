@@ -74,9 +74,7 @@ def broker(
     flush: FlushWhen = "async",
     flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
-    retention_hours: Annotated[
-        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")
-    ] = 168.0,
+    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")] = 168.0,
     retention_mib: RetentionMib = None,
     disk_free_mib: DiskFreeMib = 64,
     attempts_max: AttemptsMax = ATTEMPTS_MAX,
@@ -113,7 +111,7 @@ def broker(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
-        )  # fmt: skip
+        )
         require_guarded(host, insecure, config.etcd)
         run(run_replica(lambda: ReplicaNode(config)))
     except (OSError, QmqError) as failure:
@@ -147,9 +145,7 @@ def drain(
         _show_mode(row, dry_run, as_json)
 
 
-async def _drain(
-    group: str, is_moving: bool, dry_run: bool, quiet: bool, server: str
-) -> tuple[tuple[str, str, str], list[draining.Move]]:
+async def _drain(group: str, is_moving: bool, dry_run: bool, quiet: bool, server: str) -> tuple[tuple[str, str, str], list[draining.Move]]:
     """The plan comes first: where it cannot be made, nothing is changed."""
     async with qmq.connect(server) as mq:
         before = (await described(mq, group)).mode

@@ -78,27 +78,43 @@ def _group(group: pb.GroupDescription) -> dict[str, Any]:
     statuses = {each.replica: each.status for each in group.replicas if each.HasField("status")}
     master = statuses.get(group.master)
     return {
-        "group": group.broker_group, "health": group.health, "mode": group.mode, "master": group.master, "epoch": group.epoch,
-        "voters": list(group.voters), "learners": list(group.learners), "is_delay": group.is_delay,
+        "group": group.broker_group,
+        "health": group.health,
+        "mode": group.mode,
+        "master": group.master,
+        "epoch": group.epoch,
+        "voters": list(group.voters),
+        "learners": list(group.learners),
+        "is_delay": group.is_delay,
         "replicas": [_replica(group, each, master) for each in group.replicas],
-    }  # fmt: skip
+    }
 
 
 def _replica(group: pb.GroupDescription, replica: pb.ReplicaDescription, master: control.ReplicaStatus | None) -> dict[str, Any]:
     facts = {
-        "replica": replica.replica, "is_present": replica.is_present, "data_address": replica.data_address,
-        "control_address": replica.control_address, "vote": _vote(group, replica.replica), "role": None,
-    }  # fmt: skip
+        "replica": replica.replica,
+        "is_present": replica.is_present,
+        "data_address": replica.data_address,
+        "control_address": replica.control_address,
+        "vote": _vote(group, replica.replica),
+        "role": None,
+    }
     if not replica.HasField("status"):
         return facts
     told = replica.status
     return facts | {
-        "role": told.role, "epoch": told.epoch, "is_serving": told.is_serving, "is_whole": told.is_whole,
-        "last_index": told.last_index, "stored_index": told.stored_index, "commit_index": told.commit_index,
-        "message_position": told.message_position, "action_position": told.action_position,
+        "role": told.role,
+        "epoch": told.epoch,
+        "is_serving": told.is_serving,
+        "is_whole": told.is_whole,
+        "last_index": told.last_index,
+        "stored_index": told.stored_index,
+        "commit_index": told.commit_index,
+        "message_position": told.message_position,
+        "action_position": told.action_position,
         "lag_entries": None if master is None else max(0, master.last_index - told.last_index),
         "lag_bytes": None if master is None else max(0, _bytes(master) - _bytes(told)),
-    }  # fmt: skip
+    }
 
 
 def _vote(group: pb.GroupDescription, replica: str) -> str:

@@ -50,9 +50,7 @@ class Form(NamedTuple):
         return message.body if self.is_raw else visible(message.body.decode(errors="backslashreplace")).encode()
 
 
-async def _consume(
-    server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form
-) -> None:
+async def _consume(server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form) -> None:
     """Which kind of subject it is, its broker says at the first pull."""
     async with qmq.connect(server) as mq:
         try:
@@ -80,9 +78,7 @@ async def _consume_unordered(
             printed += len(found)
 
 
-async def _consume_ordered(
-    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form
-) -> None:
+async def _consume_ordered(mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form) -> None:
     """What is printed is acknowledged; leaving settles it."""
     printed = 0
     async with mq.ordered_consumer(subject, group, start=start, ack="explicit") as consumer:
@@ -100,9 +96,12 @@ async def _consume_ordered(
 
 def _place(message: OrderedMessage) -> dict[str, Any]:
     return {
-        "subject": message.subject, "broker_group": message.broker_group, "partition": message.partition,
-        "logical_partition": message.logical_partition, "route_version": message.route_version,
-    }  # fmt: skip
+        "subject": message.subject,
+        "broker_group": message.broker_group,
+        "partition": message.partition,
+        "logical_partition": message.logical_partition,
+        "route_version": message.route_version,
+    }
 
 
 def _print(message: StoredMessage, place: dict[str, Any], form: Form) -> None:

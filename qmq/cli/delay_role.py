@@ -123,7 +123,7 @@ def delay(
             metrics_port=metrics_port,
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
-        )  # fmt: skip
+        )
         require_guarded(host, insecure, config.etcd)
         run(run_replica(lambda: DelayNode(config), "delay"))
     except (OSError, QmqError) as failure:

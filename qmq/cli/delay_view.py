@@ -40,12 +40,22 @@ def message_facts(found: DelayedMessage) -> dict[str, Any]:
     """All there is to say of a message; `body` is None if it is no text."""
     body = found.body or b""
     return {
-        "id": found.id, "subject": found.subject, "state": found.state, "due": moment(found.due), "cron": found.cron, "zone": found.zone,
-        "message_id": str(found.message_id), "created": moment(found.create_time), "delay_group": found.delay_group,
-        "key": None if found.key_bytes is None else key_text(found.key_bytes), "tags": list(found.tags),
-        "headers": {name: key_text(value) for name, value in found.headers.items()}, "body_bytes": found.body_bytes,
-        "body": _text_of(body), "body_base64": base64.b64encode(body).decode(),
-    }  # fmt: skip
+        "id": found.id,
+        "subject": found.subject,
+        "state": found.state,
+        "due": moment(found.due),
+        "cron": found.cron,
+        "zone": found.zone,
+        "message_id": str(found.message_id),
+        "created": moment(found.create_time),
+        "delay_group": found.delay_group,
+        "key": None if found.key_bytes is None else key_text(found.key_bytes),
+        "tags": list(found.tags),
+        "headers": {name: key_text(value) for name, value in found.headers.items()},
+        "body_bytes": found.body_bytes,
+        "body": _text_of(body),
+        "body_base64": base64.b64encode(body).decode(),
+    }
 
 
 def _text_of(body: bytes) -> str | None:
@@ -79,9 +89,15 @@ def _cell(value: Any) -> str:
 def row_facts(found: DelayedMessage) -> dict[str, Any]:
     """What a list says of a message."""
     return {
-        "due": moment(found.due), "subject": found.subject, "key": None if found.key_bytes is None else key_text(found.key_bytes),
-        "tags": list(found.tags), "bytes": found.body_bytes, "cron": found.cron, "zone": found.zone, "id": found.id,
-    }  # fmt: skip
+        "due": moment(found.due),
+        "subject": found.subject,
+        "key": None if found.key_bytes is None else key_text(found.key_bytes),
+        "tags": list(found.tags),
+        "bytes": found.body_bytes,
+        "cron": found.cron,
+        "zone": found.zone,
+        "id": found.id,
+    }
 
 
 def list_table(rows: list[dict[str, Any]], columns: int) -> Table:
@@ -103,26 +119,41 @@ def stats_facts(found: DelayStats, now: datetime) -> dict[str, Any]:
     """All delay groups, and what is due when in all of them, counted from `now`."""
     dues = [Due(each.start, each.start + each.length, each.pending) for group in found.groups for each in group.buckets]
     return {
-        "time": moment(now), "pending": found.pending, "groups": [_group_facts(each) for each in found.groups],
-        "silent_groups": dict(found.silent), "histogram": _histogram_facts(histogram(dues, now)),
-    }  # fmt: skip
+        "time": moment(now),
+        "pending": found.pending,
+        "groups": [_group_facts(each) for each in found.groups],
+        "silent_groups": dict(found.silent),
+        "histogram": _histogram_facts(histogram(dues, now)),
+    }
 
 
 def _group_facts(group: DelayGroup) -> dict[str, Any]:
     return {
-        "delay_group": group.name, "master": group.replica, "pending": group.pending, "waiting": group.waiting, "planned": group.planned,
-        "delivered": group.delivered, "lateness_p50_ms": _ms(group.lateness_p50), "lateness_p99_ms": _ms(group.lateness_p99),
-        "wheel_messages": group.wheel_messages, "wheel_bytes": group.wheel_bytes, "horizon": moment(group.horizon),
-        "time": moment(group.time), "clock_step_ms": _ms(group.clock_step),
+        "delay_group": group.name,
+        "master": group.replica,
+        "pending": group.pending,
+        "waiting": group.waiting,
+        "planned": group.planned,
+        "delivered": group.delivered,
+        "lateness_p50_ms": _ms(group.lateness_p50),
+        "lateness_p99_ms": _ms(group.lateness_p99),
+        "wheel_messages": group.wheel_messages,
+        "wheel_bytes": group.wheel_bytes,
+        "horizon": moment(group.horizon),
+        "time": moment(group.time),
+        "clock_step_ms": _ms(group.clock_step),
         "troubles": [{"subject": each.subject, "waiting": each.waiting, "reason": each.reason} for each in group.troubles],
         "buckets": [
             {
-                "from": moment(each.start), "to": moment(each.start + each.length), "messages": each.messages, "pending": each.pending,
+                "from": moment(each.start),
+                "to": moment(each.start + each.length),
+                "messages": each.messages,
+                "pending": each.pending,
                 "bytes": each.stored_bytes,
             }
             for each in group.buckets
         ],
-    }  # fmt: skip
+    }
 
 
 def _ms(time: timedelta) -> int:
@@ -145,9 +176,7 @@ def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
     if troubles:
         view += [Text("due, and cannot be delivered", "bold red"), _trouble_table(troubles)]
     view += histogram_view(facts["histogram"], columns)
-    view += [
-        Text(f"did not answer, and is missing above: {group} ({reason})", "red") for group, reason in facts["silent_groups"].items()
-    ]
+    view += [Text(f"did not answer, and is missing above: {group} ({reason})", "red") for group, reason in facts["silent_groups"].items()]
     return view
 
 

@@ -68,10 +68,20 @@ def dev(
     try:
         log = log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
         config = NodeConfig(
-            data, host, port, data_port, control_port, create_subjects, log,
-            BrokerConfig(retries=retries_of(attempts_max, retry_delays)), delay=delay, delay_data_port=delay_data_port,
-            delay_control_port=delay_control_port, delay_config=DelayConfig(tick_ms=tick_ms), metrics_port=metrics_port,
-        )  # fmt: skip
+            data,
+            host,
+            port,
+            data_port,
+            control_port,
+            create_subjects,
+            log,
+            BrokerConfig(retries=retries_of(attempts_max, retry_delays)),
+            delay=delay,
+            delay_data_port=delay_data_port,
+            delay_control_port=delay_control_port,
+            delay_config=DelayConfig(tick_ms=tick_ms),
+            metrics_port=metrics_port,
+        )
         require_guarded(host, insecure)
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar)))

@@ -32,8 +32,20 @@ Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
 _LETTERS: Final = ("id", "subject", "attempts", "error", "died")
 _WHOLE: Final = (
-    "id", "group", "subject", "broker group", "sequence", "key", "tags", "attempts", "error", "died", "created", "headers", "body",
-)  # fmt: skip
+    "id",
+    "group",
+    "subject",
+    "broker group",
+    "sequence",
+    "key",
+    "tags",
+    "attempts",
+    "error",
+    "died",
+    "created",
+    "headers",
+    "body",
+)
 
 
 @app.command("list")
@@ -64,9 +76,15 @@ async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
 
 @app.command("show")
 def show_letters(
-    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 20,
-    as_json: Json = False, server: Server = SERVER,
-) -> None:  # fmt: skip
+    words: Words,
+    subject: Subject = "",
+    ids: Ids = None,
+    error: Error = "",
+    since: Since = None,
+    most: Most = 20,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Show a group's oldest dead letters, with why they failed; in JSON, and those named by --id, with headers and body."""
     if _is_key(words):
         given, group, key = words
@@ -87,9 +105,16 @@ def show_letters(
 
 @app.command("replay")
 def replay(
-    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 0,
-    dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
-) -> None:  # fmt: skip
+    words: Words,
+    subject: Subject = "",
+    ids: Ids = None,
+    error: Error = "",
+    since: Since = None,
+    most: Most = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Give dead letters back to the group, their attempts counted anew; or a parked key, in order, before anything newer of it."""
     _check_whole(words, any((subject, ids, error, since, most)))
     _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server)
@@ -98,9 +123,16 @@ def replay(
 @app.command("purge")
 @app.command("skip")
 def purge(
-    words: Words, subject: Subject = "", ids: Ids = None, error: Error = "", since: Since = None, most: Most = 0,
-    dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER,
-) -> None:  # fmt: skip
+    words: Words,
+    subject: Subject = "",
+    ids: Ids = None,
+    error: Error = "",
+    since: Since = None,
+    most: Most = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Throw dead letters away, for good; or count a parked key's messages as done, so that the key flows again from the next one on."""
     _check_whole(words, any((subject, ids, error, since, most)))
     _give_back(words, chosen_by(subject, ids or [], error, since), most, False, dry_run, as_json, server)
@@ -167,9 +199,20 @@ def _whole(each: DeadLetter) -> tuple[Any, ...]:
     key = parked.key_text(each.key) if each.key else ""
     own = {name: _text(value) for name, value in each.headers.items()}
     return (
-        str(each.id), each.group, each.subject, each.broker_group, each.sequence, key, ", ".join(each.tags), each.attempts, each.error,
-        time_text(each.dead_ms), time_text(each.create_time_ms), own, _text(each.body),
-    )  # fmt: skip
+        str(each.id),
+        each.group,
+        each.subject,
+        each.broker_group,
+        each.sequence,
+        key,
+        ", ".join(each.tags),
+        each.attempts,
+        each.error,
+        time_text(each.dead_ms),
+        time_text(each.create_time_ms),
+        own,
+        _text(each.body),
+    )
 
 
 def _text(data: bytes) -> str:

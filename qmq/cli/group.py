@@ -64,9 +64,16 @@ def _row(each: Any) -> tuple[Any, ...]:
 def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> tuple[Any, ...]:
     holders = len({holder["consumer"] for holder in each["holders"]})
     return (
-        subject, each["partition"], each["broker_group"], group["group"], holders, each["left"], each["lag_ms"], group["version"],
+        subject,
+        each["partition"],
+        each["broker_group"],
+        group["group"],
+        holders,
+        each["left"],
+        each["lag_ms"],
+        group["version"],
         group["is_paused"],
-    )  # fmt: skip
+    )
 
 
 def _yes(is_so: bool) -> str:
@@ -88,16 +95,36 @@ def lag(
         emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
         return
     columns = (
-        "partition", "broker group", "next", "done before", "waiting", "unacked", "requeued", "dying", "expired", "lag ms",
-        "consumers", "is paused",
-    )  # fmt: skip
+        "partition",
+        "broker group",
+        "next",
+        "done before",
+        "waiting",
+        "unacked",
+        "requeued",
+        "dying",
+        "expired",
+        "lag ms",
+        "consumers",
+        "is paused",
+    )
     rows = [
         (
-            each.partition, each.broker_group, each.next_sequence, each.settled_before, each.waiting, each.unacked, each.requeued,
-            each.dying, each.expired, each.lag_ms, _consumers(each, as_json), each.is_paused if as_json else _yes(each.is_paused),
+            each.partition,
+            each.broker_group,
+            each.next_sequence,
+            each.settled_before,
+            each.waiting,
+            each.unacked,
+            each.requeued,
+            each.dying,
+            each.expired,
+            each.lag_ms,
+            _consumers(each, as_json),
+            each.is_paused if as_json else _yes(each.is_paused),
         )
         for each in found
-    ]  # fmt: skip
+    ]
     show(f"group {group} on {subject}", columns, rows, as_json=as_json, silent=found.silent)
 
 
@@ -117,11 +144,14 @@ def _consumers(group: Any, as_json: bool) -> Any:
     if as_json:
         return [
             {
-                "name": each.name, "unacked": each.unacked, "seen_ms_ago": each.seen_ms_ago, "client": each.client,
+                "name": each.name,
+                "unacked": each.unacked,
+                "seen_ms_ago": each.seen_ms_ago,
+                "client": each.client,
                 "is_paused": each.is_paused,
             }
             for each in group.consumers
-        ]  # fmt: skip
+        ]
     return ", ".join(f"{each.name} ({each.unacked:,}{', paused' if each.is_paused else ''})" for each in group.consumers)
 
 

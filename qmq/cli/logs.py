@@ -33,11 +33,20 @@ def dump(
     names = ("position", "kind", "bytes", "subject", "first", "count", "epoch", "index", "stored", "columns", "checksums")
     rows: list[tuple[Any, ...]] = [
         (
-            each.position, each.kind, each.total_bytes, each.subject, each.base_sequence, each.count, each.epoch,
-            each.index, time_text(each.append_time_ms), " ".join(each.columns), each.verdict,
+            each.position,
+            each.kind,
+            each.total_bytes,
+            each.subject,
+            each.base_sequence,
+            each.count,
+            each.epoch,
+            each.index,
+            time_text(each.append_time_ms),
+            " ".join(each.columns),
+            each.verdict,
         )
         for each in lines
-    ]  # fmt: skip
+    ]
     show(str(segment), names, rows, as_json=as_json)
     if columns:
         _show_messages(lines, as_json)
@@ -49,5 +58,3 @@ def _show_messages(lines: list[Any], as_json: bool) -> None:
     rows = [row for line in lines for row in line.messages]
     if rows:
         show("messages", ("sequence", "id", "created", "key", "tags", "body bytes", "body"), rows, as_json=as_json)
-
-

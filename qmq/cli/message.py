@@ -39,9 +39,16 @@ def find(
     found = run(_find())
     columns = ("subject", "partition", "broker group", "sequence", "key", "tags", "created", "stored", "body")
     row = (
-        found.subject, found.partition, found.broker_group, found.sequence, found.key.decode(errors="replace"), " ".join(found.tags),
-        time_text(found.create_time_ms), time_text(found.append_time_ms), found.body.decode(errors="replace"),
-    )  # fmt: skip
+        found.subject,
+        found.partition,
+        found.broker_group,
+        found.sequence,
+        found.key.decode(errors="replace"),
+        " ".join(found.tags),
+        time_text(found.create_time_ms),
+        time_text(found.append_time_ms),
+        found.body.decode(errors="replace"),
+    )
     show(f"message {message_id}", columns, [row], as_json=as_json)
 
 

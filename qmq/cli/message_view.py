@@ -20,12 +20,26 @@ if TYPE_CHECKING:
 TIMELINE: Final = ("time", "group", "what", "consumer", "attempt", "note")
 _UNITS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 _WHAT: Final = {
-    "pull": "handed out", "ack": "acknowledged", "nack": "failed", "release": "given back unseen", "dead": "failed for good",
-    "return": "never arrived, went back", "left": "its consumer left", "lost": "its consumer was lost",
-    "again": "its consumer came anew", "reset": "the group was moved", "expired": "taken by retention before it went out again",
-    "passed": "passed over", "skip": "the group began behind it", "forget": "the group was forgotten",
-    "grant": "its lane was given to", "done": "done", "park": "set aside with its key", "replay": "given back", "drop": "dropped",
-}  # fmt: skip
+    "pull": "handed out",
+    "ack": "acknowledged",
+    "nack": "failed",
+    "release": "given back unseen",
+    "dead": "failed for good",
+    "return": "never arrived, went back",
+    "left": "its consumer left",
+    "lost": "its consumer was lost",
+    "again": "its consumer came anew",
+    "reset": "the group was moved",
+    "expired": "taken by retention before it went out again",
+    "passed": "passed over",
+    "skip": "the group began behind it",
+    "forget": "the group was forgotten",
+    "grant": "its lane was given to",
+    "done": "done",
+    "park": "set aside with its key",
+    "replay": "given back",
+    "drop": "dropped",
+}
 
 
 def span_text(ms: int) -> str:
@@ -51,12 +65,22 @@ def place_text(place: control.StoredMessage) -> str:
 def message_facts(place: control.StoredMessage) -> dict[str, Any]:
     """All there is to say of a stored message; `body` is None if it is no text."""
     return {
-        "id": place.message_id, "subject": place.subject, "partition": place.partition, "broker_group": place.broker_group,
-        "sequence": place.sequence, "key": key_text(place.key) if place.key else None, "tags": list(place.tags),
-        "headers": {header.name: key_text(header.value) for header in place.headers}, "created": time_text(place.create_time_ms),
-        "stored": time_text(place.append_time_ms), "due": time_text(place.due_ms), "for_group": directed_to(place),
-        "body_bytes": len(place.body), "body": text_of(place.body), "body_base64": base64.b64encode(place.body).decode(),
-    }  # fmt: skip
+        "id": place.message_id,
+        "subject": place.subject,
+        "partition": place.partition,
+        "broker_group": place.broker_group,
+        "sequence": place.sequence,
+        "key": key_text(place.key) if place.key else None,
+        "tags": list(place.tags),
+        "headers": {header.name: key_text(header.value) for header in place.headers},
+        "created": time_text(place.create_time_ms),
+        "stored": time_text(place.append_time_ms),
+        "due": time_text(place.due_ms),
+        "for_group": directed_to(place),
+        "body_bytes": len(place.body),
+        "body": text_of(place.body),
+        "body_base64": base64.b64encode(place.body).decode(),
+    }
 
 
 def text_of(body: bytes) -> str | None:
@@ -267,11 +291,14 @@ def _done(found: Followed, state: control.MessageState) -> str:
 
 
 _DONE: Final = {
-    "ack": "done: acknowledged", "done": "done: acknowledged",
+    "ack": "done: acknowledged",
+    "done": "done: acknowledged",
     "passed": "passed over, since its consumers asked for other tags, or it is for another group,",
-    "expired": "retention took it before it went out again,", "reset": "an operator moved the group past it",
-    "skip": "the group began behind it", "drop": "an operator counted it as done",
-}  # fmt: skip
+    "expired": "retention took it before it went out again,",
+    "reset": "an operator moved the group past it",
+    "skip": "the group began behind it",
+    "drop": "an operator counted it as done",
+}
 
 
 def _parked(found: Followed, state: control.MessageState) -> str:
@@ -282,8 +309,14 @@ def _parked(found: Followed, state: control.MessageState) -> str:
 
 
 _TEXTS: Final = {
-    "new": _new, "held": _held, "waiting": _waiting, "dying": _dying, "dead": _dead, "done": _done, "parked": _parked,
-}  # fmt: skip
+    "new": _new,
+    "held": _held,
+    "waiting": _waiting,
+    "dying": _dying,
+    "dead": _dead,
+    "done": _done,
+    "parked": _parked,
+}
 
 
 def _ms(time: datetime) -> int:

@@ -41,9 +41,7 @@ def meta(
     etcd_key: EtcdKey = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
-    create_subjects: Annotated[
-        bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")
-    ] = True,
+    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
     groups_per_subject: Annotated[
         int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="On how many broker groups a new subject lives.")
     ] = 2,

@@ -46,20 +46,23 @@ def print_migration(
 
 @app.command("watchdog")
 def watchdog(
-    db: Databases, table: Annotated[list[str] | None, typer.Option("--table", help="An outbox's table, or several.")] = None,
+    db: Databases,
+    table: Annotated[list[str] | None, typer.Option("--table", help="An outbox's table, or several.")] = None,
     lease_s: Annotated[float, typer.Option("--lease", min=1.0, help="Seconds after which another takes over from one that died.")] = 10.0,
     server: Server = SERVER,
-) -> None:  # fmt: skip
+) -> None:
     """Send what committed transactions left in outboxes. Run two or more: of those of a table one works."""
     run(_watch(db, table or [TABLE], lease_s, server))
 
 
 @app.command("list")
 def list_messages(
-    db: Database, table: Table = TABLE,
+    db: Database,
+    table: Table = TABLE,
     aside: Annotated[bool, typer.Option("--aside", help="Only what was set aside: it cannot be sent as it is.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100, as_json: Json = False,
-) -> None:  # fmt: skip
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100,
+    as_json: Json = False,
+) -> None:
     """List what is in an outbox, in the order in which it is sent."""
 
     async def _list(admin: OutboxAdmin) -> list[Listed]:
@@ -70,9 +73,7 @@ def list_messages(
 
 
 @app.command("retry")
-def retry(
-    db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def retry(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Have messages that were set aside sent again."""
 
     async def _retry(admin: OutboxAdmin) -> tuple[str, int]:
@@ -83,9 +84,7 @@ def retry(
 
 
 @app.command("drop")
-def drop(
-    db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def drop(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Delete messages that were never sent: nobody will get them."""
 
     async def _drop(admin: OutboxAdmin) -> tuple[str, int]:
@@ -109,9 +108,18 @@ def _row(each: Listed) -> tuple[object, ...]:
     state = "set aside" if each.is_aside else "waits"
     claimed = f"{each.claimed_by} for {each.claimed_ms / 1000:.1f} s" if each.claimed_ms and not each.is_aside else ""
     return (
-        each.id, each.subject, key_text(each.key), each.content_bytes, time_text(each.create_time_ms), time_text(each.due_ms or 0), state,
-        each.attempts, claimed, each.last_error, each.message_id,
-    )  # fmt: skip
+        each.id,
+        each.subject,
+        key_text(each.key),
+        each.content_bytes,
+        time_text(each.create_time_ms),
+        time_text(each.due_ms or 0),
+        state,
+        each.attempts,
+        claimed,
+        each.last_error,
+        each.message_id,
+    )
 
 
 async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:

@@ -33,9 +33,7 @@ def pause_group(subject: Subject, group: Group, reason: Reason = "", as_json: Js
 
 
 @pausing.command("consumer")
-def pause_consumer(
-    subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER
-) -> None:
+def pause_consumer(subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
     """Hand nothing to one consumer of a group; the others get what it would have got."""
     whom = ("consumer", subject, group, name)
     _tell(whom, True, lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason), server, as_json)

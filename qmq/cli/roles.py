@@ -76,9 +76,7 @@ def names_of(text: str, option: str) -> tuple[str, ...]:
     return found
 
 
-def etcd_options(
-    etcd: str, user: str | None, password: str | None, ca: Path | None, cert: Path | None, key: Path | None
-) -> EtcdOptions:
+def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | None, cert: Path | None, key: Path | None) -> EtcdOptions:
     """How to reach etcd. Raises InvalidArgument."""
     from qmq.node.etcd_options import EtcdOptions
 
@@ -105,14 +103,21 @@ def retries_of(attempts_max: int, retry_delays: str) -> GroupSettings:
 
 
 def log_config(
-    flush: str, flush_interval_ms: int, segment_mib: int, retention_hours: float,
-    retention_mib: int | None, disk_free_mib: int,
-) -> LogConfig:  # fmt: skip
+    flush: str,
+    flush_interval_ms: int,
+    segment_mib: int,
+    retention_hours: float,
+    retention_mib: int | None,
+    disk_free_mib: int,
+) -> LogConfig:
     """Storage as the options say it. Raises InvalidArgument."""
     from qmq.log.config import Flush, LogConfig
 
     return LogConfig(
-        segment_bytes=segment_mib << 20, flush=Flush(flush),
-        flush_interval_ms=flush_interval_ms, retention_ms=int(retention_hours * 3_600_000),
-        retention_bytes=None if retention_mib is None else retention_mib << 20, disk_free_bytes_min=disk_free_mib << 20,
-    )  # fmt: skip
+        segment_bytes=segment_mib << 20,
+        flush=Flush(flush),
+        flush_interval_ms=flush_interval_ms,
+        retention_ms=int(retention_hours * 3_600_000),
+        retention_bytes=None if retention_mib is None else retention_mib << 20,
+        disk_free_bytes_min=disk_free_mib << 20,
+    )

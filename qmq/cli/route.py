@@ -28,9 +28,16 @@ app.command("move")(route_change.move)
 app.command("export")(route_export.export)
 
 POLICY_FIELDS: Final = (
-    "split_messages_per_s", "split_bytes_per_s", "split_backlog", "merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms",
-    "cool_down_ms", "partitions_min", "partitions_max",
-)  # fmt: skip
+    "split_messages_per_s",
+    "split_bytes_per_s",
+    "split_backlog",
+    "merge_messages_per_s",
+    "merge_bytes_per_s",
+    "merge_quiet_ms",
+    "cool_down_ms",
+    "partitions_min",
+    "partitions_max",
+)
 
 
 def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
@@ -96,9 +103,13 @@ def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
 
     told = run(_explain())
     found = {
-        "policy": policy_facts(told.policy, subject), "operation": told.operation, "reasons": list(told.reasons),
-        "last_operation": told.last_operation, "last_reasons": list(told.last_reasons), "last_ms": told.last_ms,
-    }  # fmt: skip
+        "policy": policy_facts(told.policy, subject),
+        "operation": told.operation,
+        "reasons": list(told.reasons),
+        "last_operation": told.last_operation,
+        "last_reasons": list(told.last_reasons),
+        "last_ms": told.last_ms,
+    }
     emit(found, _explanation(found), as_json=as_json)
 
 
@@ -137,10 +148,17 @@ def policy(
 ) -> None:
     """Show by what a subject is resharded automatically; with options, change that and leave the rest as it is."""
     wanted = {
-        "is_enabled": enable, "split_messages_per_s": split_messages, "split_bytes_per_s": split_bytes, "split_backlog": split_backlog,
-        "merge_messages_per_s": merge_messages, "merge_bytes_per_s": merge_bytes, "merge_quiet_ms": _ms(merge_quiet_s),
-        "cool_down_ms": _ms(cool_down_s), "partitions_min": partitions_min, "partitions_max": partitions_max,
-    }  # fmt: skip
+        "is_enabled": enable,
+        "split_messages_per_s": split_messages,
+        "split_bytes_per_s": split_bytes,
+        "split_backlog": split_backlog,
+        "merge_messages_per_s": merge_messages,
+        "merge_bytes_per_s": merge_bytes,
+        "merge_quiet_ms": _ms(merge_quiet_s),
+        "cool_down_ms": _ms(cool_down_s),
+        "partitions_min": partitions_min,
+        "partitions_max": partitions_max,
+    }
     given = {field: value for field, value in wanted.items() if value is not None}
 
     async def _policy() -> pb.ReshardPolicy:

@@ -159,9 +159,7 @@ async def _plan(subject: str, planned: Planned, manner: Manner) -> dict[str, Any
     async with qmq.connect(manner.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
-        found = await mq.metadata.change_route(
-            subject, **operation, from_version=now.route.version, reason=manner.reason, dry_run=True
-        )
+        found = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=manner.reason, dry_run=True)
         return plan_facts(now, found, await mq.metadata.route_history(subject))
 
 
@@ -171,14 +169,16 @@ def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, his
     width = sum(each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources)
     refused = [each["refused_ms_max"] for each in map(change_facts, history) if each["refused_ms_max"] is not None]
     return {
-        "subject": subject, "from_version": now.route.version, "change": change_facts(found.change),
+        "subject": subject,
+        "from_version": now.route.version,
+        "change": change_facts(found.change),
         "before": [place_facts(each) for each in now.route.partitions],
         "after": [place_facts(each) for each in found.route.partitions],
         "refused_percent": round(100 * width / now.route.logical_partitions, 2),
         "last_refused_ms_max": refused[-1] if refused else None,
         "groups": [{"group": each.group, "version": each.version, "left": left_in(each, sources)} for each in now.groups],
         "undo": undo_command(subject, found.change, now.route.partitions),
-    }  # fmt: skip
+    }
 
 
 async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
@@ -196,9 +196,11 @@ async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
                 following.leave()
                 raise
         return {
-            "subject": subject, "change": change_facts(made.change), "undo": undo_command(subject, made.change, now.route.partitions),
+            "subject": subject,
+            "change": change_facts(made.change),
+            "undo": undo_command(subject, made.change, now.route.partitions),
             "groups": [{"group": each.group, "version": each.version} for each in groups],
-        }  # fmt: skip
+        }
 
 
 async def follow(

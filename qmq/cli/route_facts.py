@@ -33,14 +33,18 @@ def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPa
     older = sorted((read_partitions(described) | missing) - {each.number for each in route.partitions})
     count = route.logical_partitions
     return {
-        "subject": settings.name, "order": settings.order, "fencing": settings.fencing, "logical_partitions": count,
-        "version": route.version, "latest_version": described.latest_version,
+        "subject": settings.name,
+        "order": settings.order,
+        "fencing": settings.fencing,
+        "logical_partitions": count,
+        "version": route.version,
+        "latest_version": described.latest_version,
         "partitions": [partition_facts(each.number, each, statuses.get(each.number), fenced, count) for each in route.partitions],
         "older_partitions": [partition_facts(each, places.get(each), statuses.get(each), fenced, count) for each in older],
         "groups": [group_facts(group, {**places, **{each.number: each for each in route.partitions}}) for group in described.groups],
         "change": change_facts(described.change) if described.HasField("change") else None,
         "silent_groups": list(described.silent_groups),
-    }  # fmt: skip
+    }
 
 
 def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
@@ -65,17 +69,23 @@ def partition_facts(
     group = place.broker_group if place is not None else status.broker_group if status is not None else None
     width = None if place is None else round(100 * (place.lps.end - place.lps.first) / count, 2)
     found = {
-        "partition": number, "first": None if place is None else place.lps.first, "end": None if place is None else place.lps.end,
-        "width_percent": width, "broker_group": group, "state": _state(number, status, fenced),
+        "partition": number,
+        "first": None if place is None else place.lps.first,
+        "end": None if place is None else place.lps.end,
+        "width_percent": width,
+        "broker_group": group,
+        "state": _state(number, status, fenced),
         "sealed_at": status.sealed_at if status is not None and status.HasField("sealed_at") else None,
-    }  # fmt: skip
+    }
     if status is None:
         return found | dict.fromkeys(("messages", "bytes", "messages_per_s", "bytes_per_s", "bent_messages"))
     return found | {
-        "messages": messages_end(status) - min(messages_end(status), status.start_sequence), "bytes": status.stored_bytes,
-        "messages_per_s": round(status.messages_per_s, 1), "bytes_per_s": round(status.bytes_per_s, 1),
+        "messages": messages_end(status) - min(messages_end(status), status.start_sequence),
+        "bytes": status.stored_bytes,
+        "messages_per_s": round(status.messages_per_s, 1),
+        "bytes_per_s": round(status.bytes_per_s, 1),
         "bent_messages": status.bent_messages,
-    }  # fmt: skip
+    }
 
 
 def _state(number: int, status: control.PartitionStatus | None, fenced: set[int]) -> str:
@@ -113,36 +123,55 @@ def messages_left(status: control.PartitionStatus) -> int:
 def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
     """A consumer group: what it reads, and how far it is."""
     return {
-        "group": group.group, "version": group.version, "gate": group.gate, "is_ready": group.is_ready, "is_paused": group.is_paused,
+        "group": group.group,
+        "version": group.version,
+        "gate": group.gate,
+        "is_ready": group.is_ready,
+        "is_paused": group.is_paused,
         "frontier": [{"first": each.lps.first, "end": each.lps.end, "version": each.version} for each in group.frontier],
-        "consumers": list(group.consumers), "backlog": group.backlog, "parked_keys": group.parked_keys,
+        "consumers": list(group.consumers),
+        "backlog": group.backlog,
+        "parked_keys": group.parked_keys,
         "lag_ms": max((each.lag_ms for each in group.partitions), default=0),
         "lanes": [_lane(each) for each in group.lanes],
         "partitions": [_reading(each, places.get(each.partition)) for each in group.partitions],
-    }  # fmt: skip
+    }
 
 
 def _lane(lane: pb.AssignedLane) -> dict[str, Any]:
     return {
-        "partition": lane.partition, "first": lane.lps.first, "end": lane.lps.end, "broker_group": lane.broker_group,
-        "version": lane.version, "consumer": lane.consumer,
-    }  # fmt: skip
+        "partition": lane.partition,
+        "first": lane.lps.first,
+        "end": lane.lps.end,
+        "broker_group": lane.broker_group,
+        "version": lane.version,
+        "consumer": lane.consumer,
+    }
 
 
 def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None) -> dict[str, Any]:
     return {
-        "partition": status.partition, "first": None if place is None else place.lps.first, "end": None if place is None else place.lps.end,
-        "broker_group": status.broker_group, "left": messages_left(status), "lag_ms": status.lag_ms,
+        "partition": status.partition,
+        "first": None if place is None else place.lps.first,
+        "end": None if place is None else place.lps.end,
+        "broker_group": status.broker_group,
+        "left": messages_left(status),
+        "lag_ms": status.lag_ms,
         "is_finished": bool(status.progress) and all(each.is_finished for each in status.progress),
-        "parked_keys": status.parked_keys, "parked_messages": status.parked_messages,
+        "parked_keys": status.parked_keys,
+        "parked_messages": status.parked_messages,
         "holders": [
             {
-                "consumer": each.consumer, "first": each.lps.first, "end": each.lps.end, "seen_ms_ago": each.seen_ms_ago,
-                "client": each.client, "is_paused": each.is_paused,
+                "consumer": each.consumer,
+                "first": each.lps.first,
+                "end": each.lps.end,
+                "seen_ms_ago": each.seen_ms_ago,
+                "client": each.client,
+                "is_paused": each.is_paused,
             }
             for each in status.holders
         ],
-    }  # fmt: skip
+    }
 
 
 def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
@@ -158,11 +187,18 @@ def change_facts(change: pb.RouteChangeInfo) -> dict[str, Any]:
     """A change. Writers were refused from some moment between prepared and sealed until published: at least and at most so long."""
     times = dict(change.times_ms)
     return {
-        "id": change.id, "kind": change.kind, "to_version": change.to_version, "sources": list(change.sources),
-        "targets": [place_facts(each) for each in change.targets], "phase": change.phase, "reason": change.reason, "times_ms": times,
+        "id": change.id,
+        "kind": change.kind,
+        "to_version": change.to_version,
+        "sources": list(change.sources),
+        "targets": [place_facts(each) for each in change.targets],
+        "phase": change.phase,
+        "reason": change.reason,
+        "times_ms": times,
         "sealed": {str(number): sequence for number, sequence in sorted(change.sealed.items())},
-        "refused_ms": _between(times, "sealed", "published"), "refused_ms_max": _between(times, "prepared", "published"),
-    }  # fmt: skip
+        "refused_ms": _between(times, "sealed", "published"),
+        "refused_ms_max": _between(times, "prepared", "published"),
+    }
 
 
 def _between(times: Mapping[str, int], first: str, last: str) -> int | None:

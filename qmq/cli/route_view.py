@@ -47,9 +47,15 @@ def partition_table(partitions: Sequence[dict[str, Any]]) -> Table:
         state = f"sealed at {each['sealed_at']:,}" if each["state"] == "sealed" else each["state"]
         width = "" if each["width_percent"] is None else f"{each['width_percent']:g} %"
         shown.add_row(
-            str(each["partition"]), range_text(each), width, each["broker_group"] or "", Text(state, _STATES[each["state"]]),
-            _number(each["messages"]), _number(each["bytes"]), _number(each["messages_per_s"]),
-        )  # fmt: skip
+            str(each["partition"]),
+            range_text(each),
+            width,
+            each["broker_group"] or "",
+            Text(state, _STATES[each["state"]]),
+            _number(each["messages"]),
+            _number(each["bytes"]),
+            _number(each["messages_per_s"]),
+        )
     return shown
 
 
@@ -129,9 +135,13 @@ def history_table(changes: Iterable[dict[str, Any]]) -> Table:
         later = [f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else "" for phase in _PHASES[1:]]
         targets = ", ".join(f"{each['partition']} {each['broker_group']}" for each in change["targets"])
         shown.add_row(
-            str(change["to_version"]), f"{change['kind']} {', '.join(map(str, change['sources']))} -> {targets}",
-            time_text(times.get("prepared", 0))[: len("2026-11-21T09:30:00")].replace("T", " "), *later, _refused(change), change["reason"],
-        )  # fmt: skip
+            str(change["to_version"]),
+            f"{change['kind']} {', '.join(map(str, change['sources']))} -> {targets}",
+            time_text(times.get("prepared", 0))[: len("2026-11-21T09:30:00")].replace("T", " "),
+            *later,
+            _refused(change),
+            change["reason"],
+        )
     return shown
 
 
@@ -147,9 +157,12 @@ def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
     before, after = route_cells(plan["before"]), route_cells(plan["after"])
     kinds = kinds_of(before, after)
     view: list[RenderableType] = [
-        Text(f"would be: {change_text(plan['change'])}", "bold"), Text(f"now, version {plan['from_version']}"),
-        draw(before, columns, kinds), Text(f"then, version {plan['change']['to_version']}"), draw(after, columns, kinds),
-    ]  # fmt: skip
+        Text(f"would be: {change_text(plan['change'])}", "bold"),
+        Text(f"now, version {plan['from_version']}"),
+        draw(before, columns, kinds),
+        Text(f"then, version {plan['change']['to_version']}"),
+        draw(after, columns, kinds),
+    ]
     last = plan["last_refused_ms_max"]
     so_long = "no change of this subject has been made yet" if last is None else f"in the subject's last change {last:,} ms at most"
     sources = ", ".join(map(str, plan["change"]["sources"]))

@@ -42,11 +42,18 @@ async def _list(server: str, prefix: str) -> Partial[Any]:
 def _rows(subject: Any) -> list[tuple[Any, ...]]:
     rows = [
         (
-            subject.settings.name, queue.partition, queue.broker_group, queue.start_sequence, queue.next_sequence,
-            queue.next_sequence - queue.start_sequence, queue.stored_bytes, time_text(queue.last_append_ms), subject.settings.order,
+            subject.settings.name,
+            queue.partition,
+            queue.broker_group,
+            queue.start_sequence,
+            queue.next_sequence,
+            queue.next_sequence - queue.start_sequence,
+            queue.stored_bytes,
+            time_text(queue.last_append_ms),
+            subject.settings.order,
         )
         for queue in subject.queues
-    ]  # fmt: skip
+    ]
     return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, "", subject.settings.order)]
 
 
@@ -112,16 +119,15 @@ def ordering(order: str, logical_partitions: int | None, partitions: int | None,
     if fencing is not None and fencing not in fencings:
         raise InvalidArgument(f"--fencing is {' or '.join(fencings)}, not {fencing!r}")
     return {
-        "order": Order(order), "logical_partitions": logical_partitions or LOGICAL_PARTITIONS,
+        "order": Order(order),
+        "logical_partitions": logical_partitions or LOGICAL_PARTITIONS,
         "fencing": Fencing(fencing or Fencing.LEASE.value),
-    }  # fmt: skip
+    }
 
 
 @app.command("show")
 @app.command("describe", hidden=True)
-def describe(
-    name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER
-) -> None:
+def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER) -> None:
     """Show a subject's settings and what is stored of it."""
 
     async def _describe() -> tuple[Any, dict[str, str]]:
@@ -132,12 +138,17 @@ def describe(
     settings = found.settings
     rows = [
         (
-            *row, _or_default(settings, "retention_ms"), _or_default(settings, "retention_bytes"), settings.body_bytes_max,
-            ",".join(settings.broker_groups), settings.logical_partitions, settings.fencing if settings.order else "",
+            *row,
+            _or_default(settings, "retention_ms"),
+            _or_default(settings, "retention_bytes"),
+            settings.body_bytes_max,
+            ",".join(settings.broker_groups),
+            settings.logical_partitions,
+            settings.fencing if settings.order else "",
             settings.flush,
         )
         for row in _rows(found)
-    ]  # fmt: skip
+    ]
     columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing", "flush")
     show(f"subject {name}", columns, rows, as_json=as_json, silent=silent)
 

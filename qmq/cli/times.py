@@ -14,7 +14,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
-    """"10m", "1h30m", "2d", "1.5s", "500ms"; weeks are "w". Raises InvalidArgument."""
+    """Such as "10m", "1h30m", "2d", "1.5s", "500ms"; weeks are "w". Raises InvalidArgument."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise InvalidArgument(f"{text!r} is no duration: write 90s, 10m, 1h30m, 2d or 1w")
@@ -32,13 +32,11 @@ def parse_delays(text: str) -> tuple[int, ...]:
 def delays_text(delays_ms: Iterable[int]) -> str:
     """The inverse, each in the largest unit that fits."""
     units = (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
-    return ",".join([
-        next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms
-    ])
+    return ",".join([next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms])
 
 
 def parse_when(text: str) -> datetime:
-    """"2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument; also without a time zone."""
+    """Such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument; also without a time zone."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -246,9 +246,17 @@ class Attachment:
     def _request(self, start: str) -> wire.Attach:
         terms = self._terms
         return wire.Attach(
-            terms.subject, 0, terms.group, terms.name, terms.incarnation, self._received, start, terms.lease_ms,
-            terms.tags_any, terms.tags_all,
-        )  # fmt: skip
+            terms.subject,
+            0,
+            terms.group,
+            terms.name,
+            terms.incarnation,
+            self._received,
+            start,
+            terms.lease_ms,
+            terms.tags_any,
+            terms.tags_all,
+        )
 
     def _origin(self) -> Origin:
         """How another process comes back as us."""
@@ -365,4 +373,3 @@ def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
 
 def _lies_in(part: wire.Range, view: BatchView) -> bool:
     return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count
-

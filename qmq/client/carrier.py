@@ -100,9 +100,13 @@ class Carrier:
         self._arm()
 
     def _request(
-        self, connection: Connection, kind: int, encoded: tuple[bytes, bytes], timeout_s: float,
+        self,
+        connection: Connection,
+        kind: int,
+        encoded: tuple[bytes, bytes],
+        timeout_s: float,
         answered: Callable[[Frame | QmqError], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         connection.request(kind, answered, *encoded, timeout_s=timeout_s)
         if self._watch is None:
             self._watch = self._loop.call_later(STALL_S, self._look, self._answers)

@@ -48,7 +48,7 @@ DELIVERY_TIMEOUT_S: Final = 120.0
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """"host:port" or "unix:/path/socket", or several, as a list or with commas. Raises InvalidArgument."""
+    """Addresses such as "host:port" or "unix:/path/socket", or several, as a list or with commas. Raises InvalidArgument."""
     found = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed = [str(parse(each, DEFAULT_PORT)) for each in found]
     if not parsed:
@@ -66,9 +66,16 @@ class Client(ListeningDoor, OutboxDoor):
     """Sends and consumes. Make it with `qmq.connect`; use it with `async with`."""
 
     def __init__(
-        self, addresses: str | Sequence[str], *, create_subjects: bool = True, interceptors: Iterable[Interceptor] = (),
-        name: str | None = None, clock: Clock | None = None, network: Network = NETWORK, state_dir: StateDir = None,
-    ) -> None:  # fmt: skip
+        self,
+        addresses: str | Sequence[str],
+        *,
+        create_subjects: bool = True,
+        interceptors: Iterable[Interceptor] = (),
+        name: str | None = None,
+        clock: Clock | None = None,
+        network: Network = NETWORK,
+        state_dir: StateDir = None,
+    ) -> None:
         self._addresses = parse_addresses(addresses)
         self.name = check_name("client", name) if name else process_name()
         """What brokers and operators know this client by."""
@@ -84,9 +91,12 @@ class Client(ListeningDoor, OutboxDoor):
         self._now_ns = time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
         self._network = network
         self._links = Links(
-            Locator(self._locate, self._watch, self._turn, look=self._look), self.name, now_ns=self._now_ns, network=network,
+            Locator(self._locate, self._watch, self._turn, look=self._look),
+            self.name,
+            now_ns=self._now_ns,
+            network=network,
             store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
-        )  # fmt: skip
+        )
         self._identity = Identity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
@@ -175,10 +185,19 @@ class Client(ListeningDoor, OutboxDoor):
     # --- sending -------------------------------------------------------------------------------------------------------
 
     async def send(
-        self, subject: str, body: object, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
-        cron: str | None = None, zone: str | None = None, acks: str = "quorum",
-    ) -> Receipt:  # fmt: skip
+        self,
+        subject: str,
+        body: object,
+        *,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        acks: str = "quorum",
+    ) -> Receipt:
         """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
 
         The body is bytes, or what `qmq.payload.encode` makes bytes of: a str, a dataclass, a model, anything that JSON knows.
@@ -204,10 +223,17 @@ class Client(ListeningDoor, OutboxDoor):
         return (await ticket).receipt(index)
 
     async def send_many(
-        self, subject: str, bodies: Sequence[bytes], *, keys: Sequence[str | bytes | None] | None = None,
-        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
-        delays: Sequence[timedelta] | timedelta | None = None, ats: Sequence[datetime] | datetime | None = None, acks: str = "quorum",
-    ) -> Receipts:  # fmt: skip
+        self,
+        subject: str,
+        bodies: Sequence[bytes],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None,
+        ats: Sequence[datetime] | datetime | None = None,
+        acks: str = "quorum",
+    ) -> Receipts:
         """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
 
         To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
@@ -222,10 +248,18 @@ class Client(ListeningDoor, OutboxDoor):
         return await producer.send_many(bodies, keys, tags, headers)  # type: ignore[arg-type]
 
     async def _send_later(
-        self, subject: str, body: bytes, key: str | bytes | None, tags: Iterable[str] | None,
-        headers: Mapping[str, str | bytes] | None, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None,
+        self,
+        subject: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: Iterable[str] | None,
+        headers: Mapping[str, str | bytes] | None,
+        delay: timedelta | None,
+        at: datetime | None,
+        cron: str | None,
+        zone: str | None,
         acks: str,
-    ) -> Receipt:  # fmt: skip
+    ) -> Receipt:
         now_ns = self._now_ns()
         if cron is None and zone is not None:
             raise InvalidArgument("zone is the time zone of `cron`; a datetime given as `at` has its own")
@@ -293,9 +327,15 @@ class Client(ListeningDoor, OutboxDoor):
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
 
     def producer(
-        self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None, acks: str = "quorum",
-    ) -> Producer:  # fmt: skip
+        self,
+        subject: str,
+        *,
+        batch_messages: int = 1_000,
+        batch_bytes: int = 256 * 1024,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        compression: str | None = None,
+        acks: str = "quorum",
+    ) -> Producer:
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
         `acks="flushed"` has messages acknowledged when a majority of the group has them on its disks, so that not even a power cut of all
@@ -304,32 +344,55 @@ class Client(ListeningDoor, OutboxDoor):
         """
         self._check_open()
         producer = self._make_producer(
-            self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks,
-        )  # fmt: skip
+            self._links,
+            self._identity,
+            check_name("subject", subject),
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            compression=_compression(compression),
+            acks=acks,
+        )
         self._own(producer)
         return producer
 
     def delayed_producer(
-        self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, acks: str = "quorum",
-    ) -> DelayedProducer:  # fmt: skip
+        self,
+        subject: str,
+        *,
+        batch_messages: int = 1_000,
+        batch_bytes: int = 256 * 1024,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        acks: str = "quorum",
+    ) -> DelayedProducer:
         """A batching producer of delayed messages for one subject, unordered or ordered. Their bodies travel as they are.
 
         Raises InvalidName, InvalidArgument.
         """
         self._check_open()
         producer = self._make_delayed_producer(
-            self._links, self._identity, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s, acks=acks,
-        )  # fmt: skip
+            self._links,
+            self._identity,
+            check_name("subject", subject),
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            acks=acks,
+        )
         self._own(producer)
         return producer
 
     def ordered_producer(
-        self, subject: str, *, batch_messages: int = 1_000, batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S, compression: str | None = None, acks: str = "quorum", unknown: str = "resend",
-    ) -> OrderedProducer:  # fmt: skip
+        self,
+        subject: str,
+        *,
+        batch_messages: int = 1_000,
+        batch_bytes: int = 256 * 1024,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        compression: str | None = None,
+        acks: str = "quorum",
+        unknown: str = "resend",
+    ) -> OrderedProducer:
         """A batching producer for one ordered subject: messages of one key are stored in the order in which it is given them.
 
         `unknown` is about messages that a broker group may have that was fenced before it answered: "resend" sends them again, with the
@@ -340,20 +403,39 @@ class Client(ListeningDoor, OutboxDoor):
         """
         self._check_open()
         producer = self._make_ordered_producer(
-            self._links, self._producer_ids, check_name("subject", subject), batch_messages=batch_messages, batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s, compression=_compression(compression), acks=acks, unknown=unknown,
-        )  # fmt: skip
+            self._links,
+            self._producer_ids,
+            check_name("subject", subject),
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            compression=_compression(compression),
+            acks=acks,
+            unknown=unknown,
+        )
         self._own(producer)
         return producer
 
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     def consumer(
-        self, subject: str, group: str, *, name: str | None = None, start: str = "", broadcast: bool = False,
-        tags_any: Sequence[str] = (), tags_all: Sequence[str] = (), ack: str = "auto",
-        consume_most_once: bool = False, prefetch: int = 2_000, prefetch_bytes: int = 64 * 1024 * 1024, pull_bytes: int = 1024 * 1024,
-        lease_ms: int = 30_000, expired: str = "raise",
-    ) -> Consumer:  # fmt: skip
+        self,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "",
+        broadcast: bool = False,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        ack: str = "auto",
+        consume_most_once: bool = False,
+        prefetch: int = 2_000,
+        prefetch_bytes: int = 64 * 1024 * 1024,
+        pull_bytes: int = 1024 * 1024,
+        lease_ms: int = 30_000,
+        expired: str = "raise",
+    ) -> Consumer:
         """A consumer of a group: iterate over it, or `pull`.
 
         A group that is new begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every
@@ -365,18 +447,44 @@ class Client(ListeningDoor, OutboxDoor):
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
         consumer = self._make_consumer(
-            self._links, self._reset_to_earliest, self._send_directed, subject, group, name=name, start=start,
-            broadcast=broadcast, tags_any=list(tags_any), tags_all=list(tags_all), ack=ack, most_once=consume_most_once, prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, expired=expired,
-        )  # fmt: skip
+            self._links,
+            self._reset_to_earliest,
+            self._send_directed,
+            subject,
+            group,
+            name=name,
+            start=start,
+            broadcast=broadcast,
+            tags_any=list(tags_any),
+            tags_all=list(tags_all),
+            ack=ack,
+            most_once=consume_most_once,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            pull_bytes=pull_bytes,
+            lease_ms=lease_ms,
+            expired=expired,
+        )
         self._attend(consumer)
         return consumer
 
     def ordered_consumer(
-        self, subject: str, group: str, *, name: str | None = None, start: str = "earliest", gate: str = "", ack: str = "auto",
-        on_failure: str = "block", prefetch: int = 2_000, prefetch_bytes: int = 64 * 1024 * 1024, pull_bytes: int = 1024 * 1024,
-        lease_ms: int = 10_000, attempts_max: int = 5, retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
-    ) -> OrderedConsumer:  # fmt: skip
+        self,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "earliest",
+        gate: str = "",
+        ack: str = "auto",
+        on_failure: str = "block",
+        prefetch: int = 2_000,
+        prefetch_bytes: int = 64 * 1024 * 1024,
+        pull_bytes: int = 1024 * 1024,
+        lease_ms: int = 10_000,
+        attempts_max: int = 5,
+        retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
+    ) -> OrderedConsumer:
         """A consumer of a group of an ordered subject: `run` a handler, or iterate over it. Messages of one key come in order.
 
         A group that is new begins at `start`, and its `gate` is "lanes" (a range of keys goes on to the next version of the route as soon
@@ -389,10 +497,22 @@ class Client(ListeningDoor, OutboxDoor):
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
         consumer = self._make_ordered_consumer(
-            self._links, self._sync_member, subject, group, name=name, start=start, gate=gate, ack=ack, on_failure=on_failure,
-            prefetch=prefetch, prefetch_bytes=prefetch_bytes, pull_bytes=pull_bytes, lease_ms=lease_ms, attempts_max=attempts_max,
+            self._links,
+            self._sync_member,
+            subject,
+            group,
+            name=name,
+            start=start,
+            gate=gate,
+            ack=ack,
+            on_failure=on_failure,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            pull_bytes=pull_bytes,
+            lease_ms=lease_ms,
+            attempts_max=attempts_max,
             retry_delays_s=retry_delays_s,
-        )  # fmt: skip
+        )
         self._attend(consumer)
         return consumer
 
@@ -426,7 +546,7 @@ class Client(ListeningDoor, OutboxDoor):
 
     async def _sync_member(
         self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
-    ) -> Assigned:  # fmt: skip
+    ) -> Assigned:
         return await self.metadata.sync_member(member, generation, wait_ms, finished, leaves=leaves)
 
     async def _reset_to_earliest(self, subject: str, group: str, broker_group: str | None) -> None:
@@ -478,7 +598,5 @@ class Client(ListeningDoor, OutboxDoor):
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()

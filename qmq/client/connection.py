@@ -79,7 +79,10 @@ class Connection:
         self._cause: QmqError | None = None
         self.ended = asyncio.Event()
         self.stream = FrameStream(
-            on_frames=self._on_frames, on_closed=self._closed, on_writable=self._writable, on_violation=self._violated,
+            on_frames=self._on_frames,
+            on_closed=self._closed,
+            on_writable=self._writable,
+            on_violation=self._violated,
             frame_bytes_max=limits.ANSWER_BYTES_MAX,
         )
 

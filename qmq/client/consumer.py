@@ -59,11 +59,26 @@ class Consumer:
     """
 
     def __init__(
-        self, links: Links, reset: Reset, send_directed: SendDirected, subject: str, group: str, *, name: str | None = None,
-        start: str = "", broadcast: bool = False, tags_any: list[str] | None = None, tags_all: list[str] | None = None, ack: str = "auto",
-        most_once: bool = False, prefetch: int = PREFETCH, prefetch_bytes: int = PREFETCH_BYTES, pull_bytes: int = PULL_BYTES,
-        lease_ms: int = LEASE_MS, expired: str = "raise",
-    ) -> None:  # fmt: skip
+        self,
+        links: Links,
+        reset: Reset,
+        send_directed: SendDirected,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "",
+        broadcast: bool = False,
+        tags_any: list[str] | None = None,
+        tags_all: list[str] | None = None,
+        ack: str = "auto",
+        most_once: bool = False,
+        prefetch: int = PREFETCH,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        pull_bytes: int = PULL_BYTES,
+        lease_ms: int = LEASE_MS,
+        expired: str = "raise",
+    ) -> None:
         if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
             raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
         check_limits(prefetch, prefetch_bytes)
@@ -76,9 +91,17 @@ class Consumer:
         start = start or ("latest" if broadcast else "earliest")
         share = self.group + BROADCAST + self.name if broadcast else self.group
         self._terms = Terms(
-            self.subject, share, self.name, self.incarnation, start, lease_ms, list(tags_any or []),
-            list(tags_all or []), pull_bytes, most_once,
-        )  # fmt: skip
+            self.subject,
+            share,
+            self.name,
+            self.incarnation,
+            start,
+            lease_ms,
+            list(tags_any or []),
+            list(tags_all or []),
+            pull_bytes,
+            most_once,
+        )
         self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
         self._retries = Retries(self.subject, share, send_directed)
@@ -392,9 +415,7 @@ class Consumer:
     async def __aenter__(self) -> Consumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close(error)
 
 

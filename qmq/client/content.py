@@ -79,9 +79,7 @@ def check_length(name: str, column: Sized | None, count: int) -> None:
         raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
 
 
-def columns_of(
-    bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int
-) -> Columns:
+def columns_of(bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int) -> Columns:
     """Many messages without their keys. Raises InvalidArgument, MessageTooLarge."""
     found = list(bodies)
     check_length("tags", tags, len(found))

@@ -157,11 +157,20 @@ def letter_of(message: Message) -> DeadLetter:
     found = message.headers
     try:
         return DeadLetter(
-            found[headers.GROUP].decode(), found[headers.SUBJECT].decode(), message.broker_group, int(found[headers.SEQUENCE]), message.id,
-            int(found[headers.ATTEMPT]), found[headers.ERROR].decode(errors="replace"), int(found[headers.DEAD_MS]), message.create_time_ms,
-            message.key_bytes, message.tags, {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
+            found[headers.GROUP].decode(),
+            found[headers.SUBJECT].decode(),
+            message.broker_group,
+            int(found[headers.SEQUENCE]),
+            message.id,
+            int(found[headers.ATTEMPT]),
+            found[headers.ERROR].decode(errors="replace"),
+            int(found[headers.DEAD_MS]),
+            message.create_time_ms,
+            message.key_bytes,
+            message.tags,
+            {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
             message.body,
-        )  # fmt: skip
+        )
     except (KeyError, ValueError) as cause:
         raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
 
@@ -178,7 +187,10 @@ def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, Dea
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
     """As they are sent again, directed to the group, with their create times; and the first of these. Pure."""
     return columns_of_copies(
-        [each.body for each in letters], [each.key or b"" for each in letters], [each.tags for each in letters],
-        [{**each.headers, headers.GROUP: group.encode()} for each in letters], [each.create_time_ms for each in letters],
+        [each.body for each in letters],
+        [each.key or b"" for each in letters],
+        [each.tags for each in letters],
+        [{**each.headers, headers.GROUP: group.encode()} for each in letters],
+        [each.create_time_ms for each in letters],
         [each.id.to_bytes() for each in letters],
-    )  # fmt: skip
+    )

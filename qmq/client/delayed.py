@@ -81,9 +81,14 @@ class Delayed:
         return message_of(found)
 
     async def list(
-        self, subject: str = "", start: datetime | None = None, end: datetime | None = None, limit: int | None = None,
-        *, silent: dict[str, str] | None = None,
-    ) -> AsyncIterator[DelayedMessage]:  # fmt: skip
+        self,
+        subject: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        limit: int | None = None,
+        *,
+        silent: dict[str, str] | None = None,
+    ) -> AsyncIterator[DelayedMessage]:
         """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
         their due times, without bodies; at most `limit`.
 

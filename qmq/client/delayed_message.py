@@ -113,10 +113,21 @@ def message_of(found: pb.DelayedMessage) -> DelayedMessage:
     """Raises InvalidArgument if its message id is none."""
     has_body = not found.body_bytes or found.body_bytes == len(found.body)
     return DelayedMessage(
-        found.id, found.subject, MessageId.parse(found.message_id), time_of(found.due_ms), time_of(found.create_time_ms), found.key or None,
-        tuple(found.tags), {each.name: each.value for each in found.headers}, found.body if has_body else None,
-        found.body_bytes or len(found.body), found.state, found.cron, found.zone, found.group,
-    )  # fmt: skip
+        found.id,
+        found.subject,
+        MessageId.parse(found.message_id),
+        time_of(found.due_ms),
+        time_of(found.create_time_ms),
+        found.key or None,
+        tuple(found.tags),
+        {each.name: each.value for each in found.headers},
+        found.body if has_body else None,
+        found.body_bytes or len(found.body),
+        found.state,
+        found.cron,
+        found.zone,
+        found.group,
+    )
 
 
 def stats_of(found: meta_pb2.DescribeDelaysResponse) -> DelayStats:
@@ -127,11 +138,22 @@ def stats_of(found: meta_pb2.DescribeDelaysResponse) -> DelayStats:
 def _group_of(found: pb.DelayDescription) -> DelayGroup:
     troubles = tuple(DelayTrouble(each.subject, each.waiting, each.reason) for each in found.troubles)
     return DelayGroup(
-        found.group, found.replica, tuple(map(_bucket_of, found.buckets)), found.pending, found.waiting, found.planned, found.delivered,
-        timedelta(milliseconds=found.lateness_p50_ms), timedelta(milliseconds=found.lateness_p99_ms), found.wheel_messages,
-        found.wheel_bytes, time_of(found.horizon_ms), troubles,
-        time_of(found.time_ms), timedelta(milliseconds=found.clock_step_ms),
-    )  # fmt: skip
+        found.group,
+        found.replica,
+        tuple(map(_bucket_of, found.buckets)),
+        found.pending,
+        found.waiting,
+        found.planned,
+        found.delivered,
+        timedelta(milliseconds=found.lateness_p50_ms),
+        timedelta(milliseconds=found.lateness_p99_ms),
+        found.wheel_messages,
+        found.wheel_bytes,
+        time_of(found.horizon_ms),
+        troubles,
+        time_of(found.time_ms),
+        timedelta(milliseconds=found.clock_step_ms),
+    )
 
 
 def _bucket_of(found: pb.DelayBucket) -> DelayBucket:

@@ -35,24 +35,45 @@ class DelayedProducer(Producer):
     """Sends to one subject, later. Make it with `Client.delayed_producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
-        self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES, batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
-    ) -> None:  # fmt: skip
+        self,
+        links: Links,
+        identity: Identity,
+        subject: str,
+        *,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
+        delivery_timeout_s: float = 120.0,
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        acks: str = "quorum",
+    ) -> None:
         self._home = Home(subject)
         self._latest_ms = 0
         """The latest due time, while this round of the event loop lasts."""
         self._needs_key = False
         super().__init__(
-            links, identity, subject, batch_messages=batch_messages, batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s,
-            body_bytes_max=body_bytes_max, acks=acks, target=delayed_target(subject),
-        )  # fmt: skip
+            links,
+            identity,
+            subject,
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            body_bytes_max=body_bytes_max,
+            acks=acks,
+            target=delayed_target(subject),
+        )
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def send(
-        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None, *, due: When | None = None, due_ms: int | None = None,
-    ) -> Ticket:  # fmt: skip
+        self,
+        body: bytes,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        *,
+        due: When | None = None,
+        due_ms: int | None = None,
+    ) -> Ticket:
         """Put a message into the open batch; `await` the ticket to know that it is stored.
 
         `due` is a timedelta from now, or a datetime with a time zone; or give `due_ms`, milliseconds since 1970, which costs least. What is
@@ -81,10 +102,15 @@ class DelayedProducer(Producer):
         return ticket
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
-        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None, *,
-        due: Dues | None = None, due_ms: Sequence[int] | int | None = None,
-    ) -> Tickets:  # fmt: skip
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        *,
+        due: Dues | None = None,
+        due_ms: Sequence[int] | int | None = None,
+    ) -> Tickets:
         """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
         if (due is None) == (due_ms is None):
             raise _one_of_two()
@@ -97,9 +123,16 @@ class DelayedProducer(Producer):
         return self.put(columns)
 
     def send_recurring(
-        self, body: bytes, cron: str, zone: str, *, start_ms: int | None = None, key: str | bytes | None = None,
-        tags: Iterable[str] | None = None, headers: Mapping[str, str | bytes] | None = None,
-    ) -> Ticket:  # fmt: skip
+        self,
+        body: bytes,
+        cron: str,
+        zone: str,
+        *,
+        start_ms: int | None = None,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+    ) -> Ticket:
         """Send a message that comes again and again: at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
 
         It travels alone in its batch; its first run is the first one behind `start_ms`. Raises as `send`.
@@ -156,15 +189,27 @@ class DelayedProducer(Producer):
         if self._is_keyless(batch.columns):
             raise _keyless(self.subject)
         return encode(
-            self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms, flags=batch.flags | (BatchFlag.ORDERED if self.is_ordered else 0),
-        )  # fmt: skip
+            self._subject,
+            batch.columns,
+            producer_id=self._identity.producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags | (BatchFlag.ORDERED if self.is_ordered else 0),
+        )
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
         return DelayedBatchReceipt(
-            self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
-            produced.append_time_ms, group, batch.columns.message_ids, batch.columns.dues or (),
-        )  # fmt: skip
+            self.subject,
+            0,
+            produced.base_sequence,
+            batch.count,
+            self._identity.producer_id,
+            batch.sequence,
+            produced.append_time_ms,
+            group,
+            batch.columns.message_ids,
+            batch.columns.dues or (),
+        )
 
 
 def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:

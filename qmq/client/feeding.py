@@ -1,7 +1,7 @@
 """How producer, pipes and pipe speak to each other: batches go down, decisions come up.
 
-    Producer (a Sender)  --put-->  Pipes (a Feeder)  --transmit-->  Pipe
-             <--stored, failed, answered--        <--stored, failed, give_back, answered--
+Producer (a Sender)  --put-->  Pipes (a Feeder)  --transmit-->  Pipe
+         <--stored, failed, answered--        <--stored, failed, give_back, answered--
 """
 
 from __future__ import annotations

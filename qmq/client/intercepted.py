@@ -39,9 +39,12 @@ class InterceptedProducer(Producer):
         return _follow(self._chain, told, ticket, self.place_of_last(ticket))
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None, tags: Sequence[Iterable[str]] | None = None,
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Headers] | None = None,
-    ) -> Tickets:  # fmt: skip
+    ) -> Tickets:
         """See `Producer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
@@ -64,9 +67,12 @@ class InterceptedOrderedProducer(OrderedProducer):
         return _follow(self._chain, told, ticket, self.place_of_last(ticket))
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes], tags: Sequence[Iterable[str]] | None = None,
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes],
+        tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Headers] | None = None,
-    ) -> Tickets:  # fmt: skip
+    ) -> Tickets:
         """See `OrderedProducer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
@@ -82,9 +88,15 @@ class InterceptedDelayedProducer(DelayedProducer):
         self._chain = chain
 
     def send(
-        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None, *,
-        due: When | None = None, due_ms: int | None = None,
-    ) -> Ticket:  # fmt: skip
+        self,
+        body: bytes,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Headers | None = None,
+        *,
+        due: When | None = None,
+        due_ms: int | None = None,
+    ) -> Ticket:
         """See `DelayedProducer.send`."""
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
@@ -92,9 +104,15 @@ class InterceptedDelayedProducer(DelayedProducer):
         return _follow(self._chain, told, ticket, self.place_of_last(ticket))
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None, tags: Sequence[Iterable[str]] | None = None,
-        headers: Sequence[Headers] | None = None, *, due: Dues | None = None, due_ms: Sequence[int] | int | None = None,
-    ) -> Tickets:  # fmt: skip
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Headers] | None = None,
+        *,
+        due: Dues | None = None,
+        due_ms: Sequence[int] | int | None = None,
+    ) -> Tickets:
         """See `DelayedProducer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
@@ -102,9 +120,16 @@ class InterceptedDelayedProducer(DelayedProducer):
         return _follow_many(self._chain, told, tickets)
 
     def send_recurring(
-        self, body: bytes, cron: str, zone: str, *, start_ms: int | None = None, key: str | bytes | None = None,
-        tags: Iterable[str] | None = None, headers: Headers | None = None,
-    ) -> Ticket:  # fmt: skip
+        self,
+        body: bytes,
+        cron: str,
+        zone: str,
+        *,
+        start_ms: int | None = None,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Headers | None = None,
+    ) -> Ticket:
         """See `DelayedProducer.send_recurring`."""
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):

@@ -194,9 +194,14 @@ def chosen(chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concaten
 
 
 def outgoing(
-    subject: str, keys: Sequence[str | bytes | None], tags: Sequence[Iterable[str]], headers: Iterator[object] | Sequence[object], *,
-    is_batch: bool = False, is_delayed: bool = False,
-) -> Outgoing:  # fmt: skip
+    subject: str,
+    keys: Sequence[str | bytes | None],
+    tags: Sequence[Iterable[str]],
+    headers: Iterator[object] | Sequence[object],
+    *,
+    is_batch: bool = False,
+    is_delayed: bool = False,
+) -> Outgoing:
     """Messages as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
     return Outgoing(subject, len(keys), keys, tags, [content.header_map(each) for each in headers], is_batch, is_delayed)
 

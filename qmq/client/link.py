@@ -25,9 +25,14 @@ class Links:
     """The client's connections, by address. Concurrent callers share one attempt."""
 
     def __init__(
-        self, locator: Locator, client: str, *, now_ns: Callable[[], int] | None = None, network: Network = NETWORK,
+        self,
+        locator: Locator,
+        client: str,
+        *,
+        now_ns: Callable[[], int] | None = None,
+        network: Network = NETWORK,
         store: VerdictStore | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.locator = locator
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""

@@ -56,9 +56,7 @@ class Locator:
     `locate` may create a subject; in the background `look` is asked, which never does: a subject that was deleted stays so.
     """
 
-    def __init__(
-        self, locate: Locate, watch: Watch, outdated: Callable[[], None] = lambda: None, *, look: Locate | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, locate: Locate, watch: Watch, outdated: Callable[[], None] = lambda: None, *, look: Locate | None = None) -> None:
         self.book = RouteBook()
         self._look = look or locate
         self._locate, self._watch, self._outdated = locate, watch, outdated

@@ -58,9 +58,7 @@ class MetadataClient(DeliveryAdmin):
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
-    async def _call(
-        self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S
-    ) -> Any:
+    async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
         unreachable: dict[str, QmqError] = {}
         try:
@@ -156,11 +154,17 @@ class MetadataClient(DeliveryAdmin):
         if partitions and not is_ordered:
             raise InvalidArgument(f"subject {config.name!r} is unordered: only an ordered one has partitions to choose")
         settings = pb.SubjectSettings(
-            name=config.name, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes,
-            body_bytes_max=config.body_bytes_max, broker_groups=config.groups, order=config.order.value,
+            name=config.name,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+            body_bytes_max=config.body_bytes_max,
+            broker_groups=config.groups,
+            order=config.order.value,
             logical_partitions=config.logical_partitions,
-            fencing=config.fencing.value if is_ordered else "", partitions=partitions, flush=config.flush.value,
-        )  # fmt: skip
+            fencing=config.fencing.value if is_ordered else "",
+            partitions=partitions,
+            flush=config.flush.value,
+        )
         created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         return created.settings
 
@@ -176,9 +180,15 @@ class MetadataClient(DeliveryAdmin):
         return Partial(found.groups, found.silent)
 
     async def reset_group(
-        self, subject: str, group: str, *, to: str | None = None, time_ms: int | None = None, sequence: int | None = None,
+        self,
+        subject: str,
+        group: str,
+        *,
+        to: str | None = None,
+        time_ms: int | None = None,
+        sequence: int | None = None,
         broker_group: str | None = None,
-    ) -> list[control.Moved]:  # fmt: skip
+    ) -> list[control.Moved]:
         """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer.
 
         On every broker group that has the subject, or on one: then that one's master is asked directly.
@@ -235,9 +245,13 @@ class MetadataClient(DeliveryAdmin):
     async def trace_message(self, place: control.StoredMessage, group: str = "", cursor: bytes = b"") -> control.TraceMessageResponse:
         """What groups did with a stored message, a page at a time: go on with the answer's cursor. Raises MessageNotFound."""
         request = control.TraceMessageRequest(
-            subject=place.subject, partition=place.partition, broker_group=place.broker_group, sequence=place.sequence, group=group,
+            subject=place.subject,
+            partition=place.partition,
+            broker_group=place.broker_group,
+            sequence=place.sequence,
+            group=group,
             cursor=cursor,
-        )  # fmt: skip
+        )
         found: control.TraceMessageResponse = await self._call("TraceMessage", request)
         return found
 
@@ -250,9 +264,16 @@ class MetadataClient(DeliveryAdmin):
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
     async def change_route(
-        self, subject: str, *, split: pb.SplitOperation | None = None, merge: pb.MergeOperation | None = None,
-        move: pb.MoveOperation | None = None, from_version: int = 0, reason: str = "", dry_run: bool = False,
-    ) -> pb.ChangeRouteResponse:  # fmt: skip
+        self,
+        subject: str,
+        *,
+        split: pb.SplitOperation | None = None,
+        merge: pb.MergeOperation | None = None,
+        move: pb.MoveOperation | None = None,
+        from_version: int = 0,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> pb.ChangeRouteResponse:
         """Split, merge or move partitions; answered when the next route is published, or with `dry_run` when it is planned.
 
         A lost answer is asked for again only with `from_version`: then the change is made once at most. Without it the failure is raised,
@@ -354,17 +375,25 @@ class MetadataClient(DeliveryAdmin):
 
     async def sync_member(
         self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
-    ) -> Assigned:  # fmt: skip
+    ) -> Assigned:
         """Make a consumer of an ordered subject known, and hear what it shall read: one try, for those who keep pauses and ask again.
 
         `generation` is the assignment that it knows, `finished` are lanes of which it has settled everything. Raises UnknownSubject,
         OrderMismatch, InvalidArgument, NotConnected.
         """
         request = pb.SyncMemberRequest(
-            subject=member.subject, group=member.group, consumer=member.name, incarnation=member.incarnation, lease_ms=member.lease_ms,
-            start=member.start, gate=member.gate, generation=generation, wait_ms=wait_ms, leaves=leaves,
+            subject=member.subject,
+            group=member.group,
+            consumer=member.name,
+            incarnation=member.incarnation,
+            lease_ms=member.lease_ms,
+            start=member.start,
+            gate=member.gate,
+            generation=generation,
+            wait_ms=wait_ms,
+            leaves=leaves,
             finished=[_assigned_lane(each) for each in finished],
-        )  # fmt: skip
+        )
         found: pb.SyncMemberResponse
         try:
             found = await self._call_once("SyncMember", request, wait_ms / 1000 + min(LOCATE_TIMEOUT_S, member.lease_ms / 8000))
@@ -412,7 +441,7 @@ class MetadataClient(DeliveryAdmin):
         return placed.settings
 
     async def set_group_mode(self, broker_group: str, mode: str) -> str:
-        """"read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
+        """State "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
         request = pb.SetGroupModeRequest(broker_group=broker_group, mode=mode)
         found: pb.SetGroupModeResponse = await self._call("SetGroupMode", request)
         return found.mode
@@ -431,13 +460,9 @@ class MetadataClient(DeliveryAdmin):
         """Have a replica leave a group. Not repeated on a lost answer."""
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(remove=replica))
 
-    async def _change_replicas(
-        self, broker_group: str, change: control.ChangeReplicasRequest
-    ) -> control.ChangeReplicasResponse:
+    async def _change_replicas(self, broker_group: str, change: control.ChangeReplicasRequest) -> control.ChangeReplicasResponse:
         request = pb.GroupChangeReplicasRequest(broker_group=broker_group, change=change)
-        found: control.ChangeReplicasResponse = await self._call(
-            "ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s
-        )
+        found: control.ChangeReplicasResponse = await self._call("ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found
 
     async def close(self) -> None:

@@ -34,9 +34,11 @@ SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "From a b
 WAITING: Final = Figure("qmq_client_waiting_bytes", GAUGE, (), "Bytes of batches that are not decided yet; 64 MiB a producer at most.")
 RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that came.")
 SETTLED: Final = Figure(
-    "qmq_client_settled_messages_total", COUNTER, (*_GROUP, "verdict"),
+    "qmq_client_settled_messages_total",
+    COUNTER,
+    (*_GROUP, "verdict"),
     "Verdicts that were sent: ack, nack, release, reject; not of ordered subjects.",
-)  # fmt: skip
+)
 STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that went to others before they were settled.")
 HELD: Final = Figure("qmq_client_held_messages", GAUGE, _GROUP, "Messages that are here and have no verdict; not of ordered subjects.")
 UNHEARD: Final = Figure("qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered; not of ordered ones.")
@@ -47,8 +49,20 @@ class ClientSource:
     """See the module."""
 
     figures: Final = (
-        SENT, SENT_BYTES, SENT_BATCHES, RESENT, FAILED, SEND_SECONDS, WAITING, RECEIVED, SETTLED, STALE, HELD, UNHEARD, CONNECTIONS,
-    )  # fmt: skip
+        SENT,
+        SENT_BYTES,
+        SENT_BATCHES,
+        RESENT,
+        FAILED,
+        SEND_SECONDS,
+        WAITING,
+        RECEIVED,
+        SETTLED,
+        STALE,
+        HELD,
+        UNHEARD,
+        CONNECTIONS,
+    )
 
     def __init__(self, client: Client) -> None:
         self._client = client

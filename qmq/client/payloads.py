@@ -29,6 +29,7 @@ Decode = Callable[[bytes], Any]
 
 _T = TypeVar("_T")
 
+
 class Undecodable(Exception):
     """A body is not what its handler takes. Says what the decoder found."""
 

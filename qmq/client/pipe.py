@@ -96,9 +96,7 @@ class Pipe:
         self.inflight[batch.sequence] = batch
         batch.attempts = attempt = batch.attempts + 1
         left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
-        connection.request(
-            self._feeder.kind, lambda answer: self._answered(batch, attempt, answer), *batch.encoded, timeout_s=left_s
-        )
+        connection.request(self._feeder.kind, lambda answer: self._answered(batch, attempt, answer), *batch.encoded, timeout_s=left_s)
         if self._watch is None:
             self._watch = self._loop.call_later(STALL_S, self._look, self._stored)
 
@@ -298,7 +296,6 @@ class Pipe:
 
 def _number(batch: Batch) -> int:
     return batch.sequence
-
 
 
 def _set(future: asyncio.Future[None]) -> None:

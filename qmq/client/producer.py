@@ -79,11 +79,19 @@ class Producer(Backlog):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
-        self, links: Links, identity: Identity, subject: str, *, batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES, delivery_timeout_s: float = 120.0,
-        compression: Compression = Compression.NONE, body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum",
+        self,
+        links: Links,
+        identity: Identity,
+        subject: str,
+        *,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
+        delivery_timeout_s: float = 120.0,
+        compression: Compression = Compression.NONE,
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        acks: str = "quorum",
         target: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(links)
         self.subject = subject
         self.target = target or subject
@@ -106,9 +114,12 @@ class Producer(Backlog):
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def send(
-        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None,
+        self,
+        body: bytes,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         """Put a message into the open batch; `await` the ticket to know that it is stored.
 
         Look at `full` now and then, and `await drain()`.
@@ -149,9 +160,12 @@ class Producer(Backlog):
         self._pipes.flush()
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes | None] | None = None,
-        tags: Sequence[Iterable[str]] | None = None, headers: Sequence[Mapping[str, str | bytes]] | None = None,
-    ) -> Tickets:  # fmt: skip
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+    ) -> Tickets:
         """Send many messages with less work for each; the columns, where given, have one item a message. Raises as `send`."""
         columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
         content.check_length("keys", keys, len(columns.bodies))
@@ -217,9 +231,14 @@ class Producer(Backlog):
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
         return encode(
-            self._subject, batch.columns, producer_id=self._identity.producer_id, batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms, flags=batch.flags, compression=self._compression,
-        )  # fmt: skip
+            self._subject,
+            batch.columns,
+            producer_id=self._identity.producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags,
+            compression=self._compression,
+        )
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
         """For the pipes: the batch is stored."""
@@ -230,9 +249,15 @@ class Producer(Backlog):
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
         return BatchReceipt(
-            self.subject, 0, produced.base_sequence, batch.count, self._identity.producer_id, batch.sequence,
-            produced.append_time_ms, group,
-        )  # fmt: skip
+            self.subject,
+            0,
+            produced.base_sequence,
+            batch.count,
+            self._identity.producer_id,
+            batch.sequence,
+            produced.append_time_ms,
+            group,
+        )
 
     def failed(self, batch: Batch, failure: QmqError) -> None:
         """For the pipes: the batch is given up; the failure says whether it may be stored."""

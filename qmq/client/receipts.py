@@ -91,9 +91,14 @@ class DelayedBatchReceipt(BatchReceipt):
     def receipt(self, index: int) -> DelayedReceipt:
         """The receipt of the batch's message number `index`."""
         return DelayedReceipt(
-            self.subject, self.partition, self.base_sequence + index, self.id(index), self.append_time_ms, self.broker_group,
+            self.subject,
+            self.partition,
+            self.base_sequence + index,
+            self.id(index),
+            self.append_time_ms,
+            self.broker_group,
             self.dues[index],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +117,17 @@ class CutReceipt(BatchReceipt):
         ordered = sorted(parts, key=itemgetter(0))
         first = ordered[0][1]
         return cls(
-            first.subject, first.partition, first.base_sequence, count, first.producer_id, first.batch_sequence,
-            first.append_time_ms, first.broker_group, None, tuple(ordered),
-        )  # fmt: skip
+            first.subject,
+            first.partition,
+            first.base_sequence,
+            count,
+            first.producer_id,
+            first.batch_sequence,
+            first.append_time_ms,
+            first.broker_group,
+            None,
+            tuple(ordered),
+        )
 
     def _find(self, index: int) -> tuple[BatchReceipt, int]:
         for places, part in self.parts:

@@ -95,8 +95,12 @@ class Retries:
         except (QmqError, TimeoutError) as failure:
             log.warning(
                 "%d messages of subject %s that failed in group %s were to be delayed, and no delay group has them for certain; "
-                "they are handed out again in an hour: %s", len(batch), self._subject, self._group, failure or "no answer in time",
-            )  # fmt: skip
+                "they are handed out again in an hour: %s",
+                len(batch),
+                self._subject,
+                self._group,
+                failure or "no answer in time",
+            )
         finally:
             _settle(batch, verdict, delay_ms)
 
@@ -141,10 +145,13 @@ def columns_of(batch: Sequence[Retry], group: str) -> tuple[Columns, int]:
     """The copies, directed to the group; and the batch's create time. Raises CorruptBatch."""
     messages = [each.message for each in batch]
     columns, first = columns_of_copies(
-        [message.body for message in messages], [message.key_bytes or b"" for message in messages], [message.tags for message in messages],
-        [_headers_of(message, group) for message in messages], [message.create_time_ms for message in messages],
+        [message.body for message in messages],
+        [message.key_bytes or b"" for message in messages],
+        [message.tags for message in messages],
+        [_headers_of(message, group) for message in messages],
+        [message.create_time_ms for message in messages],
         [message.id.to_bytes() for message in messages],
-    )  # fmt: skip
+    )
     columns.dues = [each.due_ms for each in batch]
     return columns, first
 

@@ -50,9 +50,11 @@ class OutboxDoor:
 
             patience = DELIVERY_TIMEOUT_S
             doors = Doors(
-                partial(self.producer, delivery_timeout_s=patience), partial(self.ordered_producer, delivery_timeout_s=patience),
-                partial(self.delayed_producer, delivery_timeout_s=patience), self._ordering,
-            )  # fmt: skip
+                partial(self.producer, delivery_timeout_s=patience),
+                partial(self.ordered_producer, delivery_timeout_s=patience),
+                partial(self.delayed_producer, delivery_timeout_s=patience),
+                self._ordering,
+            )
             self._own_outboxes = Outboxes(doors, self._producer_ids(), self.interceptors, self._now_ns)
         return self._own_outboxes
 

@@ -27,7 +27,6 @@ BAD_SUFFIX: Final = ".unreadable"
 _NEW_SUFFIX: Final = ".new"
 
 
-
 class VerdictFile:
     """The file of one queue of a living consumer. Raises nothing: what fails is logged, once until something works again."""
 

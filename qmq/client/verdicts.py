@@ -106,9 +106,17 @@ class Verdicts:
     """
 
     def __init__(
-        self, owner: Owner, terms: Terms, group: str, *, sent_away: Callable[[QmqError], None], come_back: Callable[[], None],
-        now_ns: Callable[[], int] = time.time_ns, tally: TakeTally | None = None, file: File | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        owner: Owner,
+        terms: Terms,
+        group: str,
+        *,
+        sent_away: Callable[[QmqError], None],
+        come_back: Callable[[], None],
+        now_ns: Callable[[], int] = time.time_ns,
+        tally: TakeTally | None = None,
+        file: File | None = None,
+    ) -> None:
         self.terms = terms
         self.group = group
         self.now_ns = now_ns
@@ -228,9 +236,12 @@ class Verdicts:
         payload = wire.pack_settle(session.number, request.settlements)
         deadline_ms = int(ANSWER_S * 1000) if request.waiter is not None else 0
         session.connection.request(
-            FrameKind.SETTLE, lambda answer: self._settled(request, session, answer), payload,
-            timeout_s=ANSWER_S, deadline_ms=deadline_ms,
-        )  # fmt: skip
+            FrameKind.SETTLE,
+            lambda answer: self._settled(request, session, answer),
+            payload,
+            timeout_s=ANSWER_S,
+            deadline_ms=deadline_ms,
+        )
 
     def _settled(self, request: Request, session: Session, answer: Frame | QmqError) -> None:
         if session is not self._session:

@@ -47,9 +47,19 @@ class DelayBroker(Broker):
     """See the module. `links` makes the ways to the real-time brokers, for one life as master."""
 
     def __init__(
-        self, store: Store, look_up: LookUpSubject, clock: Clock, config: BrokerConfig, loop: asyncio.AbstractEventLoop, *, group: str,
-        settings: DelaySettings, delay: DelayConfig, links: Callable[[], Links], is_serving: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        look_up: LookUpSubject,
+        clock: Clock,
+        config: BrokerConfig,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        group: str,
+        settings: DelaySettings,
+        delay: DelayConfig,
+        links: Callable[[], Links],
+        is_serving: bool = True,
+    ) -> None:
         super().__init__(store, look_up, clock, config, loop, is_serving=is_serving)
         self.settings = settings
         self.delay = delay

@@ -178,7 +178,7 @@ class Pieces:
         producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = self.header
         return REGION.pack(
             producer_id, batch_sequence, flags, count, create_time_ms, self._columns, partition, body_bytes, subject_bytes, 0, 0
-        )  # fmt: skip
+        )
 
     # --- batches of one ------------------------------------------------------------------------------------------------
 

@@ -112,9 +112,16 @@ class Engine:
     """See the module. `start` once, `stop` once."""
 
     def __init__(
-        self, schedule: Schedule, writer: Writer, clock: Clock, config: DelayConfig, make_outlets: Callable[[LogLedger], Outlet],
-        fatal: Callable[[BaseException], None], keeper: Keeper | None = None, run: Run | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule,
+        writer: Writer,
+        clock: Clock,
+        config: DelayConfig,
+        make_outlets: Callable[[LogLedger], Outlet],
+        fatal: Callable[[BaseException], None],
+        keeper: Keeper | None = None,
+        run: Run | None = None,
+    ) -> None:
         self.schedule = schedule
         self.clock = clock
         self.config = config
@@ -125,9 +132,13 @@ class Engine:
         self.wheel = Wheel(config.tick_ms)
         self._run = run or self._in_thread
         self.loader = Loader(
-            schedule, self.wheel, self._run, wheel_messages_max=config.wheel_messages_max,
-            slice_messages_max=config.slice_messages_max, load_ahead_ms=config.load_ahead_ms,
-        )  # fmt: skip
+            schedule,
+            self.wheel,
+            self._run,
+            wheel_messages_max=config.wheel_messages_max,
+            slice_messages_max=config.slice_messages_max,
+            load_ahead_ms=config.load_ahead_ms,
+        )
         self.ledger = LogLedger(writer, schedule, clock.time_ms, self.wake)
         self.outlets = make_outlets(self.ledger)
         self._held: deque[Places] = deque()
@@ -382,7 +393,16 @@ class Engine:
         outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
         return Standing(
-            [info for info in self.schedule.buckets() if info.pending], len(self.wheel), self.wheel.nbytes, self.loader.horizon_ms,
-            self.waiting, outlets.planned, lateness.p50(now_ms), lateness.p99(now_ms), lateness.delivered, outlets.troubles() + damaged,
-            now_ms, self._keeper.step_ms if self._keeper is not None else 0,
-        )  # fmt: skip
+            [info for info in self.schedule.buckets() if info.pending],
+            len(self.wheel),
+            self.wheel.nbytes,
+            self.loader.horizon_ms,
+            self.waiting,
+            outlets.planned,
+            lateness.p50(now_ms),
+            lateness.p99(now_ms),
+            lateness.delivered,
+            outlets.troubles() + damaged,
+            now_ms,
+            self._keeper.step_ms if self._keeper is not None else 0,
+        )

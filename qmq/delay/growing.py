@@ -182,4 +182,4 @@ def damaged(name: str, position: int, why: str) -> LogDamaged:
     return LogDamaged(
         f"schedule/{name} is damaged at byte {position} ({why}): restore the file from a copy, or begin this replica anew",
         position=position,
-    )  # fmt: skip
+    )

@@ -63,9 +63,15 @@ class Loader:
     """See the module. `begin` once; `ahead` and `more_late` in a task each, everything on one event loop."""
 
     def __init__(
-        self, source: KeptSource, wheel: Wheel, run: InThread, *, wheel_messages_max: int = 16_000_000,
-        slice_messages_max: int = 2_000_000, load_ahead_ms: int = 600_000,
-    ) -> None:  # fmt: skip
+        self,
+        source: KeptSource,
+        wheel: Wheel,
+        run: InThread,
+        *,
+        wheel_messages_max: int = 16_000_000,
+        slice_messages_max: int = 2_000_000,
+        load_ahead_ms: int = 600_000,
+    ) -> None:
         self.wheel = wheel
         self.late = Wheel(wheel.tick_ms)
         self.origin_ms = _EVER

@@ -51,18 +51,56 @@ class Outline:
         self._subject = sys.intern(view.subject)
         self.region_bytes = len(view.region)
         self._packed = _FIELDS.pack(
-            view.base_sequence, view.envelope.append_time_ms, header.producer_id, header.batch_sequence, header.create_time_ms,
-            header.flags, header.count, at.create_delta, at.message_id, at.key, at.key_data, at.tag_list, at.tag,
-            at.tag_data, at.header_list, at.header_name, at.header_name_data, at.header_value, at.header_value_data, at.due, at.body,
+            view.base_sequence,
+            view.envelope.append_time_ms,
+            header.producer_id,
+            header.batch_sequence,
+            header.create_time_ms,
+            header.flags,
+            header.count,
+            at.create_delta,
+            at.message_id,
+            at.key,
+            at.key_data,
+            at.tag_list,
+            at.tag,
+            at.tag_data,
+            at.header_list,
+            at.header_name,
+            at.header_name_data,
+            at.header_value,
+            at.header_value_data,
+            at.due,
+            at.body,
             at.body_data,
-        )  # fmt: skip
+        )
 
     def message(self, read: Read, place: int, due_ms: int, at: Place) -> DueMessage | None:
         """The message at that place of the batch; None if that is not `at`, or is not due then. Raises CorruptBatch, LogDamaged."""
         (
-            first, append_ms, producer_id, batch_sequence, create_ms, flags, count, deltas, ids, key, key_data, tag_list, tag,
-            tag_data, header_list, name, name_data, value, value_data, dues, body, body_data,
-        ) = _FIELDS.unpack(self._packed)  # fmt: skip
+            first,
+            append_ms,
+            producer_id,
+            batch_sequence,
+            create_ms,
+            flags,
+            count,
+            deltas,
+            ids,
+            key,
+            key_data,
+            tag_list,
+            tag,
+            tag_data,
+            header_list,
+            name,
+            name_data,
+            value,
+            value_data,
+            dues,
+            body,
+            body_data,
+        ) = _FIELDS.unpack(self._packed)
         if first + place != at.ordinal or place >= count:
             return None
         found_ms, begin, end = _due_and_body(read, dues + 8 * place, body + 4 * place)
@@ -70,15 +108,18 @@ class Outline:
             return None
         items = _Items(read, self.region_bytes)
         return DueMessage(
-            at, due_ms, self._subject,
+            at,
+            due_ms,
+            self._subject,
             items.between(body_data, begin, end),
             items.item(key, key_data, place) if key >= 0 else b"",
             items.tags(tag_list, tag, tag_data, place) if tag_list >= 0 else (),
             items.headers(header_list, (name, name_data), (value, value_data), place) if header_list >= 0 else {},
             create_ms + (_DELTA.unpack(read(deltas + 4 * place, 4))[0] if deltas >= 0 else 0),
             read(ids + 16 * place, 16) if ids >= 0 else id_of(producer_id, batch_sequence, place),
-            flags, append_ms,
-        )  # fmt: skip
+            flags,
+            append_ms,
+        )
 
 
 def _due_and_body(read: Read, due_at: int, offsets_at: int) -> tuple[int, int, int]:

@@ -55,9 +55,10 @@ class Places:
     def of(cls, places: Sequence[Place], dues: Sequence[int] = ()) -> Places:
         """The same as arrays; without `dues`, for reading only, they count as 0."""
         return cls(
-            np.array(dues or [0] * len(places), np.int64), np.array([each.bucket for each in places], np.int32),
+            np.array(dues or [0] * len(places), np.int64),
+            np.array([each.bucket for each in places], np.int32),
             np.array([each.ordinal for each in places], np.uint32),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

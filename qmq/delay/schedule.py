@@ -369,7 +369,7 @@ class Schedule:
         return self._marked(place.bucket).mark_of(place.ordinal)
 
     def state_of(self, place: Place) -> str:
-        """ "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
+        """One of "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
         mark = self._mark_of(place)
         if mark is None:
             raise MessageNotFound(f"there is no message {place.ordinal} in bucket {name_of(place.bucket, self.bucket_ms)}, or no longer")

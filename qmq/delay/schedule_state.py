@@ -66,15 +66,18 @@ class ScheduleState(msgspec.Struct, array_like=True):
 
 
 def capture(
-    bucket_ms: int, index: int, closed_before: int, next_plan: int, plans: Iterable[PlanAction], aliases: dict[bytes, Place],
+    bucket_ms: int,
+    index: int,
+    closed_before: int,
+    next_plan: int,
+    plans: Iterable[PlanAction],
+    aliases: dict[bytes, Place],
     buckets: Iterable[Bucket],
-) -> ScheduleState:  # fmt: skip
+) -> ScheduleState:
     """The state as it is now; nothing that happens later changes it."""
     rows = [_BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled) for each in buckets]
     names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
-    return ScheduleState(
-        VERSION, bucket_ms, index, closed_before, next_plan, encode_actions(plans), b"".join(names), b"".join(rows)
-    )  # fmt: skip
+    return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, encode_actions(plans), b"".join(names), b"".join(rows))
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:

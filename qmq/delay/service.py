@@ -98,12 +98,20 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         headers = message.headers
         is_recurring = bool(message.flags & BatchFlag.RECURRING)
         return pb.DelayedMessage(
-            id=delayed_id, subject=message.subject, message_id=message.message_id.hex(), due_ms=message.due_ms,
-            create_time_ms=min(message.create_time_ms, _TIME_MS_MAX), key=message.key, tags=message.tags,
-            headers=[control_pb2.Header(name=name, value=value) for name, value in headers.items()], state=state,
-            cron=headers.get(CRON, b"").decode() if is_recurring else "", zone=headers.get(ZONE, b"").decode() if is_recurring else "",
-            group=self._identity.group, body_bytes=len(message.body),
-        )  # fmt: skip
+            id=delayed_id,
+            subject=message.subject,
+            message_id=message.message_id.hex(),
+            due_ms=message.due_ms,
+            create_time_ms=min(message.create_time_ms, _TIME_MS_MAX),
+            key=message.key,
+            tags=message.tags,
+            headers=[control_pb2.Header(name=name, value=value) for name, value in headers.items()],
+            state=state,
+            cron=headers.get(CRON, b"").decode() if is_recurring else "",
+            zone=headers.get(ZONE, b"").decode() if is_recurring else "",
+            group=self._identity.group,
+            body_bytes=len(message.body),
+        )
 
     # --- many ----------------------------------------------------------------------------------------------------------
 
@@ -126,13 +134,22 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     def _description(self, standing: Standing) -> pb.DelayDescription:
         pending = [each for each in standing.buckets if each.pending]
         return pb.DelayDescription(
-            group=self._identity.group, replica=self._identity.replica, buckets=[self._bucket(each) for each in pending],
-            pending=sum([each.pending for each in pending]), wheel_messages=standing.wheel_messages, wheel_bytes=standing.wheel_bytes,
-            horizon_ms=standing.horizon_ms, waiting=standing.waiting, planned=standing.planned,
-            lateness_p50_ms=standing.lateness_p50_ms, lateness_p99_ms=standing.lateness_p99_ms, delivered=standing.delivered,
+            group=self._identity.group,
+            replica=self._identity.replica,
+            buckets=[self._bucket(each) for each in pending],
+            pending=sum([each.pending for each in pending]),
+            wheel_messages=standing.wheel_messages,
+            wheel_bytes=standing.wheel_bytes,
+            horizon_ms=standing.horizon_ms,
+            waiting=standing.waiting,
+            planned=standing.planned,
+            lateness_p50_ms=standing.lateness_p50_ms,
+            lateness_p99_ms=standing.lateness_p99_ms,
+            delivered=standing.delivered,
             troubles=[pb.DelayTrouble(subject=subject, waiting=waiting, reason=reason) for subject, waiting, reason in standing.troubles],
-            time_ms=standing.time_ms, clock_step_ms=standing.clock_step_ms,
-        )  # fmt: skip
+            time_ms=standing.time_ms,
+            clock_step_ms=standing.clock_step_ms,
+        )
 
     def _bucket(self, info: BucketInfo) -> pb.DelayBucket:
         length = self._identity.bucket_ms

@@ -66,9 +66,18 @@ class StoredBatch:
             create_ms += unpack_from("<I", region, layout.create_delta + 4 * place)[0]
         key = _item(region, layout.key, layout.key_data, place) if layout.key >= 0 else b""
         return DueMessage(
-            at, self.due_ms(place), self._subject, self._body(place), key, self._tags(place), self._headers(place), create_ms,
-            self.message_id(place), header.flags, view.envelope.append_time_ms,
-        )  # fmt: skip
+            at,
+            self.due_ms(place),
+            self._subject,
+            self._body(place),
+            key,
+            self._tags(place),
+            self._headers(place),
+            create_ms,
+            self.message_id(place),
+            header.flags,
+            view.envelope.append_time_ms,
+        )
 
     def _body(self, place: int) -> bytes:
         if self.view.header.compression:

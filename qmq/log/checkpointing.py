@@ -78,9 +78,17 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
             spills.append(spill)
     messages, actions = store.applied_place()
     found = Checkpoint(
-        VERSION, store.applied_index, store.epoch, store.last_time_ms, store.messages.start, messages,
-        store.actions.start, actions, states, [each for each in store.epochs if each[1] <= store.applied_index],
-    )  # fmt: skip
+        VERSION,
+        store.applied_index,
+        store.epoch,
+        store.last_time_ms,
+        store.messages.start,
+        messages,
+        store.actions.start,
+        actions,
+        states,
+        [each for each in store.epochs if each[1] <= store.applied_index],
+    )
     projected = store.projection.begin_checkpoint(found.index) if store.projection is not None else None
     if projected is not None:
         found.projection = projected.state

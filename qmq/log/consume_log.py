@@ -38,10 +38,19 @@ from qmq.model import QueueId
 
 ENTRY: Final = Struct("<7Q2I")
 ENTRY_BYTES: Final = ENTRY.size
-ENTRY_TYPE: Final = np.dtype([
-    ("base_sequence", "<u8"), ("position", "<u8"), ("append_time_ms", "<u8"), ("producer_id", "<u8"), ("batch_sequence", "<u8"),
-    ("tag_bloom", "<u8"), ("cumulative_bytes", "<u8"), ("total_bytes", "<u4"), ("count", "<u4"),
-])  # fmt: skip
+ENTRY_TYPE: Final = np.dtype(
+    [
+        ("base_sequence", "<u8"),
+        ("position", "<u8"),
+        ("append_time_ms", "<u8"),
+        ("producer_id", "<u8"),
+        ("batch_sequence", "<u8"),
+        ("tag_bloom", "<u8"),
+        ("cumulative_bytes", "<u8"),
+        ("total_bytes", "<u4"),
+        ("count", "<u4"),
+    ]
+)
 """The same as `ENTRY`, for many at once."""
 FILE_ENTRIES: Final = 65_536
 SUFFIX: Final = ".idx"

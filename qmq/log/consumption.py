@@ -263,9 +263,15 @@ class Share:
             for name, holder in self.holders.items()
         }
         return [
-            self.next_sequence, self.pulls, self.expired, holders, [tuple(item) for item in self.requeued],
-            self.born_ms, self.deaths, [tuple(item) for item in self.dying],
-        ]  # fmt: skip
+            self.next_sequence,
+            self.pulls,
+            self.expired,
+            holders,
+            [tuple(item) for item in self.requeued],
+            self.born_ms,
+            self.deaths,
+            [tuple(item) for item in self.dying],
+        ]
 
     @classmethod
     def from_state(cls, state: list[Any]) -> Share:
@@ -326,7 +332,5 @@ def _split(item: Held, begin: int, end: int) -> tuple[list[Held], list[Held], li
     low = min(max(begin - item.pull, 0), item.count)
     high = min(max(end - item.pull, low), item.count)
     parts = ((0, low), (low, high), (high, item.count))
-    before, middle, after = (
-        [Held(item.pull + a, item.first + a, b - a, item.attempt)] if b > a else [] for a, b in parts
-    )
+    before, middle, after = ([Held(item.pull + a, item.first + a, b - a, item.attempt)] if b > a else [] for a, b in parts)
     return before, middle, after

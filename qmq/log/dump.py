@@ -79,9 +79,19 @@ def _line(position: int, envelope: Envelope, region: bytes, with_messages: bool)
     columns = tuple(str(column.name).lower() for column in Column if view.header.columns & column)
     messages = tuple(_messages(view)) if with_messages else ()
     return Line(
-        position, "data", envelope.total_bytes, f"{view.subject}/{view.header.partition}", envelope.base_sequence,
-        view.count, envelope.epoch, envelope.index, envelope.append_time_ms, (*columns, "body"), verdict, messages,
-    )  # fmt: skip
+        position,
+        "data",
+        envelope.total_bytes,
+        f"{view.subject}/{view.header.partition}",
+        envelope.base_sequence,
+        view.count,
+        envelope.epoch,
+        envelope.index,
+        envelope.append_time_ms,
+        (*columns, "body"),
+        verdict,
+        messages,
+    )
 
 
 def _other(position: int, kind: Kind, envelope: Envelope, region: bytes, verdict: str) -> Line:
@@ -89,9 +99,18 @@ def _other(position: int, kind: Kind, envelope: Envelope, region: bytes, verdict
     if kind is Kind.ACTIONS and verdict == "ok":
         words = tuple(type(action).__name__.removesuffix("Action").lower() for action in decode_actions(unwrap(region)))
     return Line(
-        position, kind.name.lower(), envelope.total_bytes, "", 0, envelope.base_sequence, envelope.epoch,
-        envelope.index, envelope.append_time_ms, words, verdict,
-    )  # fmt: skip
+        position,
+        kind.name.lower(),
+        envelope.total_bytes,
+        "",
+        0,
+        envelope.base_sequence,
+        envelope.epoch,
+        envelope.index,
+        envelope.append_time_ms,
+        words,
+        verdict,
+    )
 
 
 def _messages(view: BatchView) -> Iterator[tuple[object, ...]]:

@@ -115,9 +115,7 @@ def _entry(window: Window, position: int) -> Entry:
     return Entry(position, envelope, region)
 
 
-def judge(
-    segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True
-) -> None:
+def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:
     """Return if what begins at `bad` is a torn tail; raise LogDamaged if it was flushed once.
 
     `flushed` is what the checkpoint knows to be flushed; every segment but the last was flushed before the next began. A slave's envelopes
@@ -162,8 +160,9 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
         f"was flushed, so acknowledged entries are hurt. Nothing was cut. Restore the segment from a copy; "
         f"`qmq log dump` shows what is whole",
-        log=log, position=bad,
-    )  # fmt: skip
+        log=log,
+        position=bad,
+    )
 
 
 def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
@@ -173,8 +172,9 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
         f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so nobody can say "
         f"whether acknowledged entries are hurt. Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
         f"`qmq log dump` shows what is whole",
-        log=log, position=bad,
-    )  # fmt: skip
+        log=log,
+        position=bad,
+    )
 
 
 def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:

@@ -284,8 +284,11 @@ class LaneShare:
         return [
             [[*each.lps, each.done_before, each.done] for each in self.progress],
             [[*each.lps, *each[1:]] for each in self.holders],
-            self.next_token, self.failures, {key: [each.lp, each.sequences] for key, each in self.parked.items()}, self.expired,
-        ]  # fmt: skip
+            self.next_token,
+            self.failures,
+            {key: [each.lp, each.sequences] for key, each in self.parked.items()},
+            self.expired,
+        ]
 
     @classmethod
     def from_state(cls, state: list[Any]) -> LaneShare:

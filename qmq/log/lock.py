@@ -19,9 +19,7 @@ class FolderLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
-            raise FolderInUse(
-                f"{folder} is used by another running broker: stop it first, or choose another folder"
-            ) from None
+            raise FolderInUse(f"{folder} is used by another running broker: stop it first, or choose another folder") from None
 
     def release(self) -> None:
         """Let another process have the folder, or another store of this one."""

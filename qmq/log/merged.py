@@ -56,8 +56,9 @@ class _Cursor:
     def _damaged(self, cause: CorruptBatch) -> LogDamaged:
         return LogDamaged(
             f"{self._segments.folder.name}: the entry at {self.position} is damaged ({cause.message})",
-            log=self.number, position=self.position,
-        )  # fmt: skip
+            log=self.number,
+            position=self.position,
+        )
 
 
 class _Piece(NamedTuple):

@@ -69,9 +69,16 @@ class Queue:
         envelope, header = view.envelope, view.header
         bloom = LOOK_INSIDE if is_directed(header) else tag_bloom(view.tag_hashes())
         return IndexEntry(
-            envelope.base_sequence, position, envelope.append_time_ms, header.producer_id, header.batch_sequence, bloom,
-            self.cumulative_bytes, envelope.total_bytes, header.count,
-        )  # fmt: skip
+            envelope.base_sequence,
+            position,
+            envelope.append_time_ms,
+            header.producer_id,
+            header.batch_sequence,
+            bloom,
+            self.cumulative_bytes,
+            envelope.total_bytes,
+            header.count,
+        )
 
     def add(self, entry: IndexEntry) -> None:
         """A batch was stored: index it and remember its producer. Used alike when appending and when replaying."""
@@ -102,9 +109,14 @@ class Queue:
     def to_snapshot(self) -> list[Any]:
         """What a segment's opening snapshot keeps: enough to number on and to refuse duplicates."""
         return [
-            self.id.subject, self.id.partition, self.next_sequence, self.cumulative_bytes, self.last_append_ms,
-            self.producers.to_state(), astuple(self.sealed) if self.sealed is not None else None,
-        ]  # fmt: skip
+            self.id.subject,
+            self.id.partition,
+            self.next_sequence,
+            self.cumulative_bytes,
+            self.last_append_ms,
+            self.producers.to_state(),
+            astuple(self.sealed) if self.sealed is not None else None,
+        ]
 
     def load_snapshot(self, state: list[Any]) -> None:
         """The inverse: the queue has nothing stored, but a past."""

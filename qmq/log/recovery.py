@@ -54,9 +54,16 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 
 
 def open_store(
-    folder: Path, config: LogConfig, clock: Clock, *, disk: Disk | None = None, progress: Progress = _no_progress,
-    is_replicated: bool = False, until: int | None = None, projection: Projection | None = None,
-) -> Store:  # fmt: skip
+    folder: Path,
+    config: LogConfig,
+    clock: Clock,
+    *,
+    disk: Disk | None = None,
+    progress: Progress = _no_progress,
+    is_replicated: bool = False,
+    until: int | None = None,
+    projection: Projection | None = None,
+) -> Store:
     """Open the folder's store, or make an empty one. A replica may be told to cut what lies behind index `until`.
 
     `projection` gets every entry behind its checkpoint's.

@@ -182,10 +182,22 @@ class Store:
                 total = ENVELOPE_BYTES + len(batch.region)
                 buffers.append(place(Kind.DATA, total, batch.region_crc, sequence, self.epoch, index, time_ms, flushed))
                 buffers.append(batch.region)
-                entries.append((queue, IndexEntry(
-                    sequence, position, time_ms, header.producer_id, header.batch_sequence, batch.tag_bloom,
-                    cumulative, total, header.count,
-                )))  # fmt: skip
+                entries.append(
+                    (
+                        queue,
+                        IndexEntry(
+                            sequence,
+                            position,
+                            time_ms,
+                            header.producer_id,
+                            header.batch_sequence,
+                            batch.tag_bloom,
+                            cumulative,
+                            total,
+                            header.count,
+                        ),
+                    )
+                )
                 position += total
                 following[id(queue)] = (sequence + header.count, cumulative + total)
                 produced = seen[key] = Produced(sequence, time_ms)
@@ -316,9 +328,7 @@ class Store:
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         buffers: list[bytes] = []
         for number, payload in enumerate(payloads, self.index + 1):
-            buffers += wrap(
-                kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=self.logs[log].flushed
-            )
+            buffers += wrap(kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=self.logs[log].flushed)
         self._write(log, buffers, sum(map(len, buffers)), len(payloads))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:

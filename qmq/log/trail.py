@@ -190,9 +190,16 @@ class Trail:
     def to_state(self) -> list[Any]:
         """For a cursor."""
         return [
-            self.group, self.where.value, self.consumer, self.attempt, self.due_ms, self._pull, self._pulls, self._next_pulls,
+            self.group,
+            self.where.value,
+            self.consumer,
+            self.attempt,
+            self.due_ms,
+            self._pull,
+            self._pulls,
+            self._next_pulls,
             tuple(self.last) if self.last is not None else None,
-        ]  # fmt: skip
+        ]
 
     @classmethod
     def from_state(cls, sequence: int, state: list[Any]) -> Trail:

@@ -22,11 +22,16 @@ _E = TypeVar("_E", bound=Enum)
 def settings_of(config: SubjectConfig) -> pb.SubjectSettings:
     """A subject's settings as a protobuf message."""
     return pb.SubjectSettings(
-        name=config.name, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes,
-        body_bytes_max=config.body_bytes_max, broker_groups=config.groups, order=config.order.value,
-        logical_partitions=config.logical_partitions, fencing=config.fencing.value if config.order is not Order.NONE else "",
+        name=config.name,
+        retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
+        body_bytes_max=config.body_bytes_max,
+        broker_groups=config.groups,
+        order=config.order.value,
+        logical_partitions=config.logical_partitions,
+        fencing=config.fencing.value if config.order is not Order.NONE else "",
         flush=config.flush.value,
-    )  # fmt: skip
+    )
 
 
 def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
@@ -75,17 +80,26 @@ def partition_of(part: PhysicalPartition) -> pb.OrderedPartition:
 def route_of(route: Route, fenced: Iterable[int] = ()) -> pb.OrderedRoute:
     """A route."""
     return pb.OrderedRoute(
-        version=route.version, logical_partitions=route.logical_partitions, fenced=fenced,
+        version=route.version,
+        logical_partitions=route.logical_partitions,
+        fenced=fenced,
         partitions=[partition_of(part) for part in route.partitions],
-    )  # fmt: skip
+    )
 
 
 def change_of(change: Change) -> pb.RouteChangeInfo:
     """A change."""
     return pb.RouteChangeInfo(
-        id=change.id, kind=change.kind.value, to_version=change.to_version, sources=change.sources, phase=change.phase.value,
-        targets=[partition_of(part) for part in change.targets], reason=change.reason, times_ms=change.times_ms, sealed=change.sealed,
-    )  # fmt: skip
+        id=change.id,
+        kind=change.kind.value,
+        to_version=change.to_version,
+        sources=change.sources,
+        phase=change.phase.value,
+        targets=[partition_of(part) for part in change.targets],
+        reason=change.reason,
+        times_ms=change.times_ms,
+        sealed=change.sealed,
+    )
 
 
 def lane_of(lane: Lane, consumer: str = "") -> pb.AssignedLane:

@@ -22,7 +22,9 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
         _described(queue, looked.get((queue.subject, queue.broker_group)))
         for answer in queues.partial()
         for queue in answer.queues
-        if queue.broker_group not in groups.missing and is_dead_letters(queue.subject) and queue.next_sequence
+        if queue.broker_group not in groups.missing
+        and is_dead_letters(queue.subject)
+        and queue.next_sequence
         and (queue.next_sequence > queue.start_sequence or (queue.subject, queue.broker_group) in looked)
     ]
     found.sort(key=lambda each: (each.group, each.broker_group))
@@ -34,6 +36,10 @@ def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLet
     kept = queue.next_sequence - queue.start_sequence
     waiting = kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
     return pb.DeadLetterQueue(
-        group=queue.subject.removeprefix(dead_letter_subject("")), broker_group=queue.broker_group, messages=kept, waiting=waiting,
-        newest_ms=queue.last_append_ms, oldest_ago_ms=looked.lag_ms if looked is not None else 0,
-    )  # fmt: skip
+        group=queue.subject.removeprefix(dead_letter_subject("")),
+        broker_group=queue.broker_group,
+        messages=kept,
+        waiting=waiting,
+        newest_ms=queue.last_append_ms,
+        oldest_ago_ms=looked.lag_ms if looked is not None else 0,
+    )

@@ -38,9 +38,15 @@ class Deletion:
     """See the module."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, cluster: Cluster, brokers: Brokers,
-        *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, timing: MetaTiming = TIMING,
-    ) -> None:  # fmt: skip
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        cluster: Cluster,
+        brokers: Brokers,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        timing: MetaTiming = TIMING,
+    ) -> None:
         self._store = store
         self._view = view
         self._cluster = cluster

@@ -157,9 +157,7 @@ class DeliveryAdmin:
 
 
 def _change_of(request: pb.SetGroupSettingsRequest) -> SettingsRecord:
-    return SettingsRecord(
-        request.attempts_max if request.HasField("attempts_max") else None, tuple(request.retry_delays_ms) or None
-    )
+    return SettingsRecord(request.attempts_max if request.HasField("attempts_max") else None, tuple(request.retry_delays_ms) or None)
 
 
 def _record_of(item: KeyValue | None) -> SettingsRecord | None:

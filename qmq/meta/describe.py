@@ -33,10 +33,16 @@ async def _group(view: ClusterView, brokers: Brokers, state: GroupState) -> pb.G
     replicas = await asyncio.gather(*[_replica(brokers, name, places.get(name), is_present=name in present) for name in names])
     master = state.master
     return pb.GroupDescription(
-        broker_group=state.name, health=state.health.value, mode=state.mode.value, master=master.replica if master else "",
-        epoch=state.claim.epoch if master is None else master.epoch, voters=state.voters, learners=state.learners, replicas=replicas,
+        broker_group=state.name,
+        health=state.health.value,
+        mode=state.mode.value,
+        master=master.replica if master else "",
+        epoch=state.claim.epoch if master is None else master.epoch,
+        voters=state.voters,
+        learners=state.learners,
+        replicas=replicas,
         is_delay=state.delay is not None,
-    )  # fmt: skip
+    )
 
 
 async def _replica(brokers: Brokers, name: str, place: ReplicaRecord | None, *, is_present: bool) -> pb.ReplicaDescription:

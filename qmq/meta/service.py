@@ -36,9 +36,16 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     """See meta.proto."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, brokers: Brokers, watchers: Watchers, ordered: OrderedService, delays: Delays,
-        delivery: DeliveryAdmin, deletion: Deletion,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        view: ClusterView,
+        brokers: Brokers,
+        watchers: Watchers,
+        ordered: OrderedService,
+        delays: Delays,
+        delivery: DeliveryAdmin,
+        deletion: Deletion,
+    ) -> None:
         self._delays = delays
         self._delivery = delivery
         self._deletion = deletion

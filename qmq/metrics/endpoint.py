@@ -134,9 +134,12 @@ class Endpoint:
         answer = Answer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
         stays = request is not None and request.stays and not _has_body(request)
         lines = [
-            f"HTTP/1.1 {answer.status}", f"Content-Type: {answer.content_type}", f"Content-Length: {sum(map(len, answer.body))}",
-            f"Connection: {'keep-alive' if stays else 'close'}", *(["Allow: GET, HEAD"] if answer.status.startswith("405") else []),
-        ]  # fmt: skip
+            f"HTTP/1.1 {answer.status}",
+            f"Content-Type: {answer.content_type}",
+            f"Content-Length: {sum(map(len, answer.body))}",
+            f"Connection: {'keep-alive' if stays else 'close'}",
+            *(["Allow: GET, HEAD"] if answer.status.startswith("405") else []),
+        ]
         writer.write("\r\n".join([*lines, "", ""]).encode())
         async with asyncio.timeout(IDLE_S):
             for part in answer.body if request is None or request.method != "HEAD" else ():

@@ -64,9 +64,7 @@ class DelayNode(ReplicaNode):
 
     broker: DelayBroker
 
-    def __init__(
-        self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, doors: Doors = MACHINE
-    ) -> None:
+    def __init__(self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, doors: Doors = MACHINE) -> None:
         self.clock: Clock = doors.clock or SteadyClock()
         super().__init__(config, coordination, clock=self.clock, kind=founding.check_settings(config.settings), doors=doors)
         self.settings = config.settings
@@ -84,9 +82,17 @@ class DelayNode(ReplicaNode):
 
     def _make_broker(self, config: BrokerConfig) -> DelayBroker:
         return DelayBroker(
-            self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), group=self.config.group,
-            settings=self.settings, delay=self._delay, links=self._links, is_serving=False,
-        )  # fmt: skip
+            self.store,
+            self.view.subject,
+            self._clock,
+            config,
+            asyncio.get_running_loop(),
+            group=self.config.group,
+            settings=self.settings,
+            delay=self._delay,
+            links=self._links,
+            is_serving=False,
+        )
 
     def _links(self) -> Links:
         return self._locator.links(f"qmq-delay/{self.config.replica}")

@@ -1,8 +1,8 @@
 """`qmq dev`: everything in one process, one replica, on one folder. The same code paths as a cluster's, with the embedded store.
 
-    DATA/coordination.db        what a cluster keeps in etcd
-    DATA/broker/                the broker's store (qmq/log/store.py)
-    DATA/delay/                 the delay server's, with its schedule
+DATA/coordination.db        what a cluster keeps in etcd
+DATA/broker/                the broker's store (qmq/log/store.py)
+DATA/delay/                 the delay server's, with its schedule
 """
 
 from __future__ import annotations
@@ -136,9 +136,16 @@ class Node:
         settings = founding.check_settings(config.delay_settings)
         await founding.found(self.coordination, broker.name, (broker.name,), settings)
         return DelayPart(
-            config.data / "delay", config.log, broker, settings, config.delay_config, self.coordination, self.view,
-            progress=self._progress, clock=self._told_clock,
-        )  # fmt: skip
+            config.data / "delay",
+            config.log,
+            broker,
+            settings,
+            config.delay_config,
+            self.coordination,
+            self.view,
+            progress=self._progress,
+            clock=self._told_clock,
+        )
 
     async def _listen(self) -> None:
         config = self.config

@@ -39,9 +39,18 @@ class DelayPart:
     """Opens the store in `folder` when it is made. Raises as `open_store`."""
 
     def __init__(
-        self, folder: Path, log: LogConfig, broker: BrokerConfig, settings: DelaySettings, delay: DelayConfig,
-        coordination: CoordinationStore, view: ClusterView, *, progress: Progress, clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        log: LogConfig,
+        broker: BrokerConfig,
+        settings: DelaySettings,
+        delay: DelayConfig,
+        coordination: CoordinationStore,
+        view: ClusterView,
+        *,
+        progress: Progress,
+        clock: Clock | None = None,
+    ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
         schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
@@ -51,9 +60,17 @@ class DelayPart:
             raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
         self._locator = ViewLocator(coordination, view)
         self.broker = DelayBroker(
-            store, view.subject, self.clock, broker, asyncio.get_running_loop(), group=broker.name, settings=settings, delay=delay,
-            links=self._links, is_serving=False,
-        )  # fmt: skip
+            store,
+            view.subject,
+            self.clock,
+            broker,
+            asyncio.get_running_loop(),
+            group=broker.name,
+            settings=settings,
+            delay=delay,
+            links=self._links,
+            is_serving=False,
+        )
         self._part = Part(self.broker, coordination, view)
         self._witnesses: Witnesses | None = None
         if isinstance(self.clock, SteadyClock):

@@ -22,6 +22,4 @@ class EtcdOptions:
 
     def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
         """A store on it; connects when it is used first. A call is given up after `total_s`. Raises InvalidArgument."""
-        return EtcdStore(
-            self.endpoints, user=self.user, password=self.password, ca=self.ca, cert=self.cert, key=self.key, total_s=total_s
-        )
+        return EtcdStore(self.endpoints, user=self.user, password=self.password, ca=self.ca, cert=self.cert, key=self.key, total_s=total_s)

@@ -226,9 +226,13 @@ async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged,
 
 
 async def repair_folder(
-    addresses: Mapping[str, str], folder: Path, segment_bytes: int, damage: LogDamaged, network: Network = NETWORK,
+    addresses: Mapping[str, str],
+    folder: Path,
+    segment_bytes: int,
+    damage: LogDamaged,
+    network: Network = NETWORK,
     disk: Disk | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """The same for a store that cannot be opened; its folder must not be in use."""
     door = disk or Disk()
     segments = Segments(door, folder / _NAMES[damage.log], segment_bytes)

@@ -57,15 +57,11 @@ class Part:
         self.broker.forget_routes()
         self.broker.is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
 
-    async def start(
-        self, host: str, data_port: int, control_port: int, *, also: Callable[[grpc.aio.Server], None] | None = None
-    ) -> None:  # fmt: skip
+    async def start(self, host: str, data_port: int, control_port: int, *, also: Callable[[grpc.aio.Server], None] | None = None) -> None:
         """Listen, and say so. Raises OSError if a port is taken."""
         await self._data.start(host, data_port)
         self._upkeep.start()
-        self._control, bound = await serve_control(
-            self.broker, self._standing, self._name, host, control_port, also=also
-        )
+        self._control, bound = await serve_control(self.broker, self._standing, self._name, host, control_port, also=also)
         await self._register(f"{host}:{self._data.port}", f"{host}:{bound}")
 
     async def _register(self, data_address: str, control_address: str) -> None:

@@ -98,9 +98,14 @@ class ReplicaNode:
     """A running replica. `start`, then `stop`; after a crash just `start` again."""
 
     def __init__(
-        self, config: ReplicaConfig, coordination: CoordinationStore | None = None, *, clock: Clock | None = None,
-        kind: DelaySettings | None = None, doors: Doors = MACHINE,
-    ) -> None:  # fmt: skip
+        self,
+        config: ReplicaConfig,
+        coordination: CoordinationStore | None = None,
+        *,
+        clock: Clock | None = None,
+        kind: DelaySettings | None = None,
+        doors: Doors = MACHINE,
+    ) -> None:
         self.config = config
         self.doors = doors
         self.kind = kind
@@ -224,13 +229,24 @@ class ReplicaNode:
         control = await self._listen_control()
         record = ReplicaRecord(config.replica, config.group, data_address, f"{loop_address}:{control}", self._identity.folder)
         self._coordinator = Coordinator(
-            self.coordination, config.group,
-            Master(config.replica, 0, "", record.data_address, record.control_address), lambda: secrets.token_hex(8),
-        )  # fmt: skip
+            self.coordination,
+            config.group,
+            Master(config.replica, 0, "", record.data_address, record.control_address),
+            lambda: secrets.token_hex(8),
+        )
         self.driver = Driver(
-            self.broker, self._identity, self._membership, self._coordinator, clock=self.doors.steady, reopen=self._reopen,
-            save=self._save, fatal=self.doors.fatal, timing=self.doors.timing, network=self.doors.network, lease_clock=self._clock,
-        )  # fmt: skip
+            self.broker,
+            self._identity,
+            self._membership,
+            self._coordinator,
+            clock=self.doors.steady,
+            reopen=self._reopen,
+            save=self._save,
+            fatal=self.doors.fatal,
+            timing=self.doors.timing,
+            network=self.doors.network,
+            lease_clock=self._clock,
+        )
         self.standing.attach(self.driver)
         self.broker.committer = self.driver
         self.broker.on_peer = self.driver.accept
@@ -260,7 +276,11 @@ class ReplicaNode:
     def sources(self) -> list[Source]:
         """What reads its figures."""
         own = serving.sources_of(
-            self.broker, self.config.group, self._data, lambda: self.standing.describe(), self._roles,
+            self.broker,
+            self.config.group,
+            self._data,
+            lambda: self.standing.describe(),
+            self._roles,
             lambda: self.driver.refused,
         )
         return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
@@ -269,9 +289,14 @@ class ReplicaNode:
         config = self.config
         self.standing = ReplicaStanding(self.broker, self.doors.steady)
         self._control, port = await serve_control(
-            self.broker, self.standing, config.group, config.host, config.control_port, also=self._also_served(),
+            self.broker,
+            self.standing,
+            config.group,
+            config.host,
+            config.control_port,
+            also=self._also_served(),
             wall=self.doors.clock,
-        )  # fmt: skip
+        )
         return port
 
     async def _register(self) -> None:

@@ -99,9 +99,14 @@ class ScheduleTransfer:
     """One replica's. `store` is the folder of its store."""
 
     def __init__(
-        self, taker: Taker, store: Path, disk: Disk, form: type[Format], fatal: Callable[[BaseException], None],
+        self,
+        taker: Taker,
+        store: Path,
+        disk: Disk,
+        form: type[Format],
+        fatal: Callable[[BaseException], None],
         network: Network = NETWORK,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._taker = taker
         self._network = network
         self._store = store

@@ -51,18 +51,28 @@ class ReplicaStanding:
         core, store = self._ready().core, self._broker.store
         members = core.membership
         return ReplicaInfo(
-            core.name, core.role.value, core.promised, core.master, core.history.last_index, core.stored_index(), core.commit,
-            store.messages.end, store.actions.end, core.may_count, members.version, members.voters, members.learners,
-            self._peers(core.leader), self._broker.is_serving,
-        )  # fmt: skip
+            core.name,
+            core.role.value,
+            core.promised,
+            core.master,
+            core.history.last_index,
+            core.stored_index(),
+            core.commit,
+            store.messages.end,
+            store.actions.end,
+            core.may_count,
+            members.version,
+            members.voters,
+            members.learners,
+            self._peers(core.leader),
+            self._broker.is_serving,
+        )
 
     def _peers(self, leader: Leader | None) -> tuple[PeerInfo, ...]:
         if leader is None:
             return ()
         now_ms = self._clock.monotonic_ms()
-        return tuple(
-            PeerInfo(name, peer.match, peer.is_in_step, max(now_ms - peer.heard_ms, 0)) for name, peer in leader.peers.items()
-        )
+        return tuple(PeerInfo(name, peer.match, peer.is_in_step, max(now_ms - peer.heard_ms, 0)) for name, peer in leader.peers.items())
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""

@@ -66,9 +66,15 @@ class SqlDedup:
     """
 
     def __init__(
-        self, database: Any, table: str = TABLE, keep: timedelta = KEEP, *, key: Callable[[Any], str] | None = None,
-        dialect: str | None = None, paramstyle: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        database: Any,
+        table: str = TABLE,
+        keep: timedelta = KEEP,
+        *,
+        key: Callable[[Any], str] | None = None,
+        dialect: str | None = None,
+        paramstyle: str | None = None,
+    ) -> None:
         if not isinstance(keep, timedelta) or keep < KEEP_MIN:
             raise InvalidArgument(f"keep is a timedelta of a minute at least, and should be days (see docs/DEDUP.md), not {keep!r}")
         self.table = check_table(table)

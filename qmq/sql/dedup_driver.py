@@ -15,8 +15,12 @@ from qmq.sql.dedup_statements import PARAMSTYLES, check_dialect, styled
 from qmq.sql.dedup_transactions import HandedConnection, T, Transaction, Work
 
 _DIALECTS: Final[Mapping[str, str]] = {
-    "sqlite3": "sqlite", "psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql", "MySQLdb": "mysql",
-}  # fmt: skip
+    "sqlite3": "sqlite",
+    "psycopg": "postgresql",
+    "psycopg2": "postgresql",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+}
 
 
 class _DriverExecutor:

@@ -70,9 +70,7 @@ class Outboxes:
         database, runner = target.runner()
         found = self._relays.get((database, table, grace))
         if found is None:
-            found = self._relays[database, table, grace] = Relay(
-                Operations(runner, table), self.sender, grace, self._loop, self._thread
-            )
+            found = self._relays[database, table, grace] = Relay(Operations(runner, table), self.sender, grace, self._loop, self._thread)
         return found
 
     async def close(self) -> None:
@@ -98,9 +96,16 @@ class Outbox:
         return self._target.connection
 
     def send(
-        self, subject: str, body: bytes, *, key: str | bytes | None = None, tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None, delay: timedelta | None = None, at: datetime | None = None,
-    ) -> MessageId:  # fmt: skip
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+    ) -> MessageId:
         """Have a message sent after the commit; gives its id. To an ordered subject it needs a key, and goes behind those of its key.
 
         `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
@@ -127,9 +132,7 @@ class Outbox:
         self._state = "open"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._state = "closed"
         try:
             try:
@@ -226,9 +229,7 @@ class BlockingOutbox:
         finish(self._box.__aenter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         finish(self._box.__aexit__(kind, error, trace))
 
     def committed(self) -> bool:

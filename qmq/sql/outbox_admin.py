@@ -46,11 +46,21 @@ class OutboxAdmin:
         (answer,) = await self._table.ask(self._table.say.list(after, limit, only_aside=only_aside))
         return [
             Listed(
-                number, bytes(message_id).hex(), subject, bytes(key or b""), size, due_ms, created, state == ASIDE, attempts, claimed_by,
-                max(claimed_ms, 0), error or "",
+                number,
+                bytes(message_id).hex(),
+                subject,
+                bytes(key or b""),
+                size,
+                due_ms,
+                created,
+                state == ASIDE,
+                attempts,
+                claimed_by,
+                max(claimed_ms, 0),
+                error or "",
             )
             for number, message_id, subject, key, size, due_ms, created, state, attempts, claimed_by, claimed_ms, error in answer.rows
-        ]  # fmt: skip
+        ]
 
     async def retry(self, ids: Sequence[int]) -> int:
         """Have messages that were set aside sent again; gives how many there were."""
@@ -84,5 +94,3 @@ async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Await
         raise NotConnected(f"the outbox {table} cannot be read there: {error_text(failure)}") from failure
     finally:
         await settle(engine.dispose())
-
-

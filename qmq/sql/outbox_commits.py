@@ -32,9 +32,11 @@ class _Commits:
     def __init__(self, engine: Engine) -> None:
         self._waiting: WeakKeyDictionary[Connection, list[_Waiting]] = WeakKeyDictionary()
         for name, told in (
-            ("commit", self._committing), ("commit_twophase", self._committing),
-            ("rollback", self._rolled_back), ("rollback_twophase", self._rolled_back),
-        ):  # fmt: skip
+            ("commit", self._committing),
+            ("commit_twophase", self._committing),
+            ("rollback", self._rolled_back),
+            ("rollback_twophase", self._rolled_back),
+        ):
             event.listen(engine, name, told)
 
     def add(self, connection: Connection, waiting: _Waiting) -> None:

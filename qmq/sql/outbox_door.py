@@ -24,10 +24,14 @@ _R = TypeVar("_R")
 _PLACE: Final = re.compile(r":([a-z_]+[a-z0-9_]*)")
 
 DRIVERS: Final = {
-    "sqlite3": ("sqlite", "?"), "aiosqlite": ("sqlite", "?"),
-    "psycopg": ("postgresql", "%s"), "psycopg2": ("postgresql", "%s"),
-    "pymysql": ("mysql", "%s"), "MySQLdb": ("mysql", "%s"), "aiomysql": ("mysql", "%s"),
-}  # fmt: skip
+    "sqlite3": ("sqlite", "?"),
+    "aiosqlite": ("sqlite", "?"),
+    "psycopg": ("postgresql", "%s"),
+    "psycopg2": ("postgresql", "%s"),
+    "pymysql": ("mysql", "%s"),
+    "MySQLdb": ("mysql", "%s"),
+    "aiomysql": ("mysql", "%s"),
+}
 """Package of a plain driver: dialect, and what it writes where a value goes."""
 
 

@@ -71,10 +71,17 @@ class OutboxMessage:
         tags = json.dumps(self.tags) if self.tags else None
         headers = json.dumps({name: value.decode("latin-1") for name, value in self.headers.items()}) if self.headers else None
         return {
-            "message_id": self.message_id, "subject": self.subject, "message_key": self.key or None, "key_hash": self.key_hash,
-            "tags": tags, "headers": headers, "body": self.body, "due_ms": self.due_ms, "create_time_ms": self.create_time_ms,
+            "message_id": self.message_id,
+            "subject": self.subject,
+            "message_key": self.key or None,
+            "key_hash": self.key_hash,
+            "tags": tags,
+            "headers": headers,
+            "body": self.body,
+            "due_ms": self.due_ms,
+            "create_time_ms": self.create_time_ms,
             "content_bytes": _content_bytes(self.key, tags, headers, self.body),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +99,28 @@ def key_hash(subject: str, key: bytes) -> int:
 
 
 def new_message(
-    message_id: MessageId, now_ns: int, subject: str, body: object, *, key: object = None, tags: object = None, headers: object = None,
-    delay: timedelta | None = None, at: datetime | None = None,
-) -> OutboxMessage:  # fmt: skip
+    message_id: MessageId,
+    now_ns: int,
+    subject: str,
+    body: object,
+    *,
+    key: object = None,
+    tags: object = None,
+    headers: object = None,
+    delay: timedelta | None = None,
+    at: datetime | None = None,
+) -> OutboxMessage:
     """Check what the application gives. A delay counts from now. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong."""
     return OutboxMessage(
-        message_id.to_bytes(), check_name("subject", subject), content.key_bytes(key), content.tag_tuple(tags), content.header_map(headers),
-        content.body_bytes(body, limits.BODY_BYTES_MAX), None if delay is None and at is None else dues.due_of(delay, at, now_ns),
+        message_id.to_bytes(),
+        check_name("subject", subject),
+        content.key_bytes(key),
+        content.tag_tuple(tags),
+        content.header_map(headers),
+        content.body_bytes(body, limits.BODY_BYTES_MAX),
+        None if delay is None and at is None else dues.due_of(delay, at, now_ns),
         now_ns // 1_000_000,
-    )  # fmt: skip
+    )
 
 
 def from_row(row: Sequence[Any]) -> StoredMessage:
@@ -113,9 +133,15 @@ def from_row(row: Sequence[Any]) -> StoredMessage:
         return StoredMessage(number, None, fault)
     try:
         message = OutboxMessage(
-            bytes(message_id), check_name("subject", subject), key_data, tuple(json.loads(tags)) if tags else (),
-            {name: value.encode("latin-1") for name, value in json.loads(headers).items()} if headers else {}, data, due_ms, create_time_ms,
-        )  # fmt: skip
+            bytes(message_id),
+            check_name("subject", subject),
+            key_data,
+            tuple(json.loads(tags)) if tags else (),
+            {name: value.encode("latin-1") for name, value in json.loads(headers).items()} if headers else {},
+            data,
+            due_ms,
+            create_time_ms,
+        )
     except (ValueError, TypeError, AttributeError, QmqError) as cause:
         return StoredMessage(number, None, InvalidArgument(f"the row cannot be read: {cause}"))
     return StoredMessage(number, message)

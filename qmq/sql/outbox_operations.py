@@ -48,9 +48,11 @@ class Operations:
         if self._tries == 1:
             return await self._runner.run(work)
         async for attempt in AsyncRetrying(
-            stop=stop_after_attempt(self._tries), wait=wait_random_exponential(0.05, 1.0), reraise=True,
+            stop=stop_after_attempt(self._tries),
+            wait=wait_random_exponential(0.05, 1.0),
+            reraise=True,
             retry=retry_if_exception(_is_the_databases),
-        ):  # fmt: skip
+        ):
             with attempt:
                 return await self._runner.run(work)
         raise AssertionError("it answers, or it raises")

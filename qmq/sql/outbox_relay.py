@@ -176,9 +176,13 @@ class _Line:
         held: frozenset[bytes] = frozenset()
         try:
             found = await hand_over(
-                self._subject, [entry.message for entry in entries], relay.table, relay.sender,
-                keeping_claimed(relay.table, relay.grace_ms), relay.grace_ms,
-            )  # fmt: skip
+                self._subject,
+                [entry.message for entry in entries],
+                relay.table,
+                relay.sender,
+                keeping_claimed(relay.table, relay.grace_ms),
+                relay.grace_ms,
+            )
             sent, held = found.sent, found.held
         except Exception as failure:  # whatever a driver raises
             log.warning("messages to %s stay in outbox %s for now: %s", self._subject, relay.table.say.table, error_text(failure))
@@ -193,4 +197,3 @@ class _Line:
     def _decided(self, entry: _Entry, is_sent: bool) -> None:
         self._relay.kept_bytes -= entry.message.size
         entry.parcel.decided(is_sent)
-

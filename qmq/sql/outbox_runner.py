@@ -103,5 +103,3 @@ def open_engine(url: str) -> Any:
         return create_engine(parsed, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
         raise InvalidArgument(f"the database's URL cannot be used: {cause}") from None  # not the URL: it may have a password
-
-

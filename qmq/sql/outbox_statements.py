@@ -19,8 +19,17 @@ MANY: Final = 500
 """Values in one list at most: older SQLite takes 999."""
 
 _CONTENT: Final = (
-    "message_id", "subject", "message_key", "key_hash", "tags", "headers", "body", "due_ms", "create_time_ms", "content_bytes",
-)  # fmt: skip
+    "message_id",
+    "subject",
+    "message_key",
+    "key_hash",
+    "tags",
+    "headers",
+    "body",
+    "due_ms",
+    "create_time_ms",
+    "content_bytes",
+)
 _BYTES: Final = ("message_id", "message_key", "body")
 
 
@@ -70,9 +79,9 @@ class Statements:
         values = {f"message_id_{index}": self._value(each) for index, each in enumerate(message_ids)}
         places = ", ".join([self._place(name, True) for name in values])
         return Statement(
-            f"SELECT id, message_id, claimed_until - {self._now} FROM {self.table}"
-            f" WHERE state = {WAITING} AND message_id IN ({places})", values,
-        )  # fmt: skip
+            f"SELECT id, message_id, claimed_until - {self._now} FROM {self.table} WHERE state = {WAITING} AND message_id IN ({places})",
+            values,
+        )
 
     def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> Statement:
         """(key hash, id) of the first message of each key that waits, not looking at some."""
@@ -80,8 +89,9 @@ class Statements:
         ids, others = many("id", besides)
         return Statement(
             f"SELECT key_hash, MIN(id) FROM {self.table} WHERE key_hash IN ({hashes}) AND state = {WAITING} AND id NOT IN ({ids})"
-            " GROUP BY key_hash", values | others,
-        )  # fmt: skip
+            " GROUP BY key_hash",
+            values | others,
+        )
 
     def claim(self, ids: Sequence[int], grace_ms: int) -> Statement:
         """Claim them for so long from now on."""
@@ -100,8 +110,9 @@ class Statements:
         places, values = many("id", ids)
         return Statement(
             f"UPDATE {self.table} SET attempts = attempts + 1, claimed_until = 0, last_error = :error,"
-            f" state = {ASIDE if is_final else WAITING} WHERE id IN ({places})", values | {"error": error},
-        )  # fmt: skip
+            f" state = {ASIDE if is_final else WAITING} WHERE id IN ({places})",
+            values | {"error": error},
+        )
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
         """(id, subject, key hash, size, how long it is still claimed) of those behind `after`, but not of some subjects."""
@@ -109,8 +120,9 @@ class Statements:
         others = f" AND subject NOT IN ({places})" if besides else ""
         return Statement(
             f"SELECT id, subject, key_hash, content_bytes, claimed_until - {self._now} FROM {self.table}"
-            f" WHERE state = {WAITING} AND id > :after{others} ORDER BY id LIMIT {int(limit)}", values | {"after": after},
-        )  # fmt: skip
+            f" WHERE state = {WAITING} AND id > :after{others} ORDER BY id LIMIT {int(limit)}",
+            values | {"after": after},
+        )
 
     def contents(self, ids: Sequence[int]) -> Statement:
         """The messages among these that wait, in order."""

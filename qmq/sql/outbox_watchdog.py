@@ -50,9 +50,14 @@ class Watchdog:
     """Of one outbox table. Made by `Watchdogs`; see the module."""
 
     def __init__(
-        self, table: Operations, sender: Sends, holder: str, lease_s: float, poll_s: float = POLL_S,
+        self,
+        table: Operations,
+        sender: Sends,
+        holder: str,
+        lease_s: float,
+        poll_s: float = POLL_S,
         now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._table, self._sender = table, sender
         self._holder, self._lease_s, self._poll_s, self._now = holder, lease_s, poll_s, now
         self._held: Held | None = None
@@ -208,11 +213,10 @@ class Watchdogs:
         if not engines or not tables:
             raise InvalidArgument("a watchdog needs a database and a table")
         self.dogs = [
-            Watchdog(
-                Operations(EngineRunner(engine), table), sender, holder_text(f"{holder}:{uuid4().hex[:8]}"), lease.total_seconds()
-            )
-            for engine in engines for table in tables
-        ]  # fmt: skip
+            Watchdog(Operations(EngineRunner(engine), table), sender, holder_text(f"{holder}:{uuid4().hex[:8]}"), lease.total_seconds())
+            for engine in engines
+            for table in tables
+        ]
         """One for each database and table."""
         self._task: asyncio.Task[None] | None = None
 
@@ -226,9 +230,7 @@ class Watchdogs:
         self._task = asyncio.get_running_loop().create_task(self.run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

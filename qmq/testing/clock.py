@@ -113,9 +113,15 @@ class VirtualClock:
         return self._loop_time
 
     async def advance(
-        self, by: timedelta | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0,
+        self,
+        by: timedelta | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
         milliseconds: float = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let so much time pass, as the module tells: `by` and the others together. What became due meanwhile is on its way then.
 
         Raises InvalidArgument for a negative time, a clock without a cluster.

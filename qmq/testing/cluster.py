@@ -70,9 +70,15 @@ class TestCluster:
     __test__ = False  # pytest shall not take it for a class of tests
 
     def __init__(
-        self, *, brokers: int = 1, groups: int = 1, delay: bool | int = True, clock: VirtualClock | None = None,
-        log: LogConfig | None = None, make_disk: Callable[[str], MortalDisk] = lambda _: MortalDisk(),
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        brokers: int = 1,
+        groups: int = 1,
+        delay: bool | int = True,
+        clock: VirtualClock | None = None,
+        log: LogConfig | None = None,
+        make_disk: Callable[[str], MortalDisk] = lambda _: MortalDisk(),
+    ) -> None:
         for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
             if not least <= count <= REPLICAS_MAX:
                 raise InvalidArgument(f"{what} is {least} to {REPLICAS_MAX}, not {count}")

@@ -57,9 +57,7 @@ class PartyStore:
         self._require()
         return await self._store.delete(key, is_prefix=is_prefix)
 
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """See CoordinationStore."""
         self._require()
         return await self._store.txn(compares, success, failure)

@@ -90,9 +90,15 @@ class Replica:
     """A machine with a replica of a broker group, or with `settings` of a delay group."""
 
     def __init__(
-        self, site: Site, group: str, name: str, replicas: tuple[str, ...], *, settings: DelaySettings | None = None,
+        self,
+        site: Site,
+        group: str,
+        name: str,
+        replicas: tuple[str, ...],
+        *,
+        settings: DelaySettings | None = None,
         failed: Callable[[str, BaseException], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.group = group
         self.node: ReplicaNode | None = None
@@ -150,17 +156,36 @@ class Replica:
         site, name = self._site, self.name
         if self._settings is None:
             config = ReplicaConfig(
-                self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT, log=site.log,
+                self.group,
+                name,
+                self._replicas,
+                site.data(name),
+                _NOWHERE,
+                site.host(name),
+                DATA_PORT,
+                CONTROL_PORT,
+                log=site.log,
                 broker=BrokerConfig(name),
-            )  # fmt: skip
+            )
             return ReplicaNode(config, store, doors=doors)
         return DelayNode(
             DelayReplicaConfig(
-                self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT, log=delay_log(),
-                broker=BrokerConfig(name), settings=self._settings, delay=DELAY,
+                self.group,
+                name,
+                self._replicas,
+                site.data(name),
+                _NOWHERE,
+                site.host(name),
+                DATA_PORT,
+                CONTROL_PORT,
+                log=delay_log(),
+                broker=BrokerConfig(name),
+                settings=self._settings,
+                delay=DELAY,
             ),
-            store, doors=doors,
-        )  # fmt: skip
+            store,
+            doors=doors,
+        )
 
     async def kill(self) -> None:
         """See Machine."""

@@ -74,10 +74,19 @@ _LARGE_FIRST_BYTES: Final = 64 * limits.KIB
 
 _ASKING: Final = frozenset(
     {
-        FrameKind.HELLO, FrameKind.ATTACH, FrameKind.PULL, FrameKind.HEARTBEAT, FrameKind.DETACH, FrameKind.FETCH,
-        FrameKind.REPLICA_HELLO, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.FIND, FrameKind.BEGUN,
+        FrameKind.HELLO,
+        FrameKind.ATTACH,
+        FrameKind.PULL,
+        FrameKind.HEARTBEAT,
+        FrameKind.DETACH,
+        FrameKind.FETCH,
+        FrameKind.REPLICA_HELLO,
+        FrameKind.LANE_ATTACH,
+        FrameKind.LANE_PULL,
+        FrameKind.FIND,
+        FrameKind.BEGUN,
     }
-)  # fmt: skip
+)
 """Frames of at most `limits.ASKING_BYTES_MAX`."""
 
 
@@ -108,9 +117,18 @@ class FrameReader:
     """
 
     __slots__ = (
-        "_buffer", "_end", "_grown_bytes", "_is_shared", "_large", "_large_bytes", "_large_end", "_rest", "_start", "_view",
+        "_buffer",
+        "_end",
+        "_grown_bytes",
+        "_is_shared",
+        "_large",
+        "_large_bytes",
+        "_large_end",
+        "_rest",
+        "_start",
+        "_view",
         "frame_bytes_max",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES, shared: bytearray | None = None

@@ -27,10 +27,15 @@ class FrameStream(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, *, on_frames: Callable[[list[Frame]], None], on_closed: Callable[[Exception | None], None],
-        on_writable: Callable[[], None], on_violation: Callable[[ProtocolViolation], None],
-        frame_bytes_max: int = limits.FRAME_BYTES_MAX, shared: bytearray | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        on_frames: Callable[[list[Frame]], None],
+        on_closed: Callable[[Exception | None], None],
+        on_writable: Callable[[], None],
+        on_violation: Callable[[ProtocolViolation], None],
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        shared: bytearray | None = None,
+    ) -> None:
         self.reader = FrameReader(frame_bytes_max, shared=shared)
         self.is_writable = True
         self.refusal = b""

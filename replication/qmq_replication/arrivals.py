@@ -48,9 +48,14 @@ class Arrivals:
     """All that are proved, by name. `members` says who may come, `heard` takes a peer's frame."""
 
     def __init__(
-        self, group: str, name: str, *, secret: Callable[[], bytes], members: Callable[[], tuple[str, ...]],
+        self,
+        group: str,
+        name: str,
+        *,
+        secret: Callable[[], bytes],
+        members: Callable[[], tuple[str, ...]],
         heard: Callable[[str, Frame], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group = group
         self.name = name
         self.secret = secret

@@ -94,9 +94,15 @@ class Coordinator:
     """One replica's dealings with the store. `new_attempt` gives numbers that are never used twice."""
 
     def __init__(
-        self, store: CoordinationStore, group: str, record: Master, new_attempt: Callable[[], str], *,
-        sleep: Sleep = asyncio.sleep, lease_s: float = LEASE_S,
-    ) -> None:  # fmt: skip
+        self,
+        store: CoordinationStore,
+        group: str,
+        record: Master,
+        new_attempt: Callable[[], str],
+        *,
+        sleep: Sleep = asyncio.sleep,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self._store = store
         self._group = group
         self._record = record

@@ -65,9 +65,18 @@ class Replica:
     """See the module. All times are milliseconds of one monotonic clock."""
 
     def __init__(
-        self, name: str, membership: Membership, state: DurableState, history: History, log: Log, *,
-        timing: Timing, random: Random, now_ms: int, commit: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        membership: Membership,
+        state: DurableState,
+        history: History,
+        log: Log,
+        *,
+        timing: Timing,
+        random: Random,
+        now_ms: int,
+        commit: int = 0,
+    ) -> None:
         self.name = name
         self.membership = membership
         self.promised, self.is_whole, self.resetting_until = state
@@ -434,8 +443,10 @@ class Replica:
 
     def _mismatch(self, round: int) -> None:
         tail = self.history.tail(HISTORY_RUNS_MAX)
-        self.send(self.master, Mismatch(self.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs),
-                                        self.log.place()))  # fmt: skip
+        self.send(
+            self.master,
+            Mismatch(self.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs), self.log.place()),
+        )
 
     def _become_whole(self) -> None:
         """Once we hold all that the master of this epoch has committed, we lack nothing that we ever acknowledged."""

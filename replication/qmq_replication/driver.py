@@ -110,10 +110,20 @@ class Driver:
     """One replica at work. Make it, `start` it; it lives until `stop`."""
 
     def __init__(
-        self, host: Host, identity: Identity, membership: Membership, coordinator: Coordinator, *, clock: Clock,
-        reopen: Callable[[int | None, Place | None], Awaitable[Store]], save: Callable[[Identity], None],
-        fatal: Callable[[BaseException], None], timing: Timing | None = None, network: Network = NETWORK, lease_clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        host: Host,
+        identity: Identity,
+        membership: Membership,
+        coordinator: Coordinator,
+        *,
+        clock: Clock,
+        reopen: Callable[[int | None, Place | None], Awaitable[Store]],
+        save: Callable[[Identity], None],
+        fatal: Callable[[BaseException], None],
+        timing: Timing | None = None,
+        network: Network = NETWORK,
+        lease_clock: Clock | None = None,
+    ) -> None:
         self.host = host
         self.identity = identity
         self.coordinator = coordinator
@@ -153,9 +163,16 @@ class Driver:
         index, epoch = store.start()
         history = History([Run(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
         return Replica(
-            self.identity.replica, membership, self.identity.state, history, StoreLog(self.host), timing=self._timing,
-            random=Random(), now_ms=self._clock.monotonic_ms(), commit=min(store.committed_index, store.index),  # noqa: S311
-        )  # fmt: skip
+            self.identity.replica,
+            membership,
+            self.identity.state,
+            history,
+            StoreLog(self.host),
+            timing=self._timing,
+            random=Random(),  # noqa: S311
+            now_ms=self._clock.monotonic_ms(),
+            commit=min(store.committed_index, store.index),
+        )
 
     def start(self) -> None:
         """Begin to take part."""

@@ -163,9 +163,12 @@ class Leader:
                 self._reset(name, peer)
                 return
             runs = history.between(after, chunk.last_index)
-            replica.send(name, Append(
-                self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload, self.flush_wanted
-            ))  # fmt: skip
+            replica.send(
+                name,
+                Append(
+                    self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload, self.flush_wanted
+                ),
+            )
             peer.next, peer.place = chunk.last_index + 1, chunk.place
             peer.inflight.append((chunk.last_index, chunk.bytes))
             peer.inflight_bytes += chunk.bytes

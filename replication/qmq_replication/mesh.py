@@ -104,9 +104,12 @@ class Link:
         self._challenge, self._violation = "", None
         self._hello = self._group_hello._replace(to=self.name, nonce=new_nonce())
         stream = FrameStream(
-            on_frames=self._on_frames, on_closed=self._closed, on_writable=lambda: None, on_violation=self._violated,
+            on_frames=self._on_frames,
+            on_closed=self._closed,
+            on_writable=lambda: None,
+            on_violation=self._violated,
             frame_bytes_max=limits.HELLO_BYTES_MAX,
-        )  # fmt: skip
+        )
         async with asyncio.timeout(CONNECT_S):
             await self._network.connect(self.address, lambda: stream)
             self._dialled = stream

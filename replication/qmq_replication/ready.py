@@ -93,10 +93,18 @@ class Ready:
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
         return bool(
-            self.messages or self.append or self.requests or self.save is not None or self.commit is not None
-            or self.role is not None or self.truncate is not None or self.reset is not None or self.lead is not None
-            or self.flushed is not None or self.flush is not None
-        )  # fmt: skip
+            self.messages
+            or self.append
+            or self.requests
+            or self.save is not None
+            or self.commit is not None
+            or self.role is not None
+            or self.truncate is not None
+            or self.reset is not None
+            or self.lead is not None
+            or self.flushed is not None
+            or self.flush is not None
+        )
 
 
 class Chunk(NamedTuple):
@@ -140,5 +148,3 @@ class Timing(NamedTuple):
     """A slave whose own clock tick came later than this was not scheduled: it waits for the master again before it suspects it."""
     inflight_bytes_max: int = 16 << 20
     chunk_bytes_max: int = 1 << 20
-
-

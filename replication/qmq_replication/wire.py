@@ -32,8 +32,17 @@ from qmq_replication.messages import (
 
 _HEAD: Final = Struct("<BII")
 _KINDS: Final[tuple[type, ...]] = (
-    Probe, ProbeReply, PromiseRequest, Promise, Append, Ack, Mismatch, Reset, Refusal, TakeOver,
-)  # fmt: skip
+    Probe,
+    ProbeReply,
+    PromiseRequest,
+    Promise,
+    Append,
+    Ack,
+    Mismatch,
+    Reset,
+    Refusal,
+    TakeOver,
+)
 _DECODERS: Final[tuple[msgspec.msgpack.Decoder[Message], ...]] = tuple(msgspec.msgpack.Decoder(kind) for kind in _KINDS)
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 

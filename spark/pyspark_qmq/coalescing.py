@@ -114,5 +114,3 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         return
     yield from _cut(batch.slice(0, rows // 2))
     yield from _cut(batch.slice(rows // 2))
-
-

@@ -41,11 +41,33 @@ from qmq.errors import InvalidArgument
 from qmq.model import check_name
 
 NAMES: Final = (
-    "qmq.servers", "qmq.path", "path", "qmq.routes", "qmq.committed", "qmq.retryMs", "qmq.log", "subscribe", "subscribePattern", "assign",
-    "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
-    "minPartitions", "maxBytesPerPartition", "failOnDataLoss", "includeHeaders", "includeDirected", "tags", "tagsAll", "keys", "keyFrom",
+    "qmq.servers",
+    "qmq.path",
+    "path",
+    "qmq.routes",
+    "qmq.committed",
+    "qmq.retryMs",
+    "qmq.log",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeDirected",
+    "tags",
+    "tagsAll",
+    "keys",
+    "keyFrom",
     "keyUntil",
-)  # fmt: skip
+)
 LOGS: Final = ("messages", "deliveries", "progress", "schedules")
 RETRY_MS: Final = 60_000
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
@@ -175,10 +197,17 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
             raise InvalidArgument(f"option {name} is for {'batch reads' if is_stream else 'streams'} only")
     start_ms, end_ms = given.number("startingTimestamp"), given.number("endingTimestamp")
     return ReadOptions(
-        where(options), _choice(given), _edge(given, "starting", start_ms, LATEST if is_stream else EARLIEST, is_stream),
-        _edge(given, "ending", end_ms, LATEST, is_stream), start_ms, end_ms, _limit(given), _plan(given, is_stream),
-        not given.flag("failOnDataLoss", True), _selection(given),
-    )  # fmt: skip
+        where(options),
+        _choice(given),
+        _edge(given, "starting", start_ms, LATEST if is_stream else EARLIEST, is_stream),
+        _edge(given, "ending", end_ms, LATEST, is_stream),
+        start_ms,
+        end_ms,
+        _limit(given),
+        _plan(given, is_stream),
+        not given.flag("failOnDataLoss", True),
+        _selection(given),
+    )
 
 
 def _choice(given: Asked) -> Choice:
@@ -231,9 +260,13 @@ def _selection(given: Asked) -> Selection:
     if key_from is not None and key_until is not None and key_from >= key_until:
         raise InvalidArgument("option keyFrom must be below keyUntil")
     return Selection(
-        given.words("tags"), given.words("tagsAll"), tuple(each.encode() for each in given.words("keys")), key_from, key_until,
+        given.words("tags"),
+        given.words("tagsAll"),
+        tuple(each.encode() for each in given.words("keys")),
+        key_from,
+        key_until,
         given.flag("includeDirected", False),
-    )  # fmt: skip
+    )
 
 
 def _json(name: str, text: str) -> Any:

@@ -69,9 +69,7 @@ def look(log: CommittedLog, choice: Choice) -> Topology:
     found = log.topology(list(choice.subjects))
     if choice.queues is None:
         return found
-    chosen = {
-        offsets.find_queue("assign", subject, within, found.queues) for subject, names in choice.queues.items() for within in names
-    }
+    chosen = {offsets.find_queue("assign", subject, within, found.queues) for subject, names in choice.queues.items() for within in names}
     return Topology({key: queue for key, queue in found.queues.items() if key in chosen}, found.routes)
 
 

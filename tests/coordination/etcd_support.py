@@ -165,5 +165,3 @@ async def put_surely(store: CoordinationStore, key: str, value: bytes) -> int:
                 found = await store.get(key)
                 if found is not None and found.value == value:
                     return found.mod_revision
-
-

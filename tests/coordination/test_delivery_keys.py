@@ -64,12 +64,19 @@ def test_settings_are_found_under_their_key_again() -> None:
 @pytest.mark.parametrize(
     "whom",
     [
-        Whom(PauseKind.GROUP, "s", "g", "x"), Whom(PauseKind.GROUP, "s"), Whom(PauseKind.GROUP, "", "g"), Whom(PauseKind.GROUP, "s/t", "g"),
-        Whom(PauseKind.CONSUMER, "s", "g"), Whom(PauseKind.CONSUMER, "s", EVERY, "x"), Whom(PauseKind.CLIENT, "s", "", "x"),
-        Whom(PauseKind.CLIENT), Whom(PauseKind.GROUP, "s", "g%x"), Whom(PauseKind.GROUP, "%dlq%", "g"),
+        Whom(PauseKind.GROUP, "s", "g", "x"),
+        Whom(PauseKind.GROUP, "s"),
+        Whom(PauseKind.GROUP, "", "g"),
+        Whom(PauseKind.GROUP, "s/t", "g"),
+        Whom(PauseKind.CONSUMER, "s", "g"),
+        Whom(PauseKind.CONSUMER, "s", EVERY, "x"),
+        Whom(PauseKind.CLIENT, "s", "", "x"),
+        Whom(PauseKind.CLIENT),
+        Whom(PauseKind.GROUP, "s", "g%x"),
+        Whom(PauseKind.GROUP, "%dlq%", "g"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_names_nobody_cannot_be_paused(whom: Whom) -> None:
     with pytest.raises((InvalidName, InvalidArgument)):
         pause_key(whom)
@@ -143,11 +150,21 @@ def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b"{", b"[]", b"7", b"null", b'{"attempts_max": "5"}', b'{"attempts_max": true}', b'{"attempts_max": -1}',
-        b'{"retry_delays_ms": []}', b'{"retry_delays_ms": 5}', b'{"retry_delays_ms": ["1"]}', b'{"retry_delays_ms": [99999999999]}',
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b'{"attempts_max": "5"}',
+        b'{"attempts_max": true}',
+        b'{"attempts_max": -1}',
+        b'{"retry_delays_ms": []}',
+        b'{"retry_delays_ms": 5}',
+        b'{"retry_delays_ms": ["1"]}',
+        b'{"retry_delays_ms": [99999999999]}',
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_read_count_as_absent(value: bytes) -> None:
     picture, key = Picture(), settings_key("s", "g")
     picture.show(Listing(Revision(2), (item(key, SettingsRecord(2).encode()),)))
@@ -160,10 +177,18 @@ def test_settings_that_cannot_be_read_count_as_absent(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("group/s/g", b"{"), ("group/s/g", b'{"reason": "no time"}'), ("group/s/g", b'{"since_ms": 1, "reason": 7}'), ("client", b"{}"),
-        ("client/", b"{}"), ("client/a/b", b"{}"), ("group/s", b"{}"), ("group/s/g/x/y/z", b"{}"), ("nobody/s", b"{}"), ("", b"{}"),
+        ("group/s/g", b"{"),
+        ("group/s/g", b'{"reason": "no time"}'),
+        ("group/s/g", b'{"since_ms": 1, "reason": 7}'),
+        ("client", b"{}"),
+        ("client/", b"{}"),
+        ("client/a/b", b"{}"),
+        ("group/s", b"{}"),
+        ("group/s/g/x/y/z", b"{}"),
+        ("nobody/s", b"{}"),
+        ("", b"{}"),
     ],
-)  # fmt: skip
+)
 def test_a_pause_that_cannot_be_read_hides_only_itself(key: str, value: bytes) -> None:
     picture, good = Picture(), Whom(PauseKind.GROUP, "t", "g")
     pauses = [item(f"/qmq/pauses/{key}", value), item(pause_key(good), PauseRecord(1).encode())]

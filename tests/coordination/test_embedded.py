@@ -24,9 +24,7 @@ from qmq.errors import FolderInUse, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "c/☃"])
-OPERATIONS = st.one_of(
-    st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(Delete, KEYS, st.booleans())
-)
+OPERATIONS = st.one_of(st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(Delete, KEYS, st.booleans()))
 
 
 class Model:

@@ -76,20 +76,27 @@ def change(to_version: int, phase: Phase, sealed: dict[int, int]) -> KeyValue:
 
 @pytest.fixture
 def state() -> OrderedState:
-    return ordered_state("s", [
-        route(1, (1, 0, 5, "a"), (2, 5, 10, "b")), route(2, (3, 0, 5, "c"), (2, 5, 10, "b")),
-        change(2, Phase.DONE, {1: FENCED}), item(latest_key("s"), b"2"),
-        item(group_record_key("s", "g"), GroupRecord(Frontier((Piece(LpRange(0, 10), 1),))).encode()),
-        item(policy_key("s"), b"{}"),
-    ])  # fmt: skip
+    return ordered_state(
+        "s",
+        [
+            route(1, (1, 0, 5, "a"), (2, 5, 10, "b")),
+            route(2, (3, 0, 5, "c"), (2, 5, 10, "b")),
+            change(2, Phase.DONE, {1: FENCED}),
+            item(latest_key("s"), b"2"),
+            item(group_record_key("s", "g"), GroupRecord(Frontier((Piece(LpRange(0, 10), 1),))).encode()),
+            item(policy_key("s"), b"{}"),
+        ],
+    )
 
 
 def test_a_listing_is_the_subjects_state(state: OrderedState) -> None:
     assert state.route is state.routes[2]
     assert state.broker_groups == ["a", "b", "c"]
     assert [state.partition(number) and state.partition(number).range for number in (1, 2, 3)] == [  # type: ignore[union-attr]
-        LpRange(0, 5), LpRange(5, 10), LpRange(0, 5),
-    ]  # fmt: skip
+        LpRange(0, 5),
+        LpRange(5, 10),
+        LpRange(0, 5),
+    ]
     assert state.partition(7) is None
     assert list(state.groups) == ["g"]
     assert policy_key("s") in state.items

@@ -30,7 +30,12 @@ from qmq.log.disk import Disk
 BUCKET_MS = 60_000
 YEARS_MS = 2 * 366 * 24 * 3600 * 1000
 CONFIG = DelayConfig(
-    load_ahead_ms=20_000, wheel_messages_max=60, slice_messages_max=12, waiting_messages_max=20, stuck_messages_max=6, read_messages=7,
+    load_ahead_ms=20_000,
+    wheel_messages_max=60,
+    slice_messages_max=12,
+    waiting_messages_max=20,
+    stuck_messages_max=6,
+    read_messages=7,
     keep_ms=90_000,
 )
 """Small, so that every limit is met."""

@@ -103,11 +103,15 @@ class Simulation:
         _, region = encode(
             subject.encode(),
             Columns(
-                [str(wish.number).encode() for wish in wishes], [f"k{wish.key}".encode() for wish in wishes],
+                [str(wish.number).encode() for wish in wishes],
+                [f"k{wish.key}".encode() for wish in wishes],
                 dues=[min(wish.dues) for wish in wishes],
             ),
-            producer_id=1, batch_sequence=number, create_time_ms=self.world.now, flags=BatchFlag.ORDERED if subject == ORDERED else 0,
-        )  # fmt: skip
+            producer_id=1,
+            batch_sequence=number,
+            create_time_ms=self.world.now,
+            flags=BatchFlag.ORDERED if subject == ORDERED else 0,
+        )
         append_ms = await master.send(region)
         for at, wish in enumerate(wishes):
             wish.is_acked = True
@@ -151,9 +155,13 @@ class Simulation:
         number = self._number
         headers = {CRON: self.random.choice((b"* * * * *", b"*/2 * * * *")), ZONE: b"Europe/Berlin"}
         _, region = encode(
-            PLAIN.encode(), Columns([b"run"], headers=[headers], dues=[self.world.now]), producer_id=1, batch_sequence=number,
-            create_time_ms=self.world.now, flags=BatchFlag.RECURRING,
-        )  # fmt: skip
+            PLAIN.encode(),
+            Columns([b"run"], headers=[headers], dues=[self.world.now]),
+            producer_id=1,
+            batch_sequence=number,
+            create_time_ms=self.world.now,
+            flags=BatchFlag.RECURRING,
+        )
         append_ms = await master.send(region)
         first = MessageId(1, number, 0)
         self.recurring[str(first)] = self.world.now
@@ -205,9 +213,7 @@ class Simulation:
         anomalies += self._judge_runs(runs)
         if anomalies:
             raise Violation(f"{len(anomalies)}: " + "; ".join(anomalies[:5]))
-        return Result(
-            self.seed, len(self.wishes), verdict.delivered, verdict.cancelled, len(runs), self.group.lives
-        )
+        return Result(self.seed, len(self.wishes), verdict.delivered, verdict.cancelled, len(runs), self.group.lives)
 
     def _judge_runs(self, runs: list[tuple[str, int, int]]) -> Iterator[str]:
         counts = Counter((first, due_ms) for first, due_ms, _ in runs)

@@ -37,18 +37,25 @@ def main(folder: Path) -> None:
         (Columns([b"hi"]), Compression.NONE),
         (
             Columns(
-                [b"one", b"", b"three"], [b"N1", b"", b"N3"], [("UA",), (), ("AA", "late")], [{"h": b"v"}, {}, {"a": b"1", "b": b"\0"}],
+                [b"one", b"", b"three"],
+                [b"N1", b"", b"N3"],
+                [("UA",), (), ("AA", "late")],
+                [{"h": b"v"}, {}, {"a": b"1", "b": b"\0"}],
                 [0, 5, 7],
             ),
             Compression.NONE,
         ),
         (Columns([b"x" * 1000, b"y" * 1000], message_ids=[bytes(16), bytes(range(16))]), Compression.ZSTD),
-    ]  # fmt: skip
+    ]
     for number, (columns, compression) in enumerate(batches):
         envelope, region = encode(
-            b"flight.departed", columns, producer_id=0x1A1F_C950_7D2E_86DB, batch_sequence=number,
-            create_time_ms=1_799_999_999_000, compression=compression,
-        )  # fmt: skip
+            b"flight.departed",
+            columns,
+            producer_id=0x1A1F_C950_7D2E_86DB,
+            batch_sequence=number,
+            create_time_ms=1_799_999_999_000,
+            compression=compression,
+        )
         store.append([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
     where = ("flight.departed", 0, "ops")
     store.act(Begin(*where, "", 0, 1_800_000_000_000))

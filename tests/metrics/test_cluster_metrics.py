@@ -112,9 +112,7 @@ async def test_a_replica_that_starts_shows_no_place_yet() -> None:
 
 
 async def test_a_slave_ahead_of_what_was_noted_has_no_negative_lag() -> None:
-    info = ReplicaInfo(
-        "a", "master", 1, "a", 7, 7, 7, 0, 0, True, 1, ("a", "b"), (), (PeerInfo("b", 9, True, 250),), True
-    )  # fmt: skip
+    info = ReplicaInfo("a", "master", 1, "a", 7, 7, 7, 0, 0, True, 1, ("a", "b"), (), (PeerInfo("b", 9, True, 250),), True)
     values = await read([ReplicaSource("g1", lambda: info, {"master": 2})])
     assert values("qmq_replication_lag_entries", replica="b") == 0
     assert values("qmq_replication_silent_seconds", replica="b") == 0.25

@@ -106,7 +106,7 @@ async def test_a_connection_stays_open_for_the_next_request(endpoint: Endpoint) 
         ("\x16\x03\x01 nonsense", 400),
         ("GET /metrics HTTP/1.1\nno colon here", 400),
     ],
-)  # fmt: skip
+)
 async def test_what_is_no_question_for_metrics_is_answered_so(endpoint: Endpoint, request_line: str, status: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert (await ask(reader, writer, request_line)).status == status

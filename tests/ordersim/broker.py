@@ -89,9 +89,7 @@ class Replica(Process):
         simulation, name = self.simulation, self.name
         self.coordination = Coordination(simulation.etcd, self)
         self.view = ClusterView(self.coordination, monotonic_s=self.loop.time)
-        self.broker = Broker(
-            self.store, self.view.subject, self.clock, BrokerConfig(name=self.group.name), self.loop, is_serving=False
-        )
+        self.broker = Broker(self.store, self.view.subject, self.clock, BrokerConfig(name=self.group.name), self.loop, is_serving=False)
         self.broker.committer = self
         self.broker.fatal = lambda cause: simulation.broke(name, cause)
         self.broker.routing = ViewRouting(self.view, self.group.name)

@@ -86,9 +86,13 @@ class ProducerProcess(ClientProcess):
     async def _run(self) -> None:
         plan = self.simulation.plan
         producer = OrderedProducer(
-            self.links, self.simulation.new_producer_id, self.simulation.subject, batch_messages=MESSAGES_PER_BATCH,
-            unknown=plan.unknown, delivery_timeout_s=plan.delivery_s,
-        )  # fmt: skip
+            self.links,
+            self.simulation.new_producer_id,
+            self.simulation.subject,
+            batch_messages=MESSAGES_PER_BATCH,
+            unknown=plan.unknown,
+            delivery_timeout_s=plan.delivery_s,
+        )
         self._producer = producer
         while True:
             await asyncio.sleep(self.random.expovariate(1000 / plan.send_every_ms))
@@ -143,10 +147,19 @@ class ConsumerProcess(ClientProcess):
     async def _run(self) -> None:
         simulation, plan = self.simulation, self.simulation.plan
         self.consumer = consumer = OrderedConsumer(
-            self.links, self.metadata.sync_member, simulation.subject, self.group, name=self.name, start=simulation.start_of(self.group),
-            gate=self._gate, on_failure=plan.on_failure, prefetch=plan.prefetch, lease_ms=LEASE_MS, attempts_max=2,
+            self.links,
+            self.metadata.sync_member,
+            simulation.subject,
+            self.group,
+            name=self.name,
+            start=simulation.start_of(self.group),
+            gate=self._gate,
+            on_failure=plan.on_failure,
+            prefetch=plan.prefetch,
+            lease_ms=LEASE_MS,
+            attempts_max=2,
             retry_delays_s=(0.3, 1.0),
-        )  # fmt: skip
+        )
         try:
             await consumer.run(self._handle, concurrency=plan.concurrency)
         except QmqError as failure:

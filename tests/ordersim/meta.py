@@ -56,7 +56,13 @@ class Metaserver(Process):
         )
         controller.groups._arrow = controller.placing._arrow = self._arrow
         self._ordered = OrderedService(
-            self.cluster, self.view, brokers, controller, masters, None, change_wait_s=CHANGE_WAIT_S  # type: ignore[arg-type]
+            self.cluster,
+            self.view,
+            brokers,
+            controller,
+            masters,
+            None,
+            change_wait_s=CHANGE_WAIT_S,  # type: ignore[arg-type]
         )
         self.loop.create_task(self._start())
 
@@ -89,9 +95,11 @@ class Metaserver(Process):
         if method == "Locate":
             return await self._locate(request)
         calls = {
-            "SyncMember": self._ordered.sync_member, "ChangeRoute": self._ordered.change_route, "Unpark": self._ordered.unpark,
+            "SyncMember": self._ordered.sync_member,
+            "ChangeRoute": self._ordered.change_route,
+            "Unpark": self._ordered.unpark,
             "DescribeParked": self._ordered.describe_parked,
-        }  # fmt: skip
+        }
         return await calls[method](request)
 
     async def _locate(self, request: pb.LocateRequest) -> pb.LocateResponse:

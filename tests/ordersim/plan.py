@@ -6,21 +6,50 @@ from dataclasses import dataclass, replace
 from random import Random
 
 FAULTS = (
-    "kill_master", "pause_master", "failover", "isolate_master", "isolate_group", "isolate_group_long", "hide_group", "stall_group",
-    "silence_group", "handover", "kill_broker_process", "disk_full",
-    "etcd_cut_one", "etcd_cut_all", "lease_end",
-    "kill_metaserver", "pause_metaserver", "isolate_metaserver",
-    "cut_connections", "isolate_client",
-    "kill_producer", "pause_producer",
-    "kill_consumer", "pause_consumer", "leave_consumer", "join_consumer", "pause_consumer_long",
-    "flip_gate", "new_group", "unpark",
-)  # fmt: skip
+    "kill_master",
+    "pause_master",
+    "failover",
+    "isolate_master",
+    "isolate_group",
+    "isolate_group_long",
+    "hide_group",
+    "stall_group",
+    "silence_group",
+    "handover",
+    "kill_broker_process",
+    "disk_full",
+    "etcd_cut_one",
+    "etcd_cut_all",
+    "lease_end",
+    "kill_metaserver",
+    "pause_metaserver",
+    "isolate_metaserver",
+    "cut_connections",
+    "isolate_client",
+    "kill_producer",
+    "pause_producer",
+    "kill_consumer",
+    "pause_consumer",
+    "leave_consumer",
+    "join_consumer",
+    "pause_consumer_long",
+    "flip_gate",
+    "new_group",
+    "unpark",
+)
 
 OBSESSIONS = (
-    ("isolate_group_long",), ("isolate_group_long", "cut_connections"), ("hide_group",), ("stall_group", "cut_connections", "pause_master"),
-    ("failover", "pause_consumer_long"), ("kill_master", "etcd_cut_one"), ("pause_consumer_long",), ("kill_metaserver",), ("disk_full",),
+    ("isolate_group_long",),
+    ("isolate_group_long", "cut_connections"),
+    ("hide_group",),
+    ("stall_group", "cut_connections", "pause_master"),
+    ("failover", "pause_consumer_long"),
+    ("kill_master", "etcd_cut_one"),
+    ("pause_consumer_long",),
+    ("kill_metaserver",),
+    ("disk_full",),
     ("silence_group",),
-)  # fmt: skip
+)
 """Seeds that have little else."""
 
 CHANGES = ("split", "merge", "move", "split_many", "merge_many", "drain")
@@ -108,7 +137,7 @@ def draw(random: Random) -> Plan:
         change_every_ms=random.choice((2_000, 4_000, 10_000)),
         faults=tuple(sorted(faults)),
         changes=tuple(sorted(random.sample(CHANGES, random.randint(2, len(CHANGES))))),
-    )  # fmt: skip
+    )
 
 
 def with_holds(plan: Plan, random: Random) -> Plan:
@@ -116,6 +145,9 @@ def with_holds(plan: Plan, random: Random) -> Plan:
     if random.random() >= HOLDS:
         return plan
     return replace(
-        plan, hold_every_ms=random.choice((4_000, 8_000)), delivery_s=random.choice((3.0, 8.0)),
-        unknown=random.choice(("fail", "resend")), send_every_ms=300,
-    )  # fmt: skip
+        plan,
+        hold_every_ms=random.choice((4_000, 8_000)),
+        delivery_s=random.choice((3.0, 8.0)),
+        unknown=random.choice(("fail", "resend")),
+        send_every_ms=300,
+    )

@@ -1,9 +1,9 @@
 """What the coordination store holds of the subject, checked with every change of it.
 
-    versions are consecutive; there is one change for each, prepared once, and it goes from phase to phase in order
-    a version is published with its change, when every source is sealed (committed) or fenced
-    a fence is put while nobody holds the group's master key, and no master has the right to append
-    a group's frontier moves by one version at a time, and only where the ledger says that everything before is done
+versions are consecutive; there is one change for each, prepared once, and it goes from phase to phase in order
+a version is published with its change, when every source is sealed (committed) or fenced
+a fence is put while nobody holds the group's master key, and no master has the right to append
+a group's frontier moves by one version at a time, and only where the ledger says that everything before is done
 """
 
 from __future__ import annotations

@@ -147,8 +147,10 @@ class Simulation:
         )
         route = first_route(plan.logical_partitions, plan.partitions, names)
         puts = [
-            Put(subject_key(SUBJECT), encode_subject(config)), Put(route_key(SUBJECT, 1), route.encode()), Put(latest_key(SUBJECT), b"1"),
-        ]  # fmt: skip
+            Put(subject_key(SUBJECT), encode_subject(config)),
+            Put(route_key(SUBJECT, 1), route.encode()),
+            Put(latest_key(SUBJECT), b"1"),
+        ]
         self.etcd.txn((), puts)
         self.groups.update({name: BrokerGroup(self, name) for name in names})
         for name in self.metaserver_names:
@@ -203,9 +205,17 @@ class Simulation:
         finally:
             self._end()
         return Result(
-            self.seed, failure, self.world.trace, self.world.events, len(self.checks.stored), self.checks.handed_count,
-            self.checks.again_count, self.routes.latest, self.world.now, dict(self.faults),
-        )  # fmt: skip
+            self.seed,
+            failure,
+            self.world.trace,
+            self.world.events,
+            len(self.checks.stored),
+            self.checks.handed_count,
+            self.checks.again_count,
+            self.routes.latest,
+            self.world.now,
+            dict(self.faults),
+        )
 
     def _calm_down(self) -> None:
         self.tell("", "everything is healed")

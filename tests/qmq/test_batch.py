@@ -30,11 +30,7 @@ def placed(envelope: bytes, region: bytes, base: int = 100) -> bytes:
 
 
 def simple(bodies: list[bytes], compression: Compression = Compression.NONE) -> bytes:
-    return placed(
-        *encode(
-            b"orders", Columns(bodies), producer_id=5, batch_sequence=1, create_time_ms=10, compression=compression
-        )
-    )
+    return placed(*encode(b"orders", Columns(bodies), producer_id=5, batch_sequence=1, create_time_ms=10, compression=compression))
 
 
 @given(st.lists(MESSAGE, min_size=1, max_size=20), st.sampled_from(list(Compression)), st.integers(0, 31))

@@ -65,9 +65,16 @@ class Group:
     """Replicas by name. `queue` holds what is on its way, `cut` the (from, to) pairs that let nothing through."""
 
     def __init__(
-        self, names: str = "abc", *, logs: dict[str, tuple[int, ...]] | None = None, doubtful: str = "", epoch: int = 0,
-        timing: Timing | None = None, read_max: int = 100, voters: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        names: str = "abc",
+        *,
+        logs: dict[str, tuple[int, ...]] | None = None,
+        doubtful: str = "",
+        epoch: int = 0,
+        timing: Timing | None = None,
+        read_max: int = 100,
+        voters: str = "",
+    ) -> None:
         self.membership = Membership(1, tuple(voters or names))
         self.timing = timing or Timing()
         self.now_ms = 0
@@ -88,9 +95,16 @@ class Group:
         """Boot from the disk."""
         log = self.log[name]
         self.core[name] = Replica(
-            name, self.membership, self.disk[name], log.history(), log, timing=self.timing, random=Random(1), now_ms=self.now_ms,
+            name,
+            self.membership,
+            self.disk[name],
+            log.history(),
+            log,
+            timing=self.timing,
+            random=Random(1),
+            now_ms=self.now_ms,
             commit=log.start_index,
-        )  # fmt: skip
+        )
 
     def step(self, sender: str, to: str, message: Message) -> list[Message]:
         """Give one message by hand; what `to` answers to `sender`, which is not queued."""

@@ -52,7 +52,7 @@ def test_versions_follow_each_other_and_survive_encoding() -> None:
         (lambda one: one.without("b"), "is no replica"),
         (lambda one: one.without("a"), "last voter"),
     ],
-)  # fmt: skip
+)
 def test_a_change_that_makes_no_sense_is_refused(change: object, complaint: str) -> None:
     assert callable(change)
     with pytest.raises(InvalidArgument, match=complaint):

@@ -203,9 +203,13 @@ def test_what_the_master_does_not_have_is_cut_and_replaced_in_one_question() -> 
     """The paper's figure 7: the slaves (a) to (f) with the leader of term 8; each is in step after one Mismatch at most."""
     leader = (1, 1, 1, 4, 4, 5, 5, 6, 6, 6)
     slaves = {
-        "b": leader[:9], "c": leader[:4], "d": (*leader, 6), "e": (*leader, 7, 7),
-        "f": (1, 1, 1, 4, 4, 4, 4), "g": (1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3),
-    }  # fmt: skip
+        "b": leader[:9],
+        "c": leader[:4],
+        "d": (*leader, 6),
+        "e": (*leader, 7, 7),
+        "f": (1, 1, 1, 4, 4, 4, 4),
+        "g": (1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3),
+    }
     group = Group("abcdefg", logs={"a": leader, **slaves}, epoch=7)
     group.campaign("a")
     for name in "bcg":  # a majority, none ahead

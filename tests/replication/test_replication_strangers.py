@@ -143,9 +143,21 @@ def test_replicas_introduce_themselves() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b'{"version": 1, "group": "g", "replica": "b"}', b'{"version": 2}', b"\xff\xfe",
-     b'{"version": 2, "group": "g", "replica": "b", "to": 7, "nonce": "n"}', pytest.param(b"[" * 4_000, id="deep")],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"null",
+        b'"x"',
+        b"{}",
+        b'{"version": 1, "group": "g", "replica": "b"}',
+        b'{"version": 2}',
+        b"\xff\xfe",
+        b'{"version": 2, "group": "g", "replica": "b", "to": 7, "nonce": "n"}',
+        pytest.param(b"[" * 4_000, id="deep"),
+    ],
+)
 def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
     for kind in (PeerHello, Step):
         with pytest.raises(ProtocolViolation):

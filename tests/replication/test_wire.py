@@ -25,7 +25,7 @@ from qmq_replication.messages import (
     Refusal,
     Reset,
     TakeOver,
-)  # fmt: skip
+)
 from qmq_replication.proof import VERSION, PeerHello
 from support import ManualClock, intake
 
@@ -35,10 +35,17 @@ from qmq.log.merged import read_merged
 from qmq.log.recovery import open_store
 
 MESSAGES: list[Message] = [
-    Probe(3), ProbeReply(4, "b1", True, 3, 17, False), PromiseRequest(9), Promise(9, 8, 1 << 40, True),
-    Append(5, 2, 4, 100, (), 100, 99, True, None), Ack(5, 2, 7, 9, (1 << 50, 64)),
-    Mismatch(5, 1, 9, 0, 0, (Run(1, 1), Run(4, 8)), (900, 80)), Reset(5, 3, 4, 77, (1 << 41, 0), 1000), Refusal(6), TakeOver(5),
-]  # fmt: skip
+    Probe(3),
+    ProbeReply(4, "b1", True, 3, 17, False),
+    PromiseRequest(9),
+    Promise(9, 8, 1 << 40, True),
+    Append(5, 2, 4, 100, (), 100, 99, True, None),
+    Ack(5, 2, 7, 9, (1 << 50, 64)),
+    Mismatch(5, 1, 9, 0, 0, (Run(1, 1), Run(4, 8)), (900, 80)),
+    Reset(5, 3, 4, 77, (1 << 41, 0), 1000),
+    Refusal(6),
+    TakeOver(5),
+]
 
 
 def sent(message: Message) -> bytes:

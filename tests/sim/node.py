@@ -104,9 +104,16 @@ class Node:
         await self._recover()
         self._lost_power = False
         self.core = self.replica_class(
-            self.name, self._membership, self.disk.state, self.disk.image.history(), self.disk, timing=self.plan.timing,
-            random=Random(self.world.random.getrandbits(32)), now_ms=self.world.now, commit=self.disk.image.start,
-        )  # fmt: skip
+            self.name,
+            self._membership,
+            self.disk.state,
+            self.disk.image.history(),
+            self.disk,
+            timing=self.plan.timing,
+            random=Random(self.world.random.getrandbits(32)),
+            now_ms=self.world.now,
+            commit=self.disk.image.start,
+        )
         self.disk.sync(self.disk.pending)
         self.core.flushed(self.disk.image.last)
         self._tick_at = self._meant_at = 0

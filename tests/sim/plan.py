@@ -44,10 +44,33 @@ class Plan:
 
 
 FAULTS = (
-    "kill", "kill_all", "power", "power_all", "crash_loop", "pause", "wipe", "retention", "outrun", "amnesia",
-    "isolate", "isolate_in", "isolate_out", "halves", "bridge", "swizzle",
-    "etcd_cut", "etcd_all", "lease", "join", "leave", "transfer", "provoke", "usurp", "shrink", "storm",
-)  # fmt: skip
+    "kill",
+    "kill_all",
+    "power",
+    "power_all",
+    "crash_loop",
+    "pause",
+    "wipe",
+    "retention",
+    "outrun",
+    "amnesia",
+    "isolate",
+    "isolate_in",
+    "isolate_out",
+    "halves",
+    "bridge",
+    "swizzle",
+    "etcd_cut",
+    "etcd_all",
+    "lease",
+    "join",
+    "leave",
+    "transfer",
+    "provoke",
+    "usurp",
+    "shrink",
+    "storm",
+)
 
 WEAK_MOMENTS = ("outrun", "amnesia", "provoke", "usurp", "usurp", "shrink", "storm")
 """Faults that aim at one weak moment of the protocol; a seed that is obsessed has little else."""
@@ -82,7 +105,13 @@ def draw(random: Random, minutes: int) -> Plan:
         faults=tuple(kinds),
         minutes=minutes,
         timing=Timing(
-            heartbeat_ms=800, suspect_ms=2_400, lost_ms=300, poll_ms=300, fence_ms=2_500, quorum_ms=3_200, inflight_bytes_max=inflight,
+            heartbeat_ms=800,
+            suspect_ms=2_400,
+            lost_ms=300,
+            poll_ms=300,
+            fence_ms=2_500,
+            quorum_ms=3_200,
+            inflight_bytes_max=inflight,
             chunk_bytes_max=8,
         ),
-    )  # fmt: skip
+    )

@@ -142,9 +142,15 @@ class Simulation:
         except Exception as cause:
             failure = f"{type(cause).__name__}: {cause}"
         return Result(
-            self.seed, failure, self.world.trace, self.world.events, len(self.checks.acknowledged), len(self.checks.masters),
-            self.world.now, dict(self.faults),
-        )  # fmt: skip
+            self.seed,
+            failure,
+            self.world.trace,
+            self.world.events,
+            len(self.checks.acknowledged),
+            len(self.checks.masters),
+            self.world.now,
+            dict(self.faults),
+        )
 
     def _calm_down(self) -> None:
         self.tell("", "everything is healed")
@@ -172,8 +178,9 @@ class Simulation:
         return "; ".join(
             f"{name} {node.core.role.value} {node.core.history.last} commit {node.core.commit} promised {node.core.promised}"
             f" whole {node.core.may_count}"
-            for name, node in self.nodes.items() if node.core is not None
-        )  # fmt: skip
+            for name, node in self.nodes.items()
+            if node.core is not None
+        )
 
 
 def simulate(seed: int, minutes: int = 10, node_class: type[Node] = Node) -> Result:

@@ -141,9 +141,7 @@ class Store:
         found: Listing = await self._ask(self._etcd.list, prefix, is_change=False)
         return found
 
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """See CoordinationStore."""
         assert not any(isinstance(each, Get) for each in success)
         found: TxnResult = await self._ask(self._etcd.txn, compares, success, is_change=True)

@@ -78,13 +78,17 @@ class Stranger:
         run = Run(epoch + 1, last + 1)
         peer = next(iter(core.leader.peers.values()), None) if core.leader is not None else None
         everything: list[Message] = [
-            PromiseRequest(epoch + far), Refusal(epoch + far), TakeOver(epoch), Promise(epoch, 0, 0, True),
+            PromiseRequest(epoch + far),
+            Refusal(epoch + far),
+            TakeOver(epoch),
+            Promise(epoch, 0, 0, True),
             Append(epoch, 0, core.history.last_epoch, last, (), last, last, False, None),
             Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
             Append(epoch + 1, 0, core.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
             Reset(epoch + 1, 0, 0, 0, [0, 0], 0),
-            Ack(epoch, 0 if peer is None else peer.round, last, last, last), Ack(epoch, 0, 1 << 40, 1 << 40, last),
-        ]  # fmt: skip
+            Ack(epoch, 0 if peer is None else peer.round, last, last, last),
+            Ack(epoch, 0, 1 << 40, 1 << 40, last),
+        ]
         return self._random.sample(everything, 4)
 
     def _forge(self, node: Node, name: str, message: Message) -> None:
@@ -110,9 +114,12 @@ class Stranger:
 def arrivals_of(node: Node, kind: type[Arrivals]) -> Arrivals:
     """A replica's door for connections."""
     return kind(
-        "g", node.name, secret=lambda: SECRET, members=lambda: node.core.members if node.core is not None else (),
+        "g",
+        node.name,
+        secret=lambda: SECRET,
+        members=lambda: node.core.members if node.core is not None else (),
         heard=lambda sender, frame: node.receive(sender, frame.payload),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def _frame(kind: FrameKind, payload: bytes) -> Frame:

@@ -29,9 +29,18 @@ class FlushingNode(Node):
 def blackouts(seed: int, node_class: type[FlushingNode] = FlushingNode) -> tuple[int, int]:
     """How many messages were flushed and how many committed, over some rounds of faults and a power cut of everybody. Raises Violation."""
     plan = Plan(
-        voters=3 if seed % 3 else 5, is_sync=False, drop=0.02, double=0.02, slow=0.1, regicide=0.2 * (seed % 2), aim=0.5, faults=FAULTS,
-        fault_every_ms=2_000, proposal_every_ms=300, minutes=0,
-    )  # fmt: skip
+        voters=3 if seed % 3 else 5,
+        is_sync=False,
+        drop=0.02,
+        double=0.02,
+        slow=0.1,
+        regicide=0.2 * (seed % 2),
+        aim=0.5,
+        faults=FAULTS,
+        fault_every_ms=2_000,
+        proposal_every_ms=300,
+        minutes=0,
+    )
     simulation = Simulation(seed, node_class=node_class, plan=plan)
     simulation.world.after(1_000, simulation._load)
     committed = 0

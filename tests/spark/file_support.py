@@ -54,15 +54,27 @@ def small_log(**options: object) -> LogConfig:
 
 
 def batch(
-    queue: Queue, bodies: list[bytes], number: int, *, tags: list[tuple[str, ...]] | None = None, keys: list[bytes] | None = None,
-    lps: Sequence[int] | None = None, flags: int = 0, headers: list[dict[str, bytes]] | None = None,
-) -> Intake:  # fmt: skip
+    queue: Queue,
+    bodies: list[bytes],
+    number: int,
+    *,
+    tags: list[tuple[str, ...]] | None = None,
+    keys: list[bytes] | None = None,
+    lps: Sequence[int] | None = None,
+    flags: int = 0,
+    headers: list[dict[str, bytes]] | None = None,
+) -> Intake:
     """A batch as the broker takes it in, with its bloom of tags."""
     columns = Columns(bodies, keys=keys, tags=tags, logical_partitions=lps, headers=headers)  # type: ignore[arg-type]
     envelope, region = encode(
-        queue.id.subject.encode(), columns, producer_id=7, batch_sequence=number, create_time_ms=1, flags=flags,
+        queue.id.subject.encode(),
+        columns,
+        producer_id=7,
+        batch_sequence=number,
+        create_time_ms=1,
+        flags=flags,
         partition=queue.id.partition,
-    )  # fmt: skip
+    )
     hashes = [tag_hash(tag) for each in tags or () for tag in each]
     bloom = LOOK_INSIDE if flags & BatchFlag.DIRECTED else tag_bloom(hashes)
     return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), bloom)
@@ -140,6 +152,4 @@ def rows_of(pieces: Sequence[Piece], selection: Selection = ALL, *, skips_lost: 
 
 def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: Selection = ALL) -> dict[QueueKey, list[Row]]:
     """All that the topology shows."""
-    return {
-        key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()
-    }
+    return {key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()}

@@ -11,11 +11,17 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from pyspark_qmq.datasets import schema_of
 
 START_MS = 1_700_000_000_000
-MESSAGES = StructType([
-    StructField("subject", StringType()), StructField("partition", IntegerType()), StructField("broker_group", StringType()),
-    StructField("sequence", LongType()), StructField("create_time", TimestampType()), StructField("append_time", TimestampType()),
-    StructField("logical_partition", IntegerType()),
-])  # fmt: skip
+MESSAGES = StructType(
+    [
+        StructField("subject", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("broker_group", StringType()),
+        StructField("sequence", LongType()),
+        StructField("create_time", TimestampType()),
+        StructField("append_time", TimestampType()),
+        StructField("logical_partition", IntegerType()),
+    ]
+)
 
 
 def at(time_ms: int | None) -> datetime | None:

@@ -22,11 +22,22 @@ GROUPS = ("a", "b", "c")
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 TYPES = {
-    "partition": pa.int32(), "broker_group": pa.string(), "sequence": pa.int64(), "key": pa.binary(), "body": pa.binary(),
-    "headers": pa.map_(pa.string(), pa.binary()), "message_id": pa.string(), "create_time": pa.timestamp("us", "UTC"),
-    "append_time": pa.timestamp("us", "UTC"), "producer_id": pa.string(), "batch_sequence": pa.int64(), "place": pa.int32(),
-    "logical_partition": pa.int32(), "is_bent": pa.bool_(), "entry": pa.int64(),
-}  # fmt: skip
+    "partition": pa.int32(),
+    "broker_group": pa.string(),
+    "sequence": pa.int64(),
+    "key": pa.binary(),
+    "body": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.binary()),
+    "message_id": pa.string(),
+    "create_time": pa.timestamp("us", "UTC"),
+    "append_time": pa.timestamp("us", "UTC"),
+    "producer_id": pa.string(),
+    "batch_sequence": pa.int64(),
+    "place": pa.int32(),
+    "logical_partition": pa.int32(),
+    "is_bent": pa.bool_(),
+    "entry": pa.int64(),
+}
 
 
 @dataclass(slots=True)
@@ -131,9 +142,20 @@ class History:
         for place, each in enumerate(batch):
             each.id = each.id or f"{stream.producer_id}{stream.next_batch:012x}{place:04x}"
             row = Row(
-                partition, part.broker_group, first + place, each.key, each.number, each.id, each.create_ms, self.now_ms,
-                stream.producer_id, stream.next_batch, place, logical_partition(each.key, LPS), self._entries[part.broker_group],
-            )  # fmt: skip
+                partition,
+                part.broker_group,
+                first + place,
+                each.key,
+                each.number,
+                each.id,
+                each.create_ms,
+                self.now_ms,
+                stream.producer_id,
+                stream.next_batch,
+                place,
+                logical_partition(each.key, LPS),
+                self._entries[part.broker_group],
+            )
             self.rows.append(row)
             stream.stored.append(each)
         self._next[partition] = first + len(batch)
@@ -262,4 +284,3 @@ def table(rows: list[Row]) -> pa.Table:
     found["body"] = [b"{}" if row.number is None else b'{"at": {"n": %d}}' % row.number for row in rows]
     found["headers"] = [None if row.number is None else [("n", b"%d" % row.number)] for row in rows]
     return pa.table({name: pa.array(found[name], kind) for name, kind in TYPES.items()})
-

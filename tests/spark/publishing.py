@@ -16,9 +16,13 @@ from qmq.model import Order, SubjectConfig
 
 
 def send(
-    server: str, subject: str, bodies: Sequence[str], keys: Sequence[str] | None = None, tags: Sequence[Sequence[str]] | None = None,
+    server: str,
+    subject: str,
+    bodies: Sequence[str],
+    keys: Sequence[str] | None = None,
+    tags: Sequence[Sequence[str]] | None = None,
     headers: Sequence[Mapping[str, bytes]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Send, and wait until all is stored."""
 
     async def work() -> None:

@@ -15,9 +15,26 @@ from qmq.region import BatchFlag, Columns
 
 QUEUE = QueueKey("orders", 3, "g1")
 NAMES = (
-    "subject", "partition", "broker_group", "sequence", "route_version", "key", "body", "tags", "headers", "message_id", "create_time",
-    "append_time", "epoch", "producer_id", "batch_sequence", "place", "logical_partition", "is_bent", "entry",
-)  # fmt: skip
+    "subject",
+    "partition",
+    "broker_group",
+    "sequence",
+    "route_version",
+    "key",
+    "body",
+    "tags",
+    "headers",
+    "message_id",
+    "create_time",
+    "append_time",
+    "epoch",
+    "producer_id",
+    "batch_sequence",
+    "place",
+    "logical_partition",
+    "is_bent",
+    "entry",
+)
 
 
 def stored(
@@ -35,9 +52,15 @@ def stored(
 ) -> StoredBatch:
     """As a log gives it."""
     sent, region = encode(
-        b"orders", columns, producer_id=producer_id, batch_sequence=batch_sequence, create_time_ms=create_time_ms, flags=flags, partition=3,
+        b"orders",
+        columns,
+        producer_id=producer_id,
+        batch_sequence=batch_sequence,
+        create_time_ms=create_time_ms,
+        flags=flags,
+        partition=3,
         compression=compression,
-    )  # fmt: skip
+    )
     total, crc = sent_sizes(sent)
     return StoredBatch(Envelope(Kind.DATA, total, crc, base, epoch, entry, append_time_ms, 0), region)
 

@@ -46,9 +46,7 @@ class ServerCluster:
 
     def _config(self, group: str, name: str) -> ReplicaConfig:
         nowhere = EtcdOptions(("127.0.0.1:1",))
-        return ReplicaConfig(
-            group, name, tuple(self.shape[group]), self.data / name, nowhere, data_port=0, control_port=0, log=self.log
-        )
+        return ReplicaConfig(group, name, tuple(self.shape[group]), self.data / name, nowhere, data_port=0, control_port=0, log=self.log)
 
     async def start(self, name: str) -> ReplicaNode:
         """Start a replica."""
@@ -82,9 +80,7 @@ class ServerCluster:
 
 
 @asynccontextmanager
-async def cluster(
-    data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None
-) -> AsyncIterator[ServerCluster]:
+async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None) -> AsyncIterator[ServerCluster]:
     """Everything, with a master in each group."""
     found = ServerCluster(data, shape, log or LogConfig())
     await found.view.start()

@@ -19,14 +19,19 @@ from pyspark.sql.types import (
 from pyspark_qmq.sink.schema import Fields
 
 _KINDS: dict[str, DataType] = {
-    "binary": BinaryType(), "string": StringType(), "bigint": LongType(), "int": IntegerType(), "timestamp": TimestampType(),
-    "array<string>": ArrayType(StringType()), "map<string,binary>": MapType(StringType(), BinaryType()),
+    "binary": BinaryType(),
+    "string": StringType(),
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "timestamp": TimestampType(),
+    "array<string>": ArrayType(StringType()),
+    "map<string,binary>": MapType(StringType(), BinaryType()),
     "map<string,string>": MapType(StringType(), StringType()),
-}  # fmt: skip
+}
 
 
 def schema_of(text: str) -> StructType:
-    """"body binary, key string": columns and their types."""
+    """From "body binary, key string": columns and their types."""
     return StructType([StructField(name, _KINDS[kind]) for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)])
 
 

@@ -135,9 +135,12 @@ class CrashingDisk(ArchiveDisk):
 
 
 CRASHES = {
-    "files written": ("sync_tree", False), "before the manifest": ("create", False), "behind the manifest": ("create", True),
-    "while it is shown": ("link", True), "before it is shown": ("make_folder", False),
-}  # fmt: skip
+    "files written": ("sync_tree", False),
+    "before the manifest": ("create", False),
+    "behind the manifest": ("create", True),
+    "while it is shown": ("link", True),
+    "before it is shown": ("make_folder", False),
+}
 
 
 @pytest.mark.long
@@ -206,9 +209,7 @@ def test_compaction_keeps_every_row_for_every_reader_and_late_messages_are_taken
 
 
 @pytest.mark.long
-def test_a_compaction_that_would_change_rows_changes_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_that_would_change_rows_changes_nothing(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give(spark, tmp_path, [0, 1], 10, 25)
     rewrite = archive_files.rewrite_rows
     monkeypatch.setattr(archive_files, "rewrite_rows", lambda rows, *rest: rewrite(rows.where("sequence != 7"), *rest))
@@ -252,9 +253,13 @@ def _send(node: NodeProcess, count: int) -> None:
     for subject in ("orders", "pay"):
         numbers = range(count)
         publishing.send(
-            address, subject, [f"{subject} {each}" for each in numbers], [f"k{each % 7}" for each in numbers],
-            tags=[["t", "é"] for _ in numbers], headers=[{"number": bytes([each % 256])} for each in numbers],
-        )  # fmt: skip
+            address,
+            subject,
+            [f"{subject} {each}" for each in numbers],
+            [f"k{each % 7}" for each in numbers],
+            tags=[["t", "é"] for _ in numbers],
+            headers=[{"number": bytes([each % 256])} for each in numbers],
+        )
     assert node.stop() == 0
 
 

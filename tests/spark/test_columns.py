@@ -65,9 +65,15 @@ def queues(draw: st.DrawFn) -> list[StoredBatch]:
         )
         flags = draw(st.sampled_from([0, 0, BatchFlag.BENT, BatchFlag.DIRECTED]))
         batch = stored(
-            columns, base, flags=flags, compression=draw(st.sampled_from(Compression)), producer_id=draw(st.integers(0, 2**64 - 1)),
-            batch_sequence=draw(st.integers(0, 2**48 - 1)), epoch=number, entry=10 * number,
-        )  # fmt: skip
+            columns,
+            base,
+            flags=flags,
+            compression=draw(st.sampled_from(Compression)),
+            producer_id=draw(st.integers(0, 2**64 - 1)),
+            batch_sequence=draw(st.integers(0, 2**48 - 1)),
+            epoch=number,
+            entry=10 * number,
+        )
         found.append(batch._replace(region=memoryview(batch.region)) if draw(st.booleans()) else batch)
         base += len(messages) + draw(st.sampled_from([0, 0, 3]))
     return found

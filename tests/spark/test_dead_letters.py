@@ -30,10 +30,21 @@ def dead(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
     """Messages of a dead-letter subject; what is not said is the simplest."""
     found = []
     for number, row in enumerate(rows):
-        found.append((
-            "dead", 0, row.get("broker_group", "g"), row.get("sequence", number), row.get("key"), row.get("tags", []), f"{number:032x}",
-            at(row.get("append_time", number)), b"%d" % number, row.get("headers"), at(0),
-        ))  # fmt: skip
+        found.append(
+            (
+                "dead",
+                0,
+                row.get("broker_group", "g"),
+                row.get("sequence", number),
+                row.get("key"),
+                row.get("tags", []),
+                f"{number:032x}",
+                at(row.get("append_time", number)),
+                b"%d" % number,
+                row.get("headers"),
+                at(0),
+            )
+        )
     return spark.createDataFrame(found, DEAD)
 
 
@@ -56,14 +67,21 @@ def parked(sequence: int, verdict: str = "parked", **others: Any) -> dict[str, A
 
 def test_each_cause_is_found_and_nothing_else(spark: SparkSession) -> None:
     rows = [
-        delivery(0, 9, "ack", 0, 1), delivery(10, 10, "nack", 0, 1, attempt=9), delivery(10, 10, "waiting", None, None, attempt=6),
-        delivery(11, 12, "open", 0, None, attempt=6), delivery(13, 13, "open", 0, None, attempt=5),
-        delivery(20, 24, "expired", None, 7, attempt=None), parked(30, attempt=0, verdict="drop"),
-    ]  # fmt: skip
+        delivery(0, 9, "ack", 0, 1),
+        delivery(10, 10, "nack", 0, 1, attempt=9),
+        delivery(10, 10, "waiting", None, None, attempt=6),
+        delivery(11, 12, "open", 0, None, attempt=6),
+        delivery(13, 13, "open", 0, None, attempt=5),
+        delivery(20, 24, "expired", None, 7, attempt=None),
+        parked(30, attempt=0, verdict="drop"),
+    ]
     found = failed_ranges(dataset(spark, "deliveries", rows), 5).collect()
     assert sorted((row.cause, row.first_sequence, row.last_sequence, row.attempts) for row in found) == [
-        ("expired", 20, 24, None), ("failing", 10, 10, 5), ("failing", 11, 12, 5), ("skipped", 30, 30, 0),
-    ]  # fmt: skip
+        ("expired", 20, 24, None),
+        ("failing", 10, 10, 5),
+        ("failing", 11, 12, 5),
+        ("skipped", 30, 30, 0),
+    ]
 
 
 def test_a_parked_message_says_whether_it_failed_itself(spark: SparkSession) -> None:
@@ -213,8 +231,10 @@ async def test_a_folder_of_a_node_tells_what_failed_and_why(
     assert main(dead_letters.JOB, argv, spark) == 1, capsys.readouterr().err
     tables = dict(tables_of(tmp_path / "out"))
     assert {(row["cause"], row["subject"], row["group"], row["messages"], row["most attempts"]) for row in tables["causes"]} == {
-        ("parked", "paid", "ops", 1, 2), ("follower", "paid", "ops", 1, 0), ("failing", "jobs", "workers", 1, 3),
-    }  # fmt: skip
+        ("parked", "paid", "ops", 1, 2),
+        ("follower", "paid", "ops", 1, 0),
+        ("failing", "jobs", "workers", 1, 3),
+    }
     assert {(row["cause"], row["tag"]) for row in tables["tags"]} == {("parked", "vip"), ("follower", "vip"), ("failing", "night")}
     assert [(row["key"], row["messages"]) for row in tables["parked_keys"]] == [("bad", 2)]
     assert spark.read.parquet(str(tmp_path / "out" / "letters.parquet")).count() == 3

@@ -81,9 +81,12 @@ def test_a_cancelled_message_that_came_all_the_same_is_found(spark: SparkSession
 
 def test_moved_messages_seeds_and_directed_ones_are_left_out(spark: SparkSession) -> None:
     schedule = [
-        row("moved", 5, "moved"), row("moved", 900), row("seed", 5, "cancelled", is_recurring=True), row("run", 60, is_recurring=True),
+        row("moved", 5, "moved"),
+        row("moved", 900),
+        row("seed", 5, "cancelled", is_recurring=True),
+        row("run", 60, is_recurring=True),
         row("directed", 5, is_directed=True),
-    ]  # fmt: skip
+    ]
     assert verdicts(spark, schedule, [("moved", 901), ("run", 61)]) == {"moved": CAME, "run": CAME}
 
 

@@ -118,8 +118,14 @@ def test_nothing_is_open_any_more_of_a_queue_that_was_dropped_and_its_groups_beg
 
 def test_a_range_is_cut_by_verdicts_and_what_is_left_is_open() -> None:
     found = replayed(joined(), pulled((0, 10, 1)), settled((2, 3, ACK, 0), (5, 5, NACK, 700)))
-    assert plain(found) == [(2, 3, 1, 10, 20, "ack"), (5, 5, 1, 10, 20, "nack"), (0, 1, 1, 10, None, "open"), (4, 4, 1, 10, None, "open"),
-                            (6, 9, 1, 10, None, "open"), (5, 5, 2, None, None, "waiting")]  # fmt: skip
+    assert plain(found) == [
+        (2, 3, 1, 10, 20, "ack"),
+        (5, 5, 1, 10, 20, "nack"),
+        (0, 1, 1, 10, None, "open"),
+        (4, 4, 1, 10, None, "open"),
+        (6, 9, 1, 10, None, "open"),
+        (5, 5, 2, None, None, "waiting"),
+    ]
     assert found[1].delay_ms == 700
 
 
@@ -133,9 +139,15 @@ def test_ranges_of_one_pull_keep_their_places_after_another_pull() -> None:
     assert plain(found) == [(2, 4, None, None, 10, "passed"), (0, 1, 1, 10, 30, "ack"), (5, 6, 1, 10, 30, "ack"), (7, 7, 1, 20, 30, "ack")]
 
 
-@pytest.mark.parametrize(("action", "fate"), [
-    (Leave(*NAMES, "c", False), "left"), (Leave(*NAMES, "c", True), "lost"), (joined("c", "2"), "again"), (Reset(*NAMES, "", 0), "reset"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("action", "fate"),
+    [
+        (Leave(*NAMES, "c", False), "left"),
+        (Leave(*NAMES, "c", True), "lost"),
+        (joined("c", "2"), "again"),
+        (Reset(*NAMES, "", 0), "reset"),
+    ],
+)
 def test_what_a_consumer_held_when_it_lost_it_is_told_with_the_reason(action: AnyAction, fate: str) -> None:
     assert (0, 2, 1, 10, 20, fate) in plain(replayed(joined(), pulled((0, 3, 1)), action))
 
@@ -311,8 +323,10 @@ def test_what_was_done_before_is_not_done_again() -> None:
 
 def test_a_wider_lane_is_done_where_each_part_of_it_was_not() -> None:
     found = lanes(
-        LaneDone(*LANES, "left", 1, ((0, 3),)), LaneGrant(*LANES, "both", 0, 8, "i", 1), LaneDone(*LANES, "both", 3, ((0, 5),)),
-    )  # fmt: skip
+        LaneDone(*LANES, "left", 1, ((0, 3),)),
+        LaneGrant(*LANES, "both", 0, 8, "i", 1),
+        LaneDone(*LANES, "both", 3, ((0, 5),)),
+    )
     assert [(each[0], each[1], each[5]) for each in found] == [(0, 3, (0, 4)), (4, 5, (0, 4)), (0, 5, (4, 8))]
 
 
@@ -332,15 +346,22 @@ def test_a_failed_message_that_is_not_done_waits_for_its_next_attempt() -> None:
 def test_a_parked_key_says_which_message_failed_and_which_only_followed() -> None:
     found = lanes(LaneFail(*LANES, "left", 1, 5, 1), LanePark(*LANES, "left", 1, 5, 2, b"k"), LanePark(*LANES, "left", 1, 8, 2, b"k"))
     assert found == [
-        (5, 5, 1, "nack", "left", (0, 4), None), (5, 5, 2, "park", "left", (2, 3), b"k"), (8, 8, 0, "park", "left", (2, 3), b"k"),
-        (5, 5, None, "parked", "", (2, 3), b"k"), (8, 8, None, "parked", "", (2, 3), b"k"),
-    ]  # fmt: skip
+        (5, 5, 1, "nack", "left", (0, 4), None),
+        (5, 5, 2, "park", "left", (2, 3), b"k"),
+        (8, 8, 0, "park", "left", (2, 3), b"k"),
+        (5, 5, None, "parked", "", (2, 3), b"k"),
+        (8, 8, None, "parked", "", (2, 3), b"k"),
+    ]
 
 
-@pytest.mark.parametrize(("action", "fate"), [
-    (LaneUnpark(*LANES, "", b"k", True), "replay"), (LaneUnpark(*LANES, "", b"k", False), "drop"),
-    (LaneReset(*LANES, "", 0, 8, 0), "reset"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("action", "fate"),
+    [
+        (LaneUnpark(*LANES, "", b"k", True), "replay"),
+        (LaneUnpark(*LANES, "", b"k", False), "drop"),
+        (LaneReset(*LANES, "", 0, 8, 0), "reset"),
+    ],
+)
 def test_a_key_that_is_given_back_is_parked_no_more(action: AnyAction, fate: str) -> None:
     found = lanes(LanePark(*LANES, "left", 1, 5, 2, b"k"), LanePark(*LANES, "left", 1, 5, 2, b"k"), action)
     assert [each[3] for each in found] == ["park", fate]
@@ -348,12 +369,18 @@ def test_a_key_that_is_given_back_is_parked_no_more(action: AnyAction, fate: str
 
 def test_a_replayed_message_is_done_once_more() -> None:
     found = lanes(
-        LanePark(*LANES, "left", 1, 0, 2, b"k"), LaneDone(*LANES, "left", 1, ((1, 3),)), LaneUnpark(*LANES, "", b"k", True),
-        LaneGrant(*LANES, "left", 0, 4, "i", 1), LaneDone(*LANES, "left", 3, ((0, 3),)),
-    )  # fmt: skip
+        LanePark(*LANES, "left", 1, 0, 2, b"k"),
+        LaneDone(*LANES, "left", 1, ((1, 3),)),
+        LaneUnpark(*LANES, "", b"k", True),
+        LaneGrant(*LANES, "left", 0, 4, "i", 1),
+        LaneDone(*LANES, "left", 3, ((0, 3),)),
+    )
     assert [(each[0], each[1], each[3], each[5]) for each in found] == [
-        (0, 0, "park", (2, 3)), (1, 3, "done", (0, 4)), (0, 0, "replay", (2, 3)), (0, 0, "done", (2, 3)),
-    ]  # fmt: skip
+        (0, 0, "park", (2, 3)),
+        (1, 3, "done", (0, 4)),
+        (0, 0, "replay", (2, 3)),
+        (0, 0, "done", (2, 3)),
+    ]
 
 
 @pytest.mark.parametrize("end", [Forget(*LANES, ""), DropQueue(*LANES[:2], "", "")], ids=["group", "queue"])
@@ -382,9 +409,10 @@ def test_progress_is_told_once_a_second_and_where_the_log_ends() -> None:
     actions = [joined(), pulled((0, 10, 1)), settled((0, 4, ACK, 0)), settled((5, 5, NACK, 0)), settled((6, 6, ACK, 0))]
     found = list(standings(entry(START_MS + at, action) for at, action in zip(times, actions, strict=True)))
     assert found == [
-        Standing(KEY, START_MS + 999, 5, 10, 5, 0, 0, 0, 1), Standing(KEY, START_MS + 1_000, 5, 10, 4, 1, 0, 0, 1),
+        Standing(KEY, START_MS + 999, 5, 10, 5, 0, 0, 0, 1),
+        Standing(KEY, START_MS + 1_000, 5, 10, 4, 1, 0, 0, 1),
         Standing(KEY, START_MS + 2_500, 5, 10, 3, 1, 0, 0, 1),
-    ]  # fmt: skip
+    ]
 
 
 def test_progress_of_lanes_is_that_of_the_slowest() -> None:

@@ -17,10 +17,20 @@ from support import NodeProcess
 
 BEGIN = datetime(2026, 11, 21, 9, tzinfo=UTC)
 TYPES = {
-    "subject": pa.string(), "partition": pa.int32(), "broker_group": pa.string(), "sequence": pa.int64(), "route_version": pa.int64(),
-    "key": pa.binary(), "headers": pa.map_(pa.string(), pa.binary()), "message_id": pa.string(), "append_time": pa.timestamp("us", "UTC"),
-    "producer_id": pa.string(), "batch_sequence": pa.int64(), "place": pa.int32(), "body": pa.binary(),
-}  # fmt: skip
+    "subject": pa.string(),
+    "partition": pa.int32(),
+    "broker_group": pa.string(),
+    "sequence": pa.int64(),
+    "route_version": pa.int64(),
+    "key": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.binary()),
+    "message_id": pa.string(),
+    "append_time": pa.timestamp("us", "UTC"),
+    "producer_id": pa.string(),
+    "batch_sequence": pa.int64(),
+    "place": pa.int32(),
+    "body": pa.binary(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,20 @@ class Stored:
         """As the data source gives it."""
         message_id = self.message_id or f"{self.producer:016x}{self.number:012x}0000"
         return {
-            "subject": self.subject, "partition": self.partition, "broker_group": self.broker_group, "sequence": self.sequence,
-            "route_version": self.partition or None, "key": self.key, "headers": list(self.headers) or None, "message_id": message_id,
-            "append_time": BEGIN + timedelta(seconds=self.after_s), "producer_id": f"{self.producer:016x}",
-            "batch_sequence": self.number, "place": 0, "body": self.body or b"%d %d" % (self.producer, self.number),
-        }  # fmt: skip
+            "subject": self.subject,
+            "partition": self.partition,
+            "broker_group": self.broker_group,
+            "sequence": self.sequence,
+            "route_version": self.partition or None,
+            "key": self.key,
+            "headers": list(self.headers) or None,
+            "message_id": message_id,
+            "append_time": BEGIN + timedelta(seconds=self.after_s),
+            "producer_id": f"{self.producer:016x}",
+            "batch_sequence": self.number,
+            "place": 0,
+            "body": self.body or b"%d %d" % (self.producer, self.number),
+        }
 
 
 def frame(spark: SparkSession, messages: list[Stored]) -> DataFrame:
@@ -108,9 +127,15 @@ def test_each_cause_is_told_as_such(spark: SparkSession) -> None:
     assert not found.is_clean
     assert found.headline == "2 broken_replay, 1 stored_twice, 1 two_queues, 1 repeated, 1 gap among 42 messages"
     assert [row[:2] for row in found.tables[0].rows] == [
-        ("replay", 3), ("directed", 1), ("broken_replay", 2), ("stored_twice", 1), ("two_queues", 1), ("repeated", 1),
-        ("same_content", 0), ("gap", 1),
-    ]  # fmt: skip
+        ("replay", 3),
+        ("directed", 1),
+        ("broken_replay", 2),
+        ("stored_twice", 1),
+        ("two_queues", 1),
+        ("repeated", 1),
+        ("same_content", 0),
+        ("gap", 1),
+    ]
     assert found.counterexample.splitlines()[:4] == [
         f"broken_replay: {CAUSES['broken_replay']}",
         "  subject  broken, key k",

@@ -49,9 +49,7 @@ def read(traffic: Traffic, subject: str = "a") -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("is_walked", [True, False])
 @pytest.mark.parametrize("is_stretch", [True, False])
-def test_every_flipped_bit_of_a_batch_is_seen(
-    traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_flipped_bit_of_a_batch_is_seen(traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
     monkeypatch.setattr(place, "_FILL_MIN", 0.0)
     if not is_walked:

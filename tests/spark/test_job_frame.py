@@ -113,7 +113,7 @@ def test_people_are_told_where_the_report_is(tmp_path: Path, capsys: pytest.Capt
 def test_arguments_become_options_of_the_source() -> None:
     found = source_options(
         parsed("--servers", "h:1,h:2", "--path", "/a", "--path", "/b", "--routes", "r", "--subject", "x", "--subject", "y")
-    )  # fmt: skip
+    )
     assert found == {"qmq.servers": "h:1,h:2", "qmq.path": "/a,/b", "qmq.routes": "r", "subscribe": "x,y"}
     assert source_options(parsed("--pattern", "a.*")) == {"subscribePattern": "a.*"}
 

@@ -147,7 +147,7 @@ def test_lanes_settle_messages_of_their_own_logical_partitions(spark: SparkSessi
     lanes = [
         delivery(0, 9, "done", None, 100, partition=3, first_lp=0, end_lp=1),
         delivery(0, 4, "done", None, 50, partition=3, first_lp=1, end_lp=2),
-    ]  # fmt: skip
+    ]
     found = covered(every, dataset(spark, "deliveries", lanes)).select("sequence", "first_lp").collect()
     assert sorted((row.sequence, row.first_lp) for row in found) == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0), (6, 0), (8, 0)]
 

@@ -92,11 +92,20 @@ def test_what_is_wrong_about_the_choice_of_subjects_is_said(given: dict[str, str
 def test_selection_limits_and_plan_are_read() -> None:
     asked = options.parse(
         {
-            **BASE, "tags": "red, green", "tagsAll": '["a,b"]', "keys": "k1", "keyFrom": "a", "keyUntil": "z", "includeDirected": "true",
-            "maxOffsetsPerTrigger": "100", "maxBytesPerTrigger": "5000", "minPartitions": "7", "failOnDataLoss": "false",
+            **BASE,
+            "tags": "red, green",
+            "tagsAll": '["a,b"]',
+            "keys": "k1",
+            "keyFrom": "a",
+            "keyUntil": "z",
+            "includeDirected": "true",
+            "maxOffsetsPerTrigger": "100",
+            "maxBytesPerTrigger": "5000",
+            "minPartitions": "7",
+            "failOnDataLoss": "false",
         },
         is_stream=True,
-    )  # fmt: skip
+    )
     assert asked.selection == Selection(("red", "green"), ("a,b",), (b"k1",), b"a", b"z", True)
     assert asked.limit == Limit(100, 5000)
     assert (asked.plan.pieces_min, asked.skips_lost) == (7, True)

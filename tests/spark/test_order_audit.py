@@ -58,15 +58,23 @@ def write_routes(path: Path, subject: str, routes: Routes) -> None:
     """As `qmq route export` does."""
     parts = [
         {
-            "number": part.number, "first_lp": part.lps.first, "end_lp": part.lps.end, "broker_group": part.broker_group,
-            "version": part.version, "sources": list(part.sources),
+            "number": part.number,
+            "first_lp": part.lps.first,
+            "end_lp": part.lps.end,
+            "broker_group": part.broker_group,
+            "version": part.version,
+            "sources": list(part.sources),
         }
         for part in routes.partitions.values()
-    ]  # fmt: skip
+    ]
     found = {
-        "subject": subject, "order": "strict", "logical_partitions": routes.logical_partitions, "version": routes.version,
-        "partitions": parts, "sealed_at": {str(number): at for number, at in routes.sealed_at.items()},
-    }  # fmt: skip
+        "subject": subject,
+        "order": "strict",
+        "logical_partitions": routes.logical_partitions,
+        "version": routes.version,
+        "partitions": parts,
+        "sealed_at": {str(number): at for number, at in routes.sealed_at.items()},
+    }
     path.write_text(json.dumps({"format": "qmq-routes", "version": 1, "subjects": [found]}))
 
 

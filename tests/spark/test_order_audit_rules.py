@@ -295,7 +295,8 @@ PLANTS: dict[str, tuple[Plant, set[str]]] = {
     "before the seal": (before_seal, {"before_seal"}),
     "outside of the range": (lambda it: alter(it, it.keys[1], 4, logical_partition=LPS), {"outside_range", "wrong_hash"}),
     "another hash": (
-        lambda it: alter(it, it.keys[1], 4, logical_partition=(logical_partition(it.keys[1], LPS) + 1) % LPS), {"wrong_hash"},
+        lambda it: alter(it, it.keys[1], 4, logical_partition=(logical_partition(it.keys[1], LPS) + 1) % LPS),
+        {"wrong_hash"},
     ),
     "no such partition": (lambda it: alter(it, it.keys[3], 5, partition=999), {"unknown_partition"}),
     "another broker group": (lambda it: alter(it, it.keys[3], 5, broker_group="c"), {"other_group"}),
@@ -303,7 +304,7 @@ PLANTS: dict[str, tuple[Plant, set[str]]] = {
     "without a number": (lambda it: alter(it, it.keys[1], 5, number=None), {"no_number"}),
     "a number twice": (lambda it: alter(it, it.keys[1], 5, number=5), {"number_repeat"}),
     "a lost number": (lambda it: alter(it, it.keys[1], 5, number=7), {"number_gap"}),
-}  # fmt: skip
+}
 BY_NUMBER = {"number_order", "number_repeat", "number_gap", "no_number"}
 BY_TIME = {"time_order"}
 

@@ -27,9 +27,14 @@ NOTHING = Plot("No data", "bar", [], {}, "", "")
 KEYS = Table("Keys", ("key", "messages"), ((EVIL, 1_234_567), (b"\xff\x00", None)), "keys")
 
 FOUND = Report(
-    "order_audit", f"1 key is out of order: {EVIL}", False, {"keys": 12_000, "worst": EVIL, "share": 0.25, "subjects": ["a", "b"]},
-    (KEYS, Table("None", ("x",), (), "none")), (BARS, LINE, BINS, SHARES, NOTHING), f"key {EVIL}\n  0@g1 12",
-)  # fmt: skip
+    "order_audit",
+    f"1 key is out of order: {EVIL}",
+    False,
+    {"keys": 12_000, "worst": EVIL, "share": 0.25, "subjects": ["a", "b"]},
+    (KEYS, Table("None", ("x",), (), "none")),
+    (BARS, LINE, BINS, SHARES, NOTHING),
+    f"key {EVIL}\n  0@g1 12",
+)
 
 
 class Elements(HTMLParser):
@@ -107,7 +112,12 @@ def test_cells_become_json_without_loss_of_meaning() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (1234567, "1,234,567"), (0.5, "0.5"), (12345.6789, "12,345.679"), (0.0000123, "1.23e-05"), (None, ""), (True, "yes"),
+        (1234567, "1,234,567"),
+        (0.5, "0.5"),
+        (12345.6789, "12,345.679"),
+        (0.0000123, "1.23e-05"),
+        (None, ""),
+        (True, "yes"),
         ([1, 2], "[1, 2]"),
     ],
 )

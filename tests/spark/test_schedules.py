@@ -50,9 +50,14 @@ class Store:
         self.index += 1
         found = Columns([b"%d" % place for place in range(len(dues))], dues=dues, **columns)
         envelope, region = encode(
-            subject.encode(), found, producer_id=7 << 40, batch_sequence=self.number, create_time_ms=START - 500, flags=flags,
+            subject.encode(),
+            found,
+            producer_id=7 << 40,
+            batch_sequence=self.number,
+            create_time_ms=START - 500,
+            flags=flags,
             compression=compression,
-        )  # fmt: skip
+        )
         self.schedule.take(self.index, START - 100 + self.index, region, sent_sizes(envelope)[1])
 
     def act(self, *actions: Any) -> None:
@@ -82,11 +87,18 @@ class Store:
 
     def _row(self, message: DueMessage) -> dict[str, Any]:
         return {
-            "subject": message.subject, "message_id": message.message_id.hex(), "delay_group": "d", "due_time": at(message.due_ms),
-            "append_time": at(message.append_ms), "create_time": at(message.create_time_ms),
-            "state": self.schedule.state_of(message.place), "bucket": at(message.place.bucket * SECOND), "ordinal": message.place.ordinal,
-            "is_recurring": bool(message.flags & BatchFlag.RECURRING), "is_directed": bool(message.flags & BatchFlag.DIRECTED),
-        }  # fmt: skip
+            "subject": message.subject,
+            "message_id": message.message_id.hex(),
+            "delay_group": "d",
+            "due_time": at(message.due_ms),
+            "append_time": at(message.append_ms),
+            "create_time": at(message.create_time_ms),
+            "state": self.schedule.state_of(message.place),
+            "bucket": at(message.place.bucket * SECOND),
+            "ordinal": message.place.ordinal,
+            "is_recurring": bool(message.flags & BatchFlag.RECURRING),
+            "is_directed": bool(message.flags & BatchFlag.DIRECTED),
+        }
 
 
 def at(time_ms: int) -> datetime:
@@ -311,8 +323,10 @@ async def test_a_delay_group_of_a_node_is_found_in_its_data_folder(tmp_path: Pat
         await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1)
     found = rows_of(datasets.partitions("schedules", address(tmp_path)))
     assert {each["message_id"]: each["state"] for each in found} == {
-        soon.delayed_id[:32]: "delivered", late.delayed_id[:32]: "pending", gone.delayed_id[:32]: "cancelled",
-    }  # fmt: skip
+        soon.delayed_id[:32]: "delivered",
+        late.delayed_id[:32]: "pending",
+        gone.delayed_id[:32]: "cancelled",
+    }
     assert {each["delay_group"] for each in found} == {"delay"}
 
 

@@ -99,7 +99,8 @@ async def test_splits_merges_and_moves_give_partitions_with_their_sources_and_th
         with closing(opened(it)) as log:
             before = await asyncio.to_thread(log.topology, ["s"])
             assert {number: (each.lps, each.version, each.sources) for number, each in before.routes["s"].partitions.items()} == {
-                1: (LpRange(0, 8), 1, ()), 2: (LpRange(8, 16), 1, ()),
+                1: (LpRange(0, 8), 1, ()),
+                2: (LpRange(8, 16), 1, ()),
             }
             assert before.routes["s"].sealed_at == {}
             await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[4], broker_groups=["g1", "g3"]))
@@ -113,9 +114,11 @@ async def test_splits_merges_and_moves_give_partitions_with_their_sources_and_th
             assert {number: (each.lps, each.broker_group, each.version, each.sources) for number, each in routes.partitions.items()} == {
                 1: (LpRange(0, 8), before.routes["s"].partitions[1].broker_group, 1, ()),
                 2: (LpRange(8, 16), before.routes["s"].partitions[2].broker_group, 1, ()),
-                3: (LpRange(0, 4), "g1", 2, (1,)), 4: (LpRange(4, 8), "g3", 2, (1,)),
-                5: (LpRange(4, 16), "g2", 3, (2, 4)), 6: (LpRange(4, 16), "g1", 4, (5,)),
-            }  # fmt: skip
+                3: (LpRange(0, 4), "g1", 2, (1,)),
+                4: (LpRange(4, 8), "g3", 2, (1,)),
+                5: (LpRange(4, 16), "g2", 3, (2, 4)),
+                6: (LpRange(4, 16), "g1", 4, (5,)),
+            }
             queues = {each.key.partition: each for each in after.queues.values()}
             assert sorted(queues) == [1, 2, 3, 4, 5, 6]
             assert {number for number, queue in queues.items() if queue.is_sealed} == {1, 2, 4, 5}
@@ -138,6 +141,7 @@ async def test_a_partition_that_was_sealed_after_it_was_asked_ends_at_its_comman
 
             def change_first(*args: Any) -> Routes:
                 """Between the ends and the history, the partition is split, and the target gets messages."""
+
                 async def change() -> None:
                     await send(mq, 50, "v1b")
                     await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[8]))

@@ -29,16 +29,22 @@ def test_a_first_route_has_no_sources() -> None:
     found = routes_of(FIRST, [])
     assert (found.version, found.logical_partitions, dict(found.sealed_at)) == (1, 16, {})
     assert [(each.number, each.lps, each.broker_group, each.version, each.sources) for each in found.partitions.values()] == [
-        (1, LpRange(0, 8), "g1", 1, ()), (2, LpRange(8, 16), "g2", 1, ()),
-    ]  # fmt: skip
+        (1, LpRange(0, 8), "g1", 1, ()),
+        (2, LpRange(8, 16), "g2", 1, ()),
+    ]
 
 
 def test_each_target_knows_the_version_that_opened_it_and_what_was_closed_for_it() -> None:
     found = routes_of(FIRST, [MOVE, SPLIT, MERGE])
     assert found.version == 4
     assert {number: (each.version, each.sources) for number, each in found.partitions.items()} == {
-        1: (1, ()), 2: (1, ()), 3: (2, (1,)), 4: (2, (1,)), 5: (3, (2, 4)), 6: (4, (5,)),
-    }  # fmt: skip
+        1: (1, ()),
+        2: (1, ()),
+        3: (2, (1,)),
+        4: (2, (1,)),
+        5: (3, (2, 4)),
+        6: (4, (5,)),
+    }
 
 
 def test_what_a_fence_closed_is_not_known_to_end_anywhere_until_its_broker_group_says_so() -> None:

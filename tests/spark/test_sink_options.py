@@ -22,8 +22,18 @@ SERVERS = {"qmq.servers": "a:1"}
 
 
 def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> None:
-    asked = SinkOptions.parse({"QMQ.SERVERS": "a:1,b:2", "Topic": "orders", "createsubject": "TRUE", "qmq.compression": "zstd",
-                               "qmq.batchmessages": "5", "qmq.retryms": "7", "qmq.txnid": "x", "checkpointLocation": "/c"})  # fmt: skip
+    asked = SinkOptions.parse(
+        {
+            "QMQ.SERVERS": "a:1,b:2",
+            "Topic": "orders",
+            "createsubject": "TRUE",
+            "qmq.compression": "zstd",
+            "qmq.batchmessages": "5",
+            "qmq.retryms": "7",
+            "qmq.txnid": "x",
+            "checkpointLocation": "/c",
+        }
+    )
     assert asked == SinkOptions("a:1,b:2", "orders", True, "x", 7, Compression.ZSTD, 5)
 
 

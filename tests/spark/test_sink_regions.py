@@ -29,22 +29,32 @@ SCHEMA = (
     "body binary, key string, tags array<string>, headers map<string,binary>, delay_ms bigint, create_time timestamp, message_id string, "
     "subject string"
 )
-ARROW = pa.schema([
-    ("body", pa.binary()), ("key", pa.string()), ("tags", pa.list_(pa.string())), ("headers", pa.map_(pa.string(), pa.binary())),
-    ("delay_ms", pa.int64()), ("create_time", pa.timestamp("us", "UTC")), ("message_id", pa.string()), ("subject", pa.string()),
-])  # fmt: skip
+ARROW = pa.schema(
+    [
+        ("body", pa.binary()),
+        ("key", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+        ("delay_ms", pa.int64()),
+        ("create_time", pa.timestamp("us", "UTC")),
+        ("message_id", pa.string()),
+        ("subject", pa.string()),
+    ]
+)
 
 _text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5).filter(lambda each: not each.startswith("qmq-"))
-_row = st.fixed_dictionaries({
-    "body": st.binary(max_size=20),
-    "key": st.none() | st.sampled_from(["", "a", "b", "ключ"]),
-    "tags": st.none() | st.lists(_text, max_size=3),
-    "headers": st.none() | st.dictionaries(_text, st.binary(max_size=5), max_size=3),
-    "delay_ms": st.none() | st.integers(-5, 10_000),
-    "create_time": st.integers(0, 3_000_000_000_000_000),
-    "message_id": st.none() | st.uuids().map(lambda each: each.hex),
-    "subject": st.none() | st.sampled_from(["s", "t"]),
-})
+_row = st.fixed_dictionaries(
+    {
+        "body": st.binary(max_size=20),
+        "key": st.none() | st.sampled_from(["", "a", "b", "ключ"]),
+        "tags": st.none() | st.lists(_text, max_size=3),
+        "headers": st.none() | st.dictionaries(_text, st.binary(max_size=5), max_size=3),
+        "delay_ms": st.none() | st.integers(-5, 10_000),
+        "create_time": st.integers(0, 3_000_000_000_000_000),
+        "message_id": st.none() | st.uuids().map(lambda each: each.hex),
+        "subject": st.none() | st.sampled_from(["s", "t"]),
+    }
+)
 
 
 def loads_of(rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, bytes_max: int = 60) -> list[tuple[str, bool, Load]]:
@@ -156,12 +166,14 @@ def test_a_delayed_batch_of_an_ordered_subject_says_so_and_has_no_partition() ->
 
 def test_strings_with_wide_offsets_and_binary_headers_and_a_single_tag_are_taken_too() -> None:
     fields = fields_of("value string, tag string, headers map<string,string>, key binary")
-    batch = pa.record_batch({
-        "value": pa.array(["one", "two"], pa.large_string()),
-        "tag": pa.array([None, "x"], pa.string()),
-        "headers": pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string())),
-        "key": pa.array([b"k", None], pa.binary()),
-    })
+    batch = pa.record_batch(
+        {
+            "value": pa.array(["one", "two"], pa.large_string()),
+            "tag": pa.array([None, "x"], pa.string()),
+            "headers": pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string())),
+            "key": pa.array([b"k", None], pa.binary()),
+        }
+    )
     cutter = Cutter(fields, 10)
     chunk = [*cutter.put(batch.slice(0)), *cutter.end()][0]
     ((_, _, load),) = loads.split(chunk, fields, "s", None, NOW_MS)
@@ -199,9 +211,13 @@ def test_a_row_that_cannot_be_a_message_is_refused_and_named(row: dict[str, Any]
 
 def test_a_row_without_subject_or_key_where_they_are_needed_is_refused() -> None:
     fields = fields_of("body binary, subject string, key string", has_subject=False)
-    batch = pa.record_batch({
-        "body": pa.array([b"a", b"b"]), "subject": pa.array(["s", None], pa.string()), "key": pa.array(["k", ""], pa.string()),
-    })  # fmt: skip
+    batch = pa.record_batch(
+        {
+            "body": pa.array([b"a", b"b"]),
+            "subject": pa.array(["s", None], pa.string()),
+            "key": pa.array(["k", ""], pa.string()),
+        }
+    )
     cutter = Cutter(fields, 10)
     (chunk,) = [*cutter.put(batch), *cutter.end()]
     with pytest.raises(InvalidArgument, match=r"row 1 .* no subject"):

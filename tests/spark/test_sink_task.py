@@ -208,9 +208,13 @@ def test_two_attempts_at_the_same_time_store_each_row_once_and_in_order_also_thr
 def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: Cluster, steps: int) -> None:
     subject, delays = f"later{steps}", [None if row % 3 else 3_600_000 for row in range(ROWS)]
     node.create(subject, partitions=2 if steps == 9 else 0)
-    batches = record_batches({
-        "body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary()), "delay_ms": pa.array(delays, pa.int64()),
-    })  # fmt: skip
+    batches = record_batches(
+        {
+            "body": pa.array(BODIES, pa.binary()),
+            "key": pa.array(KEYS, pa.binary()),
+            "delay_ms": pa.array(delays, pa.int64()),
+        }
+    )
     schema = "body binary, key binary, delay_ms bigint"
     with pytest.raises(Crash):
         write(Mortal(cluster, steps), schema, batches, subject=subject)

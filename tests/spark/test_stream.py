@@ -34,16 +34,21 @@ class Stream:
         self.batches: dict[int, list[tuple[int, int, str, str]]] = {}
         self.raises_in: int | None = None
         self._frame = (
-            spark.readStream.format("qmq").option("qmq.servers", server).option("subscribe", subject)
-            .options(**{"startingOffsets": "earliest", **options}).load()
-        )  # fmt: skip
+            spark.readStream.format("qmq")
+            .option("qmq.servers", server)
+            .option("subscribe", subject)
+            .options(**{"startingOffsets": "earliest", **options})
+            .load()
+        )
 
     def run(self) -> StreamingQuery:
         """Until everything that is there was given."""
         query = (
-            self._frame.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            self._frame.writeStream.foreachBatch(self._keep)
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
         return query
 
@@ -143,9 +148,12 @@ def test_a_stream_from_the_latest_gives_what_comes_behind_its_start(spark: Spark
 def test_a_subject_that_appears_later_is_read_from_its_beginning(spark: SparkSession, node: NodeProcess, tmp_path: Path) -> None:
     send(node.address, "grows.a", ["1"])
     frame = (
-        spark.readStream.format("qmq").option("qmq.servers", node.address).option("subscribePattern", r"grows\..")
-        .option("startingOffsets", "earliest").load()
-    )  # fmt: skip
+        spark.readStream.format("qmq")
+        .option("qmq.servers", node.address)
+        .option("subscribePattern", r"grows\..")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
     stream = Stream(spark, node.address, tmp_path, "grows.a")
     stream._frame = frame
     stream.run()
@@ -159,8 +167,14 @@ def test_an_ordered_stream_from_files_needs_to_know_the_routes(spark: SparkSessi
     send_ordered(node.address, "routes", [("k", "1")])
     until_in_files(node.data, "routes", 1)
     query = (
-        spark.readStream.format("qmq").option("qmq.path", str(node.data)).option("subscribe", "routes").load()
-        .writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    )  # fmt: skip
+        spark.readStream.format("qmq")
+        .option("qmq.path", str(node.data))
+        .option("subscribe", "routes")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
     with pytest.raises(Exception, match=r"qmq\.routes"):
         query.awaitTermination()

@@ -30,9 +30,12 @@ class Reading:
     def run(self, **options: str) -> None:
         frame = self._spark.readStream.format("qmq").option("subscribe", "a").option("startingOffsets", "earliest").options(**options)
         query = (
-            frame.load(str(self._folder)).writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self._checkpoint))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            frame.load(str(self._folder))
+            .writeStream.foreachBatch(self._keep)
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
 
     def _keep(self, frame: DataFrame, number: int) -> None:

@@ -52,9 +52,7 @@ def database_server() -> Iterator[Callable[[str], DatabaseServer]]:
 
 
 @pytest.fixture(params=KINDS)
-def database(
-    request: pytest.FixtureRequest, tmp_path: Path, database_server: Callable[[str], DatabaseServer]
-) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, tmp_path: Path, database_server: Callable[[str], DatabaseServer]) -> Iterator[Database]:
     """An empty database of its own."""
     if request.param == "sqlite":
         yield sqlite_database(tmp_path / "business.sqlite")

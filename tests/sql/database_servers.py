@@ -226,15 +226,26 @@ class PostgresServer(DatabaseServer):
 
     def create_files(self) -> None:
         self._run(
-            str(self._programs / "initdb"), "--pgdata", str(self.folder / "data"), "--username=qmq", "--auth=trust", "--no-sync",
-            "--locale=C", "--encoding=UTF8",
-        )  # fmt: skip
+            str(self._programs / "initdb"),
+            "--pgdata",
+            str(self.folder / "data"),
+            "--username=qmq",
+            "--auth=trust",
+            "--no-sync",
+            "--locale=C",
+            "--encoding=UTF8",
+        )
 
     def command(self) -> list[str]:
         options = {
-            "listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off", "full_page_writes": "off",
-            "max_connections": "60", "shared_buffers": "32MB", "autovacuum": "off",
-        }  # fmt: skip
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "fsync": "off",
+            "full_page_writes": "off",
+            "max_connections": "60",
+            "shared_buffers": "32MB",
+            "autovacuum": "off",
+        }
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         return [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *settings]
 
@@ -279,17 +290,30 @@ class MariaServer(DatabaseServer):
 
     def create_files(self) -> None:
         self._run(
-            self._install, "--no-defaults", f"--datadir={self.folder / 'data'}", "--auth-root-authentication-method=normal",
-            "--skip-test-db", "--innodb-flush-method=nosync",
-        )  # fmt: skip
+            self._install,
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--innodb-flush-method=nosync",
+        )
 
     def command(self) -> list[str]:
         return [
-            self._server, "--no-defaults", f"--datadir={self.folder / 'data'}", f"--socket={self.socket}", "--skip-networking",
-            f"--pid-file={self.folder / 'pid'}", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=2",
-            "--innodb-buffer-pool-size=64M", "--innodb-doublewrite=0", "--skip-log-bin", "--max-allowed-packet=64M",
+            self._server,
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            f"--socket={self.socket}",
+            "--skip-networking",
+            f"--pid-file={self.folder / 'pid'}",
+            "--innodb-flush-method=nosync",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-doublewrite=0",
+            "--skip-log-bin",
+            "--max-allowed-packet=64M",
             "--innodb-log-file-size=96M",
-        ]  # fmt: skip
+        ]
 
     def connect(self, name: str) -> Any:
         return pymysql.connect(unix_socket=self.socket, user="root", database=name)

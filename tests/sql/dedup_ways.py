@@ -84,9 +84,12 @@ async def ways(database: Database, *names: str, keep: timedelta = timedelta(days
     engine = create_engine(database.sync_url, pool_size=10)
     async_engine = create_async_engine(database.async_url, pool_size=10)
     given = {
-        "engine": engine, "async-engine": async_engine, "session": sessionmaker(engine), "async-session": async_sessionmaker(async_engine),
+        "engine": engine,
+        "async-engine": async_engine,
+        "session": sessionmaker(engine),
+        "async-session": async_sessionmaker(async_engine),
         "driver": database.connect,
-    }  # fmt: skip
+    }
     create_tables(engine)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS effect (id VARCHAR(64) NOT NULL)"))

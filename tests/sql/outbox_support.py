@@ -94,9 +94,7 @@ async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
 IDS = MessageIds(new_producer_id())
 
 
-def committed_rows(
-    engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE
-) -> list[MessageId]:
+def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE) -> list[MessageId]:
     """(subject, body, key) of messages whose sender died after the commit; their ids."""
     ids = [IDS() for _ in rows]
     say = Statements(engine.dialect.name, table)

@@ -156,8 +156,10 @@ async def test_under_stricter_isolation_the_second_of_two_hears_done_or_later_an
 
 async def test_a_lock_that_is_not_to_be_had_means_later_and_never_done(database: Database) -> None:
     statements = {
-        "postgresql": "SET lock_timeout = '50ms'", "mariadb": "SET innodb_lock_wait_timeout = 1", "sqlite": "PRAGMA busy_timeout = 50",
-    }  # fmt: skip
+        "postgresql": "SET lock_timeout = '50ms'",
+        "mariadb": "SET innodb_lock_wait_timeout = 1",
+        "sqlite": "PRAGMA busy_timeout = 50",
+    }
 
     def impatient() -> Any:
         connection = database.connect()

@@ -66,6 +66,7 @@ async def test_while_the_database_is_away_messages_wait_at_no_cost_and_none_is_s
 ) -> None:
     attempts = set[int]()
     async with ways(database, "async-engine") as [way], qmq.connect(node.address) as mq:
+
         async def handle(body: bytes, context: qmq.Context) -> None:
             attempts.add(context.attempt)
             await context.connection.execute(text(f"INSERT INTO effect VALUES ('{body.decode()}')"))

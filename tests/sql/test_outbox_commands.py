@@ -44,8 +44,9 @@ def test_what_was_set_aside_is_shown_retried_and_dropped(database: Database) -> 
         for url in (database.sync_url, database.async_url):
             rows = json.loads(say("list", "--db", url, "--json"))
             assert [(row["subject"], row["key"], row["state"]) for row in rows[2:]] == [
-                ("order", "k-2", "set aside"), ("order", "k-3", "waits"),
-            ]  # fmt: skip
+                ("order", "k-2", "set aside"),
+                ("order", "k-3", "waits"),
+            ]
             assert (rows[0]["last_error"], rows[0]["attempts"], rows[0]["message_id"]) == ("too large", 3, str(ids[0]))
         assert len(json.loads(say("list", "--db", database.sync_url, "--aside", "--json"))) == 3
         assert len(json.loads(say("list", "--db", database.sync_url, "--limit", "1", "--json"))) == 1
@@ -74,8 +75,10 @@ def test_the_watchdog_as_a_process_sends_and_ends_on_sigterm(tmp_path: Path, dat
         committed_rows(engine, [("order", b"left", b"k")])
         process = subprocess.Popen(
             [sys.executable, "-m", "qmq.cli", "outbox", "watchdog", "--db", database.async_url, "--server", node_address],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
         try:
             with qmq.blocking.connect(node_address) as mq, mq.consumer("order", "readers") as consumer:
                 assert next(iter(consumer)).body == b"left"

@@ -134,9 +134,12 @@ def test_a_row_that_was_cut_or_cannot_be_read_says_so_and_is_not_sent() -> None:
 
 def test_what_the_application_gives_wrong_is_refused_where_it_is_given() -> None:
     for wrong, kind in (
-        ({"subject": "no name"}, InvalidName), ({"body": "text"}, InvalidArgument), ({"key": b"k" * 5_000}, MessageTooLarge),
-        ({"body": bytes(limits.BODY_BYTES_MAX + 1)}, MessageTooLarge), ({"delay": 5}, InvalidArgument),
-    ):  # fmt: skip
+        ({"subject": "no name"}, InvalidName),
+        ({"body": "text"}, InvalidArgument),
+        ({"key": b"k" * 5_000}, MessageTooLarge),
+        ({"body": bytes(limits.BODY_BYTES_MAX + 1)}, MessageTooLarge),
+        ({"delay": 5}, InvalidArgument),
+    ):
         with pytest.raises(kind):
             new_message(MessageId(1, 2, 0), 0, **({"subject": "s", "body": b""} | wrong))
 

@@ -59,8 +59,11 @@ class DelayCluster:
         with self._log(name).open("ab") as errors:
             process = subprocess.Popen(
                 [sys.executable, *module, *self._words(name), "--etcd", self.etcd.endpoint.removeprefix("http://")],
-                stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "PYTHONPATH": path, **environment},
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+            )
         assert process.stdout is not None
         line = process.stdout.readline()
         if READY not in line and not crash:  # one that is to crash may do so at once, while it follows
@@ -78,9 +81,21 @@ class DelayCluster:
         data, control = self._ports[name]
         role, group, members = ("delay", "d", self.delays) if name in self.delays else ("broker", "g", self.brokers)
         return [
-            role, "--group", group, "--replica", name, "--replicas", ",".join(members), "--data", str(self.folder / name),
-            "--data-port", str(data), "--control-port", str(control), *(self.options if role == "delay" else ()),
-        ]  # fmt: skip
+            role,
+            "--group",
+            group,
+            "--replica",
+            name,
+            "--replicas",
+            ",".join(members),
+            "--data",
+            str(self.folder / name),
+            "--data-port",
+            str(data),
+            "--control-port",
+            str(control),
+            *(self.options if role == "delay" else ()),
+        ]
 
     def kill(self, name: str) -> None:
         """SIGKILL; harmless if it is gone."""

@@ -1,12 +1,12 @@
 """One run of faults against a delay group under load, and its judgement. `scripts/delay_faults` is its long form.
 
-    kill           SIGKILL of the delay group's master, at a random moment
-    crash          the master kills itself at a chosen line (system/crashing.py)
-    stop           SIGSTOP of the master for a few seconds
-    off            all replicas of the delay group are killed, and come back after a while: what was due meanwhile is late
-    brokers        the real-time brokers are away
-    hand-over      the mastership is handed over
-    jump           the clock of the master's machine jumps an hour, on or back, and back again (needs libfaketime)
+kill           SIGKILL of the delay group's master, at a random moment
+crash          the master kills itself at a chosen line (system/crashing.py)
+stop           SIGSTOP of the master for a few seconds
+off            all replicas of the delay group are killed, and come back after a while: what was due meanwhile is late
+brokers        the real-time brokers are away
+hand-over      the mastership is handed over
+jump           the clock of the master's machine jumps an hour, on or back, and back again (needs libfaketime)
 """
 
 from __future__ import annotations
@@ -58,9 +58,15 @@ class DelayRun:
     """Load, `rounds` faults, judgement."""
 
     def __init__(
-        self, folder: Path, seed: int, *, faults: tuple[str, ...] = FAULTS, away_s: float = 3.0,
-        progress: Callable[[str], None] = lambda _: None, brokers: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        faults: tuple[str, ...] = FAULTS,
+        away_s: float = 3.0,
+        progress: Callable[[str], None] = lambda _: None,
+        brokers: int = 1,
+    ) -> None:
         self._random = Random(seed)
         self._seed = seed
         self._faults = faults

@@ -174,5 +174,3 @@ class DelayWorkload:
         await asyncio.gather(*self._sending, *self._consuming, return_exceptions=True)
         for client in self._clients:
             await client.close()
-
-

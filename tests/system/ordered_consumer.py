@@ -33,9 +33,14 @@ class ConsumerProcess:
         self.name = name
         self.group = group
         self._words = [
-            *("--server", server), *("--subject", subject), *("--group", group), *("--name", name), *("--history", str(history)),
-            *("--lease-ms", str(lease_ms)), *("--gate", gate),
-        ]  # fmt: skip
+            *("--server", server),
+            *("--subject", subject),
+            *("--group", group),
+            *("--name", name),
+            *("--history", str(history)),
+            *("--lease-ms", str(lease_ms)),
+            *("--gate", gate),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -95,9 +100,15 @@ async def run(chosen: argparse.Namespace) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             orphaned = asyncio.create_task(end_with_parent(task))
             await consume(
-                client, recorder, chosen.subject, chosen.group, chosen.name, gate=chosen.gate, lease_ms=chosen.lease_ms,
+                client,
+                recorder,
+                chosen.subject,
+                chosen.group,
+                chosen.name,
+                gate=chosen.gate,
+                lease_ms=chosen.lease_ms,
                 in_bulk=reads_in_bulk(chosen.name),
-            )  # fmt: skip
+            )
             orphaned.cancel()
 
 

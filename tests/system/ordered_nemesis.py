@@ -138,10 +138,18 @@ class Nemesis:
     """Breaks, and mends."""
 
     def __init__(
-        self, victims: Victims, consumers: Sequence[ConsumerProcess], recorder: Recorder, changer: Changer, coin: Random,
-        *, note: Callable[[str], None], progress: Progress, consumer_lease_s: float,
+        self,
+        victims: Victims,
+        consumers: Sequence[ConsumerProcess],
+        recorder: Recorder,
+        changer: Changer,
+        coin: Random,
+        *,
+        note: Callable[[str], None],
+        progress: Progress,
+        consumer_lease_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.done: Counter[str] = Counter()
         self._victims, self._consumers, self._recorder, self._changer, self._coin = victims, consumers, recorder, changer, coin
         self._note, self._progress, self._sleep = note, progress, sleep

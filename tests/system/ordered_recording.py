@@ -147,10 +147,17 @@ class DeliveryRecorder:
         lps = first.lane.lane.range  # type: ignore[attr-defined]
         self._recorder.record(
             Deliver(
-                process=self._process, type="ok", group=self._group, partition=first.partition, first=lps.first, end=lps.end,
-                token=first.token, version=first.route_version, handed=tuple(rows),
+                process=self._process,
+                type="ok",
+                group=self._group,
+                partition=first.partition,
+                first=lps.first,
+                end=lps.end,
+                token=first.token,
+                version=first.route_version,
+                handed=tuple(rows),
             )
-        )  # fmt: skip
+        )
         return payloads
 
     async def ack(self, message: OrderedMessage) -> None:
@@ -164,7 +171,7 @@ class DeliveryRecorder:
 
     async def _ack(
         self, ack: Callable[[], Awaitable[None]], cells: Sequence[Cell], partition: int, token: int, sequences: Sequence[int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         is_void = all(cell.state is State.VOID for cell in cells)
         began_ns = time.monotonic_ns()
         end: Type = "ok"
@@ -186,10 +193,15 @@ class DeliveryRecorder:
         for (partition, token, end), found in answered.items():
             self._recorder.record(
                 Settle(
-                    process=self._process, type=end, group=self._group, partition=partition, token=token,
-                    sequences=tuple(sequence for sequence, _ in found), began_ns=min(began_ns for _, began_ns in found),
+                    process=self._process,
+                    type=end,
+                    group=self._group,
+                    partition=partition,
+                    token=token,
+                    sequences=tuple(sequence for sequence, _ in found),
+                    began_ns=min(began_ns for _, began_ns in found),
                 )
-            )  # fmt: skip
+            )
 
 
 # --- the route ---------------------------------------------------------------------------------------------------------------
@@ -236,10 +248,17 @@ class RouteRecorder:
             sources, sealed, times = tuple(change.sources), dict(change.sealed), dict(change.times_ms)
             self._fenced.update(number for number, sequence in sealed.items() if sequence < 0)
         return Rerouted(
-            process="nemesis", type="ok", version=version, logical_partitions=self.logical_partitions, partitions=parts, sources=sources,
-            sealed=tuple(sorted(Sealed(*each) for each in sealed.items())), fenced=tuple(sorted(self._fenced & set(sources))),
-            began_ns=_monotonic_ns(times, "prepared"), published_ns=_monotonic_ns(times, "published"),
-        )  # fmt: skip
+            process="nemesis",
+            type="ok",
+            version=version,
+            logical_partitions=self.logical_partitions,
+            partitions=parts,
+            sources=sources,
+            sealed=tuple(sorted(Sealed(*each) for each in sealed.items())),
+            fenced=tuple(sorted(self._fenced & set(sources))),
+            began_ns=_monotonic_ns(times, "prepared"),
+            published_ns=_monotonic_ns(times, "published"),
+        )
 
 
 def _monotonic_ns(times_ms: Mapping[str, int], phase: str) -> int | None:

@@ -152,9 +152,13 @@ async def _run(
     await work.start()
     await work.wait_for_acks(500)
     changes, faults = plan(
-        options.seed, changes=options.changes, kills=options.kills, freezes=options.freezes, seconds=options.seconds,
+        options.seed,
+        changes=options.changes,
+        kills=options.kills,
+        freezes=options.freezes,
+        seconds=options.seconds,
         can_cut=options.network != "loopback" and can_use_namespaces(),
-    )  # fmt: skip
+    )
     begin_s = time.monotonic()
     async with asyncio.TaskGroup() as both:
         both.create_task(follow(changes, changer.change, done, begin_s=begin_s))

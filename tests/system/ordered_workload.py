@@ -101,9 +101,18 @@ class OrderedWorkload:
     """Producers and consumers of one ordered subject. `consumers` says how many of each group run here; other groups are only checked."""
 
     def __init__(
-        self, server: str, subject: str, path: Path, *, sources: Sequence[Iterator[Item]], consumers: Mapping[str, int],
-        elsewhere: Sequence[str] = (), followers: Mapping[str, Follower] | None = None, gate: str = "", pause_s: float = PAUSE_S,
-    ) -> None:  # fmt: skip
+        self,
+        server: str,
+        subject: str,
+        path: Path,
+        *,
+        sources: Sequence[Iterator[Item]],
+        consumers: Mapping[str, int],
+        elsewhere: Sequence[str] = (),
+        followers: Mapping[str, Follower] | None = None,
+        gate: str = "",
+        pause_s: float = PAUSE_S,
+    ) -> None:
         self.server = server
         self.subject = subject
         self.path = path
@@ -214,7 +223,7 @@ class OrderedWorkload:
 
     async def stop(
         self, *, within_s: float = 120.0, strict: Sequence[str] = (), slow_s: float = 1.0, after_s: float = 2.0
-    ) -> OrderedReport:  # fmt: skip
+    ) -> OrderedReport:
         """No more sends; drain; check the whole history."""
         self._stops.set()
         async with asyncio.timeout(within_s):
@@ -250,9 +259,17 @@ class OrderedWorkload:
 
 
 async def consume(
-    client: qmq.Client, recorder: Recorder, subject: str, group: str, name: str, *, gate: str = "", follower: Follower | None = None,
-    lease_ms: int = LEASE_MS, in_bulk: bool = False,
-) -> None:  # fmt: skip
+    client: qmq.Client,
+    recorder: Recorder,
+    subject: str,
+    group: str,
+    name: str,
+    *,
+    gate: str = "",
+    follower: Follower | None = None,
+    lease_ms: int = LEASE_MS,
+    in_bulk: bool = False,
+) -> None:
     """One consumer, until it is cancelled. Whatever it is given is written down, then followed, then acknowledged."""
     async with client.ordered_consumer(subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms) as consumer:
         log = DeliveryRecorder(recorder, f"{name}.{consumer.incarnation}", group)

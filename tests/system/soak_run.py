@@ -97,9 +97,16 @@ class Soak:
     """See the module. `progress` is told (what, share done)."""
 
     def __init__(
-        self, folder: Path, seconds: float, *, seed: int = 0, load: float = 0.7, calibrate_s: float = 10.0, steps_s: float = 2.0,
+        self,
+        folder: Path,
+        seconds: float,
+        *,
+        seed: int = 0,
+        load: float = 0.7,
+        calibrate_s: float = 10.0,
+        steps_s: float = 2.0,
         progress: Callable[[str, float], None] = lambda _what, _share: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder = folder
         self._random = Random(seed)
         self._calibrate_s, self._steps_s = calibrate_s, steps_s

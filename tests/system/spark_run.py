@@ -74,9 +74,19 @@ def archive_run(
     subject, out, table = f"flights.archive.{seed}", folder / "archive", source_rows(rows)
     asyncio.run(create(found.server, subject))
     words = [
-        "-m", "pyspark_qmq.jobs.archive", "--servers", found.server, "--subject", subject, "--out", str(out), "--master", "local[2]",
-        "-o", f"maxOffsetsPerTrigger={max(rows // 60, 500)}",
-    ]  # fmt: skip
+        "-m",
+        "pyspark_qmq.jobs.archive",
+        "--servers",
+        found.server,
+        "--subject",
+        subject,
+        "--out",
+        str(out),
+        "--master",
+        "local[2]",
+        "-o",
+        f"maxOffsetsPerTrigger={max(rows // 60, 500)}",
+    ]
     publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
     driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")
     try:
@@ -128,9 +138,21 @@ def sink_run(
         pq.write_table(pa.table(columns), files / f"{at:03d}.parquet")
     checkpoint = folder / "checkpoint"
     driver = DriverProcess(
-        [str(TESTS / "system" / "spark_sink_driver.py"), "--server", found.server, "--files", str(files), "--subject", subject,
-         "--checkpoint", str(checkpoint), "--per-trigger", "2"], folder / "sink.log",
-    )  # fmt: skip
+        [
+            str(TESTS / "system" / "spark_sink_driver.py"),
+            "--server",
+            found.server,
+            "--files",
+            str(files),
+            "--subject",
+            subject,
+            "--checkpoint",
+            str(checkpoint),
+            "--per-trigger",
+            "2",
+        ],
+        folder / "sink.log",
+    )
     changer = Beside(lambda: change_now_and_then(found.server, subject, changes, seed))
     try:
         moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(checkpoint.glob("commits/[0-9]*"))), step)

@@ -22,9 +22,14 @@ def main() -> None:
     spark = session("sink", master=fast_session.MASTER, conf=fast_session.conf())
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", chosen.per_trigger).parquet(chosen.files)
     query = (
-        rows.selectExpr("key", "tag", "line as body").writeStream.format("qmq").option("qmq.servers", chosen.server)
-        .option("subject", chosen.subject).option("checkpointLocation", chosen.checkpoint).trigger(availableNow=True).start()
-    )  # fmt: skip
+        rows.selectExpr("key", "tag", "line as body")
+        .writeStream.format("qmq")
+        .option("qmq.servers", chosen.server)
+        .option("subject", chosen.subject)
+        .option("checkpointLocation", chosen.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     spark.stop()
 

@@ -41,8 +41,9 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert got.stdout == lines
     last = [json.loads(line) for line in qmq(node_process, "consume", "orders", "-g", "g", "-n", "2", "--json").stdout.splitlines()]
     assert [(each["body"], each["key"], each["tags"], each["headers"]) for each in last] == [
-        ('{"n": 1}', "k", ["a"], {"h": "v"}), ("text", None, [], {}),
-    ]  # fmt: skip
+        ('{"n": 1}', "k", ["a"], {"h": "v"}),
+        ("text", None, [], {}),
+    ]
     found = table(qmq(node_process, "message", "find", "orders", last[0]["id"], "--json"))[0]
     assert found["sequence"] == 100
     lag = table(qmq(node_process, "group", "lag", "orders", "g", "--json"))[0]

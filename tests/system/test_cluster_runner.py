@@ -77,8 +77,12 @@ def test_a_name_is_a_host_only_where_a_host_can_stand() -> None:
     assert words.text("http://0.0.0.0:1,localhost:2") == "http://127.77.0.1:1,127.77.0.1:2"
     assert words.text("--data=/data/log:/data2:/other/data") == "--data=/tmp/v/log:/data2:/other/data"
     assert words.argv(["python", "--host", "g1-a", "--advertise=g1-a", "--replica", "g1-a"])[1:] == [
-        "--host", "127.77.0.1", "--advertise=127.77.0.1", "--replica", "g1-a",
-    ]  # fmt: skip
+        "--host",
+        "127.77.0.1",
+        "--advertise=127.77.0.1",
+        "--replica",
+        "g1-a",
+    ]
     assert words.argv(["python", "scripts/demo.py"]) == [sys.executable, str(ROOT / "scripts" / "demo.py")]
 
 

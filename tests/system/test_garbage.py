@@ -62,8 +62,21 @@ async def talk(node: Node, data: bytes, *, close: bool = False) -> bytes:
         HELLO + frame(FrameKind.ATTACH, 2, b"[" * 3000),
     ],
     ids=[
-        "HTTP", "TLS", "noise", "zeros", "a frame of 2 GiB", "before hello", "no JSON", "a newer version", "a frame of 4 GiB", "an answer",
-        "a short pull", "a settlement of all ones", "a batch cut short", "a bit flipped", "nested JSON",
+        "HTTP",
+        "TLS",
+        "noise",
+        "zeros",
+        "a frame of 2 GiB",
+        "before hello",
+        "no JSON",
+        "a newer version",
+        "a frame of 4 GiB",
+        "an answer",
+        "a short pull",
+        "a settlement of all ones",
+        "a batch cut short",
+        "a bit flipped",
+        "nested JSON",
     ],
 )
 async def test_garbage_closes_its_connection_and_no_other(node: Node, garbage: bytes) -> None:

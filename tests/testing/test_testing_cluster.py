@@ -116,9 +116,17 @@ def test_the_plugin_gives_each_test_a_cluster_as_its_marker_says(pytester: pytes
         """
     )
     result = pytester.runpytest_subprocess(
-        "-p", "no:xdist", "--strict-markers", "-W", "error", "-o", "asyncio_mode=strict",
-        "-o", "asyncio_default_fixture_loop_scope=function", timeout=60,
-    )  # fmt: skip
+        "-p",
+        "no:xdist",
+        "--strict-markers",
+        "-W",
+        "error",
+        "-o",
+        "asyncio_mode=strict",
+        "-o",
+        "asyncio_default_fixture_loop_scope=function",
+        timeout=60,
+    )
     result.assert_outcomes(passed=2)
 
 
@@ -144,10 +152,13 @@ async def test_a_node_listens_on_sockets_as_on_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("localhost:20880", Place("localhost", 20880)), (" [::1]:1 ", Place("[::1]", 1)), ("localhost", Place("localhost", 20880)),
-        ("unix:/run/qmq/a:1", Place("", 0, "/run/qmq/a:1")), ("unix:/run/q.sock", Place("", 0, "/run/q.sock")),
+        ("localhost:20880", Place("localhost", 20880)),
+        (" [::1]:1 ", Place("[::1]", 1)),
+        ("localhost", Place("localhost", 20880)),
+        ("unix:/run/qmq/a:1", Place("", 0, "/run/qmq/a:1")),
+        ("unix:/run/q.sock", Place("", 0, "/run/q.sock")),
     ],
-)  # fmt: skip
+)
 def test_an_address_is_read_as_it_was_written(text: str, place: Place) -> None:
     assert parse(text, 20880) == place
     assert parse(str(place), 20880) == place

@@ -223,5 +223,3 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
     assert len(later) == 1
     assert not later & earlier
     await qmq_cluster.client().send("s", b"second")
-
-

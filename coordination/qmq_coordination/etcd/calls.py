@@ -109,9 +109,7 @@ def is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def judge(
-    channels: Channels, connection: Connection, metadata: Metadata, failure: grpc.aio.AioRpcError, *, is_change: bool
-) -> Exception:
+def judge(channels: Channels, connection: Connection, metadata: Metadata, failure: grpc.aio.AioRpcError, *, is_change: bool) -> Exception:
     """What to raise after a failed call; leaves the endpoint, or the token, that is to blame."""
     details = failure.details() or ""
     found = verdict(failure.code(), details)

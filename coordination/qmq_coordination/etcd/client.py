@@ -103,9 +103,7 @@ class EtcdStore:
         """See CoordinationStore. Raises CoordinationUnknown."""
         return (await self._calls.change(DELETE_RANGE, self._converter.delete(Delete(key, is_prefix)))).deleted
 
-    async def txn(
-        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
-    ) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """See CoordinationStore. Raises CoordinationUnknown."""
         request = pb.TxnRequest(
             compare=[self._converter.compare(each) for each in compares],

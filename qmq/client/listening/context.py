@@ -29,9 +29,7 @@ class Context:
 
     __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
 
-    def __init__(
-        self, mq: Any, group: str, messages: Sequence[AnyMessage], say: Say | None, deadline_ms: int | None
-    ) -> None:
+    def __init__(self, mq: Any, group: str, messages: Sequence[AnyMessage], say: Say | None, deadline_ms: int | None) -> None:
         self.mq = mq
         self.group = group
         self.messages = messages

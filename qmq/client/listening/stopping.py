@@ -1,7 +1,7 @@
 """How listeners come to their end: in two steps, which are the same for all listeners of a client.
 
-    wanted    take no more messages; unseen ones go back to the group, what is in hand is finished and acknowledged
-    now       the grace is over, or somebody asked twice: what is still in hand is cancelled and given back
+wanted    take no more messages; unseen ones go back to the group, what is in hand is finished and acknowledged
+now       the grace is over, or somebody asked twice: what is still in hand is cancelled and given back
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class OrderedBatch:
             columns.message_ids = message_ids(self.producer_id, self.number, self.count)
         return OrderedBatch(
             columns, self.create_time_ms, self.size, self.until, self.claim, self.places, self.is_bent, failure=self.failure
-        )  # fmt: skip
+        )
 
 
 def message_ids(producer_id: int, number: int, count: int) -> list[bytes]:
@@ -110,9 +110,14 @@ def cut(batch: OrderedBatch, owner_of: Callable[[int], _O]) -> list[tuple[_O, Or
 def _piece(batch: OrderedBatch, chosen: list[int]) -> OrderedBatch:
     size = max(batch.size * len(chosen) // batch.count, 1)
     return OrderedBatch(
-        pick(batch.columns, chosen), batch.create_time_ms, size, batch.until, batch.claim, choose(batch.places, chosen),
+        pick(batch.columns, chosen),
+        batch.create_time_ms,
+        size,
+        batch.until,
+        batch.claim,
+        choose(batch.places, chosen),
         failure=batch.failure,
-    )  # fmt: skip
+    )
 
 
 def pick(columns: Columns, chosen: list[int]) -> Columns:

@@ -70,11 +70,24 @@ class OrderedConsumer:
     """
 
     def __init__(
-        self, links: Links, sync: Sync, subject: str, group: str, *, name: str | None = None,
-        start: str = "earliest", gate: str = "", ack: str = "auto", on_failure: str = "block", prefetch: int = PREFETCH,
-        prefetch_bytes: int = PREFETCH_BYTES, pull_bytes: int = PULL_BYTES, lease_ms: int = LEASE_MS, attempts_max: int = ATTEMPTS_MAX,
+        self,
+        links: Links,
+        sync: Sync,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "earliest",
+        gate: str = "",
+        ack: str = "auto",
+        on_failure: str = "block",
+        prefetch: int = PREFETCH,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        pull_bytes: int = PULL_BYTES,
+        lease_ms: int = LEASE_MS,
+        attempts_max: int = ATTEMPTS_MAX,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
             raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
         check_limits(prefetch, prefetch_bytes)
@@ -474,9 +487,7 @@ class OrderedConsumer:
     async def __aenter__(self) -> OrderedConsumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close(error)
 
 

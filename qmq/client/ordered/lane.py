@@ -180,9 +180,11 @@ class LaneReader:
         size = max(min(room_bytes - core.open_bytes, self._terms.pull_bytes), 1)
         pull = wire.LanePull(session.number, self._token, core.position, messages, size, WAIT_MS)
         session.connection.request(
-            FrameKind.LANE_PULL, lambda answer: self._pulled(session, answer), wire.pack_lane_pull(pull),
+            FrameKind.LANE_PULL,
+            lambda answer: self._pulled(session, answer),
+            wire.pack_lane_pull(pull),
             timeout_s=WAIT_MS / 1000 + ANSWER_S,
-        )  # fmt: skip
+        )
 
     def _pulled(self, session: Session, answer: Frame | QmqError) -> None:
         if session is not self.session:
@@ -320,9 +322,17 @@ class LaneReader:
     async def _attach(self, master: Master, connection: Connection) -> None:
         terms, lane = self._terms, self.lane
         request = wire.LaneAttach(
-            terms.subject, lane.partition, terms.group, terms.name, terms.incarnation, lane.range.first, lane.range.end, lane.version,
-            self._token, terms.lease_ms,
-        )  # fmt: skip
+            terms.subject,
+            lane.partition,
+            terms.group,
+            terms.name,
+            terms.incarnation,
+            lane.range.first,
+            lane.range.end,
+            lane.version,
+            self._token,
+            terms.lease_ms,
+        )
         self._is_attaching, sent_s = True, self._loop.time()
         try:
             answer = await connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=ANSWER_S)

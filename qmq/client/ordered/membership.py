@@ -69,7 +69,7 @@ class Membership:
 
     def __init__(
         self, sync: Sync, member: Member, on_assigned: Callable[[tuple[Lane, ...]], None], on_failure: Callable[[QmqError], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sync, self._member = sync, member
         self._lease_s = member.lease_ms / 1000
         self._on_assigned = on_assigned

@@ -41,10 +41,19 @@ class OrderedProducer(Backlog):
     """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
-        self, links: Links, new_id: Callable[[], int], subject: str, *, batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES, delivery_timeout_s: float = 120.0, compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.BODY_BYTES_MAX, acks: str = "quorum", unknown: str = "resend",
-    ) -> None:  # fmt: skip
+        self,
+        links: Links,
+        new_id: Callable[[], int],
+        subject: str,
+        *,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
+        delivery_timeout_s: float = 120.0,
+        compression: Compression = Compression.NONE,
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        acks: str = "quorum",
+        unknown: str = "resend",
+    ) -> None:
         super().__init__(links)
         if unknown not in ("resend", "fail"):
             raise InvalidArgument(f"unknown is 'resend' or 'fail', not {unknown!r}")
@@ -111,9 +120,12 @@ class OrderedProducer(Backlog):
         return ticket
 
     def send_many(
-        self, bodies: Sequence[bytes], keys: Sequence[str | bytes], tags: Sequence[Iterable[str]] | None = None,
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes],
+        tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
-    ) -> Tickets:  # fmt: skip
+    ) -> Tickets:
         """Send many messages with less work for each; the columns have one item a message. Raises as `send`.
 
         The receipts are in the order of the messages, though those go to several partitions.
@@ -247,9 +259,15 @@ class OrderedProducer(Backlog):
             lps = stream.partition.range
             columns = replace(columns, logical_partitions=[lps.first + lp % lps.width for lp in columns.logical_partitions or ()])
         return encode(
-            self._subject, columns, producer_id=batch.producer_id, batch_sequence=batch.number, create_time_ms=batch.create_time_ms,
-            flags=BatchFlag.BENT if batch.is_bent else 0, partition=stream.partition.number, compression=self._compression,
-        )  # fmt: skip
+            self._subject,
+            columns,
+            producer_id=batch.producer_id,
+            batch_sequence=batch.number,
+            create_time_ms=batch.create_time_ms,
+            flags=BatchFlag.BENT if batch.is_bent else 0,
+            partition=stream.partition.number,
+            compression=self._compression,
+        )
 
     def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
@@ -259,10 +277,17 @@ class OrderedProducer(Backlog):
         batch.claim.stored(
             batch.places,
             BatchReceipt(
-                self.subject, part.number, produced.base_sequence, batch.count, batch.producer_id, batch.number,
-                produced.append_time_ms, part.group, batch.columns.message_ids,
+                self.subject,
+                part.number,
+                produced.base_sequence,
+                batch.count,
+                batch.producer_id,
+                batch.number,
+                produced.append_time_ms,
+                part.group,
+                batch.columns.message_ids,
             ),
-        )  # fmt: skip
+        )
         self._settle(batch)
 
     def failed(self, batch: OrderedBatch, failure: QmqError) -> None:

@@ -67,9 +67,11 @@ class Settling:
             self._at_rest()
             return
         session.connection.request(
-            FrameKind.LANE_SETTLE, lambda answer: self._settled(session, request, answer),
-            wire.pack_lane_settle(session.number, self._token, request.settlements), timeout_s=ANSWER_S,
-        )  # fmt: skip
+            FrameKind.LANE_SETTLE,
+            lambda answer: self._settled(session, request, answer),
+            wire.pack_lane_settle(session.number, self._token, request.settlements),
+            timeout_s=ANSWER_S,
+        )
 
     def _settled(self, session: Session, request: Request, answer: Frame | QmqError) -> None:
         if session is not self._session:

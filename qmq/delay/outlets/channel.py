@@ -99,9 +99,14 @@ class Channel:
         """Whether a new parcel may be planned for it: it would leave soon."""
         flight = self.flight
         return (
-            self.is_connected and not self.is_stalled and not self.is_left and self._dead is None and now >= self._rests_until
-            and len(flight) < self._window and (not flight or not self.is_ordered or flight[-1].producer_id == self._producer_id)
-        )  # fmt: skip
+            self.is_connected
+            and not self.is_stalled
+            and not self.is_left
+            and self._dead is None
+            and now >= self._rests_until
+            and len(flight) < self._window
+            and (not flight or not self.is_ordered or flight[-1].producer_id == self._producer_id)
+        )
 
     def number(self, new_id: Callable[[], int]) -> tuple[int, int]:
         """(producer id, number) of the parcel that is admitted next to a partition."""

@@ -34,9 +34,14 @@ class Outlets:
     """See the module. One life of a master; the links' locator must not create subjects: one that was deleted stays so."""
 
     def __init__(
-        self, links: Links, ledger: Ledger, *, batch_messages: int = BATCH_MESSAGES, batch_bytes: int = BATCH_BYTES,
+        self,
+        links: Links,
+        ledger: Ledger,
+        *,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
         new_producer_id: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._office = Office(links, ledger, Limits(batch_messages, batch_bytes), new_producer_id, self.halt)
         self._outlets: dict[str, Outlet] = {}
         self._kept = OUTLETS_MAX

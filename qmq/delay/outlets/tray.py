@@ -138,6 +138,11 @@ def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is
     """
     columns, created = columns_of(draft.messages, logical_partitions)
     return encode(
-        draft.subject.encode(), columns, producer_id=draft.producer_id, batch_sequence=draft.batch_sequence, create_time_ms=created,
-        flags=draft.messages[0].flags & _DIRECTED | (_AGAIN if is_again else 0), partition=draft.partition,
-    )  # fmt: skip
+        draft.subject.encode(),
+        columns,
+        producer_id=draft.producer_id,
+        batch_sequence=draft.batch_sequence,
+        create_time_ms=created,
+        flags=draft.messages[0].flags & _DIRECTED | (_AGAIN if is_again else 0),
+        partition=draft.partition,
+    )

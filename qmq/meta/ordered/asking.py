@@ -38,9 +38,7 @@ class Masters:
 
     async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
         """See LaneReader."""
-        answer: control.DescribeLanesResponse = await self._brokers.ask_master(
-            broker_group, "DescribeLanes", request, timeout_s=LANES_S
-        )
+        answer: control.DescribeLanesResponse = await self._brokers.ask_master(broker_group, "DescribeLanes", request, timeout_s=LANES_S)
         return answer
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:

@@ -47,9 +47,15 @@ class Changes:
     """Prepares changes, and carries them on. Keeps nothing; see the module."""
 
     def __init__(
-        self, store: CoordinationStore, sealer: Sealer, *, sleep: Sleep, now_ms: Callable[[], int], new_id: Callable[[], str],
+        self,
+        store: CoordinationStore,
+        sealer: Sealer,
+        *,
+        sleep: Sleep,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], str],
         arrow: Arrow = nowhere,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._sealing = Sealing(store, sealer, sleep=sleep, now_ms=now_ms, arrow=arrow)
         self._sleep = sleep
@@ -170,8 +176,10 @@ class Changes:
         key = route_key(subject, route.version)
         compares = [unchanged(item), unchanged(latest), absent(key)]
         puts: list[Operation] = [
-            Put(key, route.encode()), Put(latest.key, b"%d" % route.version), Put(item.key, after.encode()),
-        ]  # fmt: skip
+            Put(key, route.encode()),
+            Put(latest.key, b"%d" % route.version),
+            Put(item.key, after.encode()),
+        ]
         await self._arrow("before publish")
         await self._store.txn(compares, puts)
         await self._arrow("behind publish")

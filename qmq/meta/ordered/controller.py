@@ -63,9 +63,15 @@ class Controller:
     """All that a metaserver does for ordered subjects without being asked. `start`, then `stop`."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, masters: Masters, clock: Clock,
-        *, new_id: Callable[[], str] = _new_id, timing: MetaTiming = TIMING,
-    ) -> None:  # fmt: skip
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        masters: Masters,
+        clock: Clock,
+        *,
+        new_id: Callable[[], str] = _new_id,
+        timing: MetaTiming = TIMING,
+    ) -> None:
         self._view = view
         self._timing = timing
         self._clock = clock
@@ -142,8 +148,10 @@ class Controller:
         if pair in self._timers or self.is_stopping:
             return
         self._timers[pair] = asyncio.get_running_loop().call_later(
-            within_s * random.uniform(0.2, 1.0), self._poke_now, pair  # noqa: S311 - jitter
-        )  # fmt: skip
+            within_s * random.uniform(0.2, 1.0),  # noqa: S311 - jitter
+            self._poke_now,
+            pair,
+        )
 
     def _poke_now(self, pair: Pair) -> None:
         self._timers.pop(pair, None)

@@ -40,10 +40,14 @@ class Descriptions:
         ]
         here = {part.number for part in route.partitions}
         return pb.DescribeRouteResponse(
-            settings=settings_of(config), route=route_of(route, state.fenced), latest_version=state.latest,
-            partitions=[each for each in answers[0] if each.partition in here], groups=groups,
-            change=None if state.pending is None else change_of(state.pending), silent_groups=sorted(silent),
-        )  # fmt: skip
+            settings=settings_of(config),
+            route=route_of(route, state.fenced),
+            latest_version=state.latest,
+            partitions=[each for each in answers[0] if each.partition in here],
+            groups=groups,
+            change=None if state.pending is None else change_of(state.pending),
+            silent_groups=sorted(silent),
+        )
 
     async def _ask(self, subject: str, state: OrderedState, group: str, silent: set[str]) -> list[control.PartitionStatus]:
         """All partitions, of all versions, with a group's progress."""
@@ -79,14 +83,18 @@ class Descriptions:
         for each in found:
             each.ClearField("parked")
         return pb.OrderedGroup(
-            group=name, version=frontier.version, gate=record.gate.value, is_ready=record.is_ready, consumers=list(members),
+            group=name,
+            version=frontier.version,
+            gate=record.gate.value,
+            is_ready=record.is_ready,
+            consumers=list(members),
             frontier=[pb.GroupRange(lps=range_of(piece.range), version=piece.version) for piece in frontier.pieces],
             partitions=[each for each in found if each.partition in wanted],
             backlog=round(sum(progress.backlog(each.partition, EVERYTHING) for each in found if each.partition in ahead)),
             parked_keys=parked_keys,
             lanes=[lane_of(lane, owner) for lane, owner in lanes if owner in members],
             is_paused=self._view.delivery.is_paused(state.subject, name, "", ""),
-        )  # fmt: skip
+        )
 
 
 def _numbers(routes: Iterable[Route]) -> set[int]:

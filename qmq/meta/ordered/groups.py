@@ -52,7 +52,6 @@ class LaneReader(Protocol):
         """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
         ...
 
-
     async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
         """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded, RouteConflict."""
         ...
@@ -147,9 +146,13 @@ class Groups:
     async def _tell(self, inheritance: _Inheritance, looked: _Look) -> bool:
         target, lps = inheritance.target, inheritance.lps
         request = control.InheritParkedRequest(
-            subject=looked.subject, group=looked.group, partition=target.number, lps=control.LpRange(first=lps.first, end=lps.end),
-            keys=inheritance.keys, record_revision=looked.item.mod_revision,
-        )  # fmt: skip
+            subject=looked.subject,
+            group=looked.group,
+            partition=target.number,
+            lps=control.LpRange(first=lps.first, end=lps.end),
+            keys=inheritance.keys,
+            record_revision=looked.item.mod_revision,
+        )
         try:
             await self._lanes.inherit_parked(target.group, request)
         except QmqError as failure:

@@ -107,9 +107,7 @@ class Progress:
         return _backlog(part, ranges, lps)
 
 
-def mark_passed(
-    keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]
-) -> None:
+def mark_passed(keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]) -> None:
     """Say of each parked key whether newer messages may have gone past: the group has come to a later partition, which does not know of it.
 
     With parked keys that travel with the route that cannot be; a key may have been parked by a release in which they did not.

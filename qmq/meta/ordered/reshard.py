@@ -40,9 +40,15 @@ class Resharding:
     """Policies, looks, decisions."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, masters: Masters, controller: Controller, clock: Clock,
-        *, timing: MetaTiming = TIMING,
-    ) -> None:  # fmt: skip
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        masters: Masters,
+        controller: Controller,
+        clock: Clock,
+        *,
+        timing: MetaTiming = TIMING,
+    ) -> None:
         self._timing = timing
         self._store = store
         self._view = view
@@ -177,9 +183,12 @@ class Resharding:
         last: dict[str, Any] = {} if item is None else json.loads(item.value)
         return pb.ExplainReshardResponse(
             policy=policy_message(config.name, self.policy(state)),
-            operation="" if decision.operation is None else str(decision.operation), reasons=decision.reasons,
-            last_operation=last.get("operation", ""), last_reasons=last.get("reasons", []), last_ms=last.get("at_ms", 0),
-        )  # fmt: skip
+            operation="" if decision.operation is None else str(decision.operation),
+            reasons=decision.reasons,
+            last_operation=last.get("operation", ""),
+            last_reasons=last.get("reasons", []),
+            last_ms=last.get("at_ms", 0),
+        )
 
 
 def _load(part: PhysicalPartition, status: control.PartitionStatus, backlog: int) -> PartitionLoad:

@@ -51,9 +51,16 @@ class OrderedService:
     """See meta.proto, "Ordered subjects"."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, brokers: Brokers, controller: Controller, masters: Masters, resharding: Resharding,
-        *, change_wait_s: float = CHANGE_WAIT_S,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        view: ClusterView,
+        brokers: Brokers,
+        controller: Controller,
+        masters: Masters,
+        resharding: Resharding,
+        *,
+        change_wait_s: float = CHANGE_WAIT_S,
+    ) -> None:
         self._cluster = cluster
         self._view = view
         self._brokers = brokers

@@ -32,8 +32,18 @@ class BrokerSource:
     """See the module. `group` is the broker group's name."""
 
     figures: Final = (
-        CONNECTIONS, UNREAD, UNANSWERED, ACCEPTED, REFUSED, QUEUES, READ_ONLY, STORED, STORED_BYTES, STORED_BATCHES, KEPT,
-    )  # fmt: skip
+        CONNECTIONS,
+        UNREAD,
+        UNANSWERED,
+        ACCEPTED,
+        REFUSED,
+        QUEUES,
+        READ_ONLY,
+        STORED,
+        STORED_BYTES,
+        STORED_BATCHES,
+        KEPT,
+    )
 
     def __init__(self, broker: Broker, group: str, server: DataServer) -> None:
         self._broker = broker

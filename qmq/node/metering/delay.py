@@ -40,9 +40,23 @@ class DelaySource:
     """See the module."""
 
     figures: Final = (
-        PENDING, BUCKETS, SCHEDULE_BYTES, WHEEL, WHEEL_BYTES, HORIZON, WAITING, PLANNED, TROUBLED, UNREADABLE, SET_ASIDE, DISPATCHED,
-        CANCELLED, MOVED, LATENESS, CLOCK_STEP,
-    )  # fmt: skip
+        PENDING,
+        BUCKETS,
+        SCHEDULE_BYTES,
+        WHEEL,
+        WHEEL_BYTES,
+        HORIZON,
+        WAITING,
+        PLANNED,
+        TROUBLED,
+        UNREADABLE,
+        SET_ASIDE,
+        DISPATCHED,
+        CANCELLED,
+        MOVED,
+        LATENESS,
+        CLOCK_STEP,
+    )
 
     def __init__(self, broker: DelayBroker, group: str) -> None:
         self._broker = broker

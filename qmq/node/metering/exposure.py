@@ -9,9 +9,7 @@ from qmq.metrics.figures import GAUGE, Figure, Reading, one
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.exposure import weaknesses
 
-INSECURE: Final = Figure(
-    "qmq_insecure", GAUGE, (), "1 if strangers may reach it, or etcd's password: what --insecure allows."
-)
+INSECURE: Final = Figure("qmq_insecure", GAUGE, (), "1 if strangers may reach it, or etcd's password: what --insecure allows.")
 
 
 class ExposureSource:

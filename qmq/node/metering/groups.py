@@ -55,11 +55,17 @@ LEASES_LOST: Final = Figure(
 GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of an ordered subject that were given to a consumer.")
 
 _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupTally], int]], ...]] = (
-    (PULLED, lambda tally: tally.pulled), (PULLED_BYTES, lambda tally: tally.pulled_bytes), (RETRIED, lambda tally: tally.retried),
-    (ACKED, lambda tally: tally.acked), (NACKED, lambda tally: tally.nacked), (RELEASED, lambda tally: tally.released),
-    (DEAD, lambda tally: tally.dead), (UNCOPIED, lambda tally: tally.uncopied),
-    (LEASES_LOST, lambda tally: tally.leases_lost), (GRANTED, lambda tally: tally.lanes_granted),
-)  # fmt: skip
+    (PULLED, lambda tally: tally.pulled),
+    (PULLED_BYTES, lambda tally: tally.pulled_bytes),
+    (RETRIED, lambda tally: tally.retried),
+    (ACKED, lambda tally: tally.acked),
+    (NACKED, lambda tally: tally.nacked),
+    (RELEASED, lambda tally: tally.released),
+    (DEAD, lambda tally: tally.dead),
+    (UNCOPIED, lambda tally: tally.uncopied),
+    (LEASES_LOST, lambda tally: tally.leases_lost),
+    (GRANTED, lambda tally: tally.lanes_granted),
+)
 Names = tuple[str, str]
 """Subject and group."""
 
@@ -81,11 +87,17 @@ class Behind:
 
 
 _BEHIND: Final[tuple[tuple[Figure, Callable[[Behind], float]], ...]] = (
-    (LAG, lambda each: each.lag), (LAG_S, lambda each: each.lag_s), (UNACKED, lambda each: each.unacked),
-    (REQUEUED, lambda each: each.requeued), (DYING, lambda each: each.dying), (CONSUMERS, lambda each: each.consumers),
-    (WAITING, lambda each: each.waiting), (PARKED_KEYS, lambda each: each.parked_keys), (PARKED, lambda each: each.parked),
+    (LAG, lambda each: each.lag),
+    (LAG_S, lambda each: each.lag_s),
+    (UNACKED, lambda each: each.unacked),
+    (REQUEUED, lambda each: each.requeued),
+    (DYING, lambda each: each.dying),
+    (CONSUMERS, lambda each: each.consumers),
+    (WAITING, lambda each: each.waiting),
+    (PARKED_KEYS, lambda each: each.parked_keys),
+    (PARKED, lambda each: each.parked),
     (PAUSED, lambda each: each.is_paused),
-)  # fmt: skip
+)
 
 
 class GroupsSource:

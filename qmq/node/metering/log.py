@@ -17,7 +17,9 @@ DISK_RESERVED: Final = Figure(
     "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes that stay free for acknowledgements: below that, messages are refused."
 )
 UNFLUSHED_AGE: Final = Figure(
-    "qmq_unflushed_age_seconds", GAUGE, _OF,
+    "qmq_unflushed_age_seconds",
+    GAUGE,
+    _OF,
     "How long ago the oldest entry was written that a power cut here would take; 0 if there is none.",
 )
 UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would take.")
@@ -41,9 +43,20 @@ class LogSource:
     """See the module."""
 
     figures: Final = (
-        LOG_BYTES, DISK_FREE, DISK_RESERVED, UNFLUSHED_AGE, UNFLUSHED_BYTES, FLUSH, COMMIT, CHECKPOINTS, CHECKPOINT_AT, DELETED,
-        RETENTION_FAILURES, DAMAGED, UNREADABLE,
-    )  # fmt: skip
+        LOG_BYTES,
+        DISK_FREE,
+        DISK_RESERVED,
+        UNFLUSHED_AGE,
+        UNFLUSHED_BYTES,
+        FLUSH,
+        COMMIT,
+        CHECKPOINTS,
+        CHECKPOINT_AT,
+        DELETED,
+        RETENTION_FAILURES,
+        DAMAGED,
+        UNREADABLE,
+    )
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker

@@ -38,9 +38,22 @@ class MetaSource:
     """See the module."""
 
     figures: Final = (
-        REQUESTS, FAILED, SECONDS, WATCHERS, LEADER, SUBJECTS, HAS_MASTER, PRESENT, VOTERS, FENCED, PAUSES, ROUTE, CHANGES,
-        GROUP_VERSION, MEMBERS,
-    )  # fmt: skip
+        REQUESTS,
+        FAILED,
+        SECONDS,
+        WATCHERS,
+        LEADER,
+        SUBJECTS,
+        HAS_MASTER,
+        PRESENT,
+        VOTERS,
+        FENCED,
+        PAUSES,
+        ROUTE,
+        CHANGES,
+        GROUP_VERSION,
+        MEMBERS,
+    )
 
     def __init__(self, server: MetaServer, view: ClusterView) -> None:
         self._server = server

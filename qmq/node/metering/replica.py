@@ -19,9 +19,11 @@ ROLES: Final = Figure(
     "qmq_role_changes_total", COUNTER, (*_OF, "role"), "How often this replica took up a role; master: elections that it won."
 )
 REFUSED: Final = Figure(
-    "qmq_replication_refused_total", COUNTER, (*_OF, "kind"),
+    "qmq_replication_refused_total",
+    COUNTER,
+    (*_OF, "kind"),
     "What was refused of who says to be a replica: hellos and proofs, messages of strangers or of epochs that nobody won, violations.",
-)  # fmt: skip
+)
 LAST: Final = Figure("qmq_last_index", GAUGE, _OF, "Index of the last entry that is written here.")
 COMMITTED: Final = Figure("qmq_commit_index", GAUGE, _OF, "Up to here everything is committed, as far as this replica knows.")
 WHOLE: Final = Figure("qmq_whole", GAUGE, _OF, "0 if this replica may lack something that it acknowledged: it has no say in elections.")
@@ -39,9 +41,12 @@ class ReplicaSource:
     figures: Final = (INFO, SERVING, EPOCH, ROLES, REFUSED, LAST, COMMITTED, WHOLE, MEMBERS, LAG, IN_STEP, SILENT)
 
     def __init__(
-        self, group: str, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int] | None = None,
+        self,
+        group: str,
+        describe: Callable[[], ReplicaInfo],
+        roles: Mapping[str, int] | None = None,
         refused: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._group = group
         self._describe = describe
         self._roles = roles if roles is not None else {}

@@ -25,9 +25,13 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def sources_of(
-    broker: Broker, group: str, server: DataServer, describe: Callable[[], ReplicaInfo], roles: Mapping[str, int],
+    broker: Broker,
+    group: str,
+    server: DataServer,
+    describe: Callable[[], ReplicaInfo],
+    roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
-) -> list[Source]:  # fmt: skip
+) -> list[Source]:
     """Of a broker or a delay server."""
     own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
     return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]

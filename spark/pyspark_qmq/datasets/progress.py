@@ -64,9 +64,16 @@ def _look(replay: Replay, time_ms: int) -> Iterator[Standing]:
 def _of_share(replay: Replay, key: ShareKey, time_ms: int) -> Standing:
     share = replay.shares[key].share
     return Standing(
-        key, time_ms, share.settled_before(), share.next_sequence, share.unacked(), share.waiting_again(), 0, share.expired,
+        key,
+        time_ms,
+        share.settled_before(),
+        share.next_sequence,
+        share.unacked(),
+        share.waiting_again(),
+        0,
+        share.expired,
         len(share.holders),
-    )  # fmt: skip
+    )
 
 
 def _of_lanes(replay: Replay, key: ShareKey, time_ms: int) -> Standing | None:

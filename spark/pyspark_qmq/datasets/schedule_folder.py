@@ -89,13 +89,23 @@ def _read(stretch: Stretch, name: Path, columns: Sequence[str]) -> Iterator[pa.R
 
 def _batch(stretch: Stretch, found: Rows, marks: npt.NDArray[np.uint8], first: int, columns: Sequence[str]) -> pa.RecordBatch:
     count = len(marks)
-    return tables.record_batch("schedules", columns, {
-        "subject": found.subjects, "message_id": found.message_ids(), "delay_group": pa.repeat(stretch.group, count),
-        "due_time": found.due_ms, "append_time": found.append_ms, "create_time": found.create_ms,
-        "state": pa.array(STATES).take(pa.array(marks)), "bucket": np.full(count, stretch.bucket.begin_ms, np.int64),
-        "ordinal": np.arange(first, first + count), "is_recurring": found.has_flag(BatchFlag.RECURRING),
-        "is_directed": found.has_flag(BatchFlag.DIRECTED),
-    })  # fmt: skip
+    return tables.record_batch(
+        "schedules",
+        columns,
+        {
+            "subject": found.subjects,
+            "message_id": found.message_ids(),
+            "delay_group": pa.repeat(stretch.group, count),
+            "due_time": found.due_ms,
+            "append_time": found.append_ms,
+            "create_time": found.create_ms,
+            "state": pa.array(STATES).take(pa.array(marks)),
+            "bucket": np.full(count, stretch.bucket.begin_ms, np.int64),
+            "ordinal": np.arange(first, first + count),
+            "is_recurring": found.has_flag(BatchFlag.RECURRING),
+            "is_directed": found.has_flag(BatchFlag.DIRECTED),
+        },
+    )
 
 
 def _part(path: Path, at: int, size: int) -> bytes:

@@ -27,14 +27,37 @@ from qmq.region import REGION_BYTES, BatchFlag, Column
 ROWS_MAX: Final = 65_536
 """Messages of one record batch."""
 IDX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
-_ENVELOPE: Final = np.dtype([
-    ("magic", "<u4"), ("version", "<u2"), ("kind", "<u2"), ("total", "<u4"), ("region_crc", "<u4"), ("base", "<i8"), ("epoch", "<i8"),
-    ("index", "<i8"), ("append", "<i8"), ("flushed", "<i8"), ("reserved", "<u4"), ("crc", "<u4"),
-])  # fmt: skip
-_REGION: Final = np.dtype([
-    ("producer", "<u8"), ("number", "<u8"), ("flags", "<u4"), ("count", "<u4"), ("create", "<i8"), ("columns", "<u4"), ("partition", "<u4"),
-    ("body_bytes", "<u4"), ("subject_bytes", "<u2"), ("compression", "u1"), ("reserved", "u1"),
-])  # fmt: skip
+_ENVELOPE: Final = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u2"),
+        ("kind", "<u2"),
+        ("total", "<u4"),
+        ("region_crc", "<u4"),
+        ("base", "<i8"),
+        ("epoch", "<i8"),
+        ("index", "<i8"),
+        ("append", "<i8"),
+        ("flushed", "<i8"),
+        ("reserved", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+_REGION: Final = np.dtype(
+    [
+        ("producer", "<u8"),
+        ("number", "<u8"),
+        ("flags", "<u4"),
+        ("count", "<u4"),
+        ("create", "<i8"),
+        ("columns", "<u4"),
+        ("partition", "<u4"),
+        ("body_bytes", "<u4"),
+        ("subject_bytes", "<u2"),
+        ("compression", "u1"),
+        ("reserved", "u1"),
+    ]
+)
 _RECORD: Final = Struct("<IHHII")
 _TARGET_BYTES: Final = 8
 _HEX: Final = np.array([list(b"%02x" % each) for each in range(256)], np.uint8)
@@ -123,9 +146,13 @@ def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> Rows:
     deltas = (headers["columns"] & Column.CREATE_DELTA) != 0
     ids_at = columns_at + np.where(deltas, _padded(4 * headers["count"].astype(np.int64)), 0)
     return Rows(
-        idx["due"].astype(np.int64), idx["flags"].astype(np.uint16), _ids(log, ids_at, headers, which, places),
-        _create_times(log, columns_at, deltas, headers, which, places), envelopes["append"][which], _subjects(log, at, headers, which),
-    )  # fmt: skip
+        idx["due"].astype(np.int64),
+        idx["flags"].astype(np.uint16),
+        _ids(log, ids_at, headers, which, places),
+        _create_times(log, columns_at, deltas, headers, which, places),
+        envelopes["append"][which],
+        _subjects(log, at, headers, which),
+    )
 
 
 def _padded(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -169,9 +196,13 @@ def _ids(
 
 
 def _create_times(
-    log: _Bytes, columns_at: npt.NDArray[np.int64], deltas: npt.NDArray[np.bool_], headers: npt.NDArray[Any], which: npt.NDArray[np.intp],
+    log: _Bytes,
+    columns_at: npt.NDArray[np.int64],
+    deltas: npt.NDArray[np.bool_],
+    headers: npt.NDArray[Any],
+    which: npt.NDArray[np.intp],
     places: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:  # fmt: skip
+) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = headers["create"][which]
     has = deltas[which]
     at = columns_at[which][has] + 4 * places[has]

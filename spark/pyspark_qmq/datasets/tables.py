@@ -136,22 +136,45 @@ def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequ
     """Deliveries of one broker group, in their order."""
     for rows in _chunks(found):
         keys, consumers, firsts, lasts, attempts, pulled, settled, fates, delays, lps, parked = zip(*rows, strict=True)
-        yield record_batch("deliveries", columns, {
-            **_share_columns(broker_group, keys), "consumer": consumers, "first_sequence": firsts, "last_sequence": lasts,
-            "attempt": attempts, "pulled_time": pulled, "settled_time": settled, "verdict": [str(each) for each in fates],
-            "delay_ms": delays, "first_lp": [each and each.first for each in lps], "end_lp": [each and each.end for each in lps],
-            "key": parked,
-        })  # fmt: skip
+        yield record_batch(
+            "deliveries",
+            columns,
+            {
+                **_share_columns(broker_group, keys),
+                "consumer": consumers,
+                "first_sequence": firsts,
+                "last_sequence": lasts,
+                "attempt": attempts,
+                "pulled_time": pulled,
+                "settled_time": settled,
+                "verdict": [str(each) for each in fates],
+                "delay_ms": delays,
+                "first_lp": [each and each.first for each in lps],
+                "end_lp": [each and each.end for each in lps],
+                "key": parked,
+            },
+        )
 
 
 def progress_batches(broker_group: str, found: Iterable[Standing], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """How groups stood, in time."""
     for rows in _chunks(found):
         keys, times, done, following, held, waiting, parked, expired, consumers = zip(*rows, strict=True)
-        yield record_batch("progress", columns, {
-            **_share_columns(broker_group, keys), "time": times, "done_before": done, "next_sequence": following, "held": held,
-            "waiting": waiting, "parked": parked, "expired": expired, "consumers": consumers,
-        })  # fmt: skip
+        yield record_batch(
+            "progress",
+            columns,
+            {
+                **_share_columns(broker_group, keys),
+                "time": times,
+                "done_before": done,
+                "next_sequence": following,
+                "held": held,
+                "waiting": waiting,
+                "parked": parked,
+                "expired": expired,
+                "consumers": consumers,
+            },
+        )
 
 
 def _share_columns(broker_group: str, keys: Sequence[Any]) -> dict[str, list[Any]]:

@@ -133,9 +133,12 @@ class FolderIndex:
         for state in found.queues:
             subject, partition, end, _, last_ms = state.snapshot[:5]
             self.queues[subject.encode(), partition] = QueueIndex(
-                state.start_sequence, end, last_append_ms=last_ms, sealed_at=sealed_at_of(state.snapshot),
+                state.start_sequence,
+                end,
+                last_append_ms=last_ms,
+                sealed_at=sealed_at_of(state.snapshot),
                 persisted=Persisted.of(consume, state, found.message_position),
-            )  # fmt: skip
+            )
 
     def _move_starts(self, found: Checkpoint) -> None:
         for state in found.queues:

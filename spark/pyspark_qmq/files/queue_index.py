@@ -21,13 +21,15 @@ from qmq.model import Partition, QueueId
 
 Entries = NDArray[np.void]
 
-ENTRY: Final = np.dtype(
-    [("base", "<i8"), ("position", "<i8"), ("time", "<i8"), ("bloom", "<u8"), ("bytes", "<i4"), ("count", "<i4")]
-)
+ENTRY: Final = np.dtype([("base", "<i8"), ("position", "<i8"), ("time", "<i8"), ("bloom", "<u8"), ("bytes", "<i4"), ("count", "<i4")])
 _FROM: Final = {
-    "base": "base_sequence", "position": "position", "time": "append_time_ms", "bloom": "tag_bloom", "bytes": "total_bytes",
+    "base": "base_sequence",
+    "position": "position",
+    "time": "append_time_ms",
+    "bloom": "tag_bloom",
+    "bytes": "total_bytes",
     "count": "count",
-}  # fmt: skip
+}
 """What of a consume log's entry is kept."""
 _CAPACITY_MIN: Final = 64
 

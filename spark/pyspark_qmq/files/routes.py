@@ -54,25 +54,34 @@ def to_json(subjects: Sequence[dict[str, Any]], time_ms: int) -> dict[str, Any]:
 def subject_json(subject: str, routes: Routes) -> dict[str, Any]:
     """One subject's part of it."""
     return {
-        "subject": subject, "order": (Order.STRICT if routes.is_strict else Order.BEST_EFFORT).value,
-        "logical_partitions": routes.logical_partitions, "version": routes.version,
+        "subject": subject,
+        "order": (Order.STRICT if routes.is_strict else Order.BEST_EFFORT).value,
+        "logical_partitions": routes.logical_partitions,
+        "version": routes.version,
         "partitions": [
             {
-                "number": number, "first_lp": part.lps.first, "end_lp": part.lps.end, "broker_group": part.broker_group,
-                "version": part.version, "sources": list(part.sources),
+                "number": number,
+                "first_lp": part.lps.first,
+                "end_lp": part.lps.end,
+                "broker_group": part.broker_group,
+                "version": part.version,
+                "sources": list(part.sources),
             }
             for number, part in sorted(routes.partitions.items())
         ],
         "sealed_at": {str(number): sequence for number, sequence in sorted(routes.sealed_at.items())},
-    }  # fmt: skip
+    }
 
 
 def _routes(found: dict[str, Any]) -> Routes:
     partitions = [_partition(each) for each in found["partitions"]]
     return Routes(
-        found["logical_partitions"], found["version"], {each.number: each for each in partitions},
-        {int(number): int(sequence) for number, sequence in found["sealed_at"].items()}, found["order"] == Order.STRICT.value,
-    )  # fmt: skip
+        found["logical_partitions"],
+        found["version"],
+        {each.number: each for each in partitions},
+        {int(number): int(sequence) for number, sequence in found["sealed_at"].items()},
+        found["order"] == Order.STRICT.value,
+    )
 
 
 def _partition(found: dict[str, Any]) -> RoutePartition:

@@ -1,8 +1,8 @@
 """Jobs over the log. Each is a module with a `JOB`; here are their names, so that listing them loads no Spark.
 
-    job.py       what a job is, its common arguments, its exit status
-    report.py    what a job found: printed, as a page (report.html.j2, plots.py), as JSON and Parquet
-    archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py, delay_accuracy*.py   the jobs
+job.py       what a job is, its common arguments, its exit status
+report.py    what a job found: printed, as a page (report.html.j2, plots.py), as JSON and Parquet
+archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py, delay_accuracy*.py   the jobs
 """
 
 from __future__ import annotations

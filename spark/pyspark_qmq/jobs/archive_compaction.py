@@ -118,8 +118,15 @@ def hash_of(columns: Iterable[str]) -> Column:
 def fingerprints(rows: DataFrame) -> Mapping[QueueKey, Fingerprint]:
     """Of each queue; two sums of 32 bits of a hash over all columns cannot overflow, nor does a row that comes twice undo itself."""
     queue = ("subject", "partition", "broker_group")
-    sums = rows.select(*queue, "sequence", hash_of(COLUMNS)).groupBy(*queue).agg(
-        F.count("*"), F.min("sequence"), F.max("sequence"),
-        F.sum(F.shiftright("hash", 32)), F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))),
-    )  # fmt: skip
+    sums = (
+        rows.select(*queue, "sequence", hash_of(COLUMNS))
+        .groupBy(*queue)
+        .agg(
+            F.count("*"),
+            F.min("sequence"),
+            F.max("sequence"),
+            F.sum(F.shiftright("hash", 32)),
+            F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))),
+        )
+    )
     return {QueueKey(each[0], each[1], each[2]): Fingerprint(*each[3:]) for each in sums.collect()}

@@ -136,5 +136,3 @@ def totals(archive: Archive) -> dict[tuple[str, str], tuple[int, int, int]]:
         rows, size, files = found.get((file.subject, file.day), (0, 0, 0))
         found[file.subject, file.day] = (rows + file.rows, size + file.size, files + 1)
     return dict(sorted(found.items()))
-
-

@@ -96,10 +96,17 @@ class Manifest:
     def to_json(self) -> bytes:
         """As it is stored."""
         found = {
-            "format": FORMAT, "number": self.number, "kind": self.kind, "time_ms": self.time_ms, "origin": self.origin,
-            "rows": sum(each.rows for each in self.files), "ranges": ranges.to_json(self.ranges), "to": offsets.to_json(self.reached),
-            "files": [_file_json(each) for each in self.files], "gone": list(self.gone),
-        }  # fmt: skip
+            "format": FORMAT,
+            "number": self.number,
+            "kind": self.kind,
+            "time_ms": self.time_ms,
+            "origin": self.origin,
+            "rows": sum(each.rows for each in self.files),
+            "ranges": ranges.to_json(self.ranges),
+            "to": offsets.to_json(self.reached),
+            "files": [_file_json(each) for each in self.files],
+            "gone": list(self.gone),
+        }
         return (json.dumps(found, indent=1) + "\n").encode()
 
 
@@ -164,9 +171,13 @@ class Archive:
     def to_json(self) -> bytes:
         """As a snapshot is stored, so that nobody has to read the whole chain."""
         found = {
-            "format": FORMAT, "number": self.number, "covered": ranges.to_json(self.covered), "to": offsets.to_json(self.reached),
-            "files": [_file_json(each) for each in self.files.values()], "kept": dict(self.kept),
-        }  # fmt: skip
+            "format": FORMAT,
+            "number": self.number,
+            "covered": ranges.to_json(self.covered),
+            "to": offsets.to_json(self.reached),
+            "files": [_file_json(each) for each in self.files.values()],
+            "kept": dict(self.kept),
+        }
         return (json.dumps(found) + "\n").encode()
 
 

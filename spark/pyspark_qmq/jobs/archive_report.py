@@ -24,9 +24,13 @@ def taken(root: Path, archive: Archive, made: Sequence[Manifest], lag: Mapping[Q
     rows = sum(each.rows for each in files)
     left = sum(lag.values())
     facts = {
-        **_holdings(root, archive), "archived now": rows, "files now": len(files), "bytes now": sum(each.size for each in files),
-        "manifests now": len(made), "waiting in the log": left,
-    }  # fmt: skip
+        **_holdings(root, archive),
+        "archived now": rows,
+        "files now": len(files),
+        "bytes now": sum(each.size for each in files),
+        "manifests now": len(made),
+        "waiting in the log": left,
+    }
     queues = tuple((key.subject, key.within, archive.reached.get(key, 0), waiting) for key, waiting in lag.items())
     table = Table("Queues", ("subject", "queue", "archived up to", "waiting"), queues, "queues")
     headline = f"{_messages(rows)} archived; {_messages(left) if left else 'nothing'} left behind."
@@ -55,17 +59,27 @@ def verified(
     bad = [each for each in found if not each.is_same]
     rows = sum(each.in_archive.rows for each in found)
     facts = {
-        **_holdings(root, archive), "rows compared": rows, "queues": len(found), "queues that differ": len(bad),
+        **_holdings(root, archive),
+        "rows compared": rows,
+        "queues": len(found),
+        "queues that differ": len(bad),
         "files that are not as they should be": len(wrong),
-    }  # fmt: skip
+    }
     columns = ("subject", "queue", "from", "to", "archive", "log", "gaps", "repeated", "same")
     lines = tuple(
         (
-            each.queue.subject, each.queue.within, each.first, each.end, each.in_archive.rows, each.in_log.rows, each.gaps, each.repeated,
+            each.queue.subject,
+            each.queue.within,
+            each.first,
+            each.end,
+            each.in_archive.rows,
+            each.in_log.rows,
+            each.gaps,
+            each.repeated,
             each.is_same,
         )
         for each in found
-    )  # fmt: skip
+    )
     files = Table("Files that are not as they should be", ("file", "what is wrong"), tuple(wrong), "wrong_files")
     tables = (Table("Queues", columns, lines, "verified"), files)
     headline = (
@@ -92,9 +106,13 @@ def _holdings(root: Path, archive: Archive) -> dict[str, object]:
     days = [day for _, day in totals(archive)]
     subjects = sorted({file.subject for file in archive.files.values()})
     return {
-        "archive": str(root), "subjects": subjects, "days": f"{min(days)} to {max(days)}" if days else "none yet", "messages": archive.rows,
-        "files": len(archive.files), "bytes": sum(each.size for each in archive.files.values()),
-    }  # fmt: skip
+        "archive": str(root),
+        "subjects": subjects,
+        "days": f"{min(days)} to {max(days)}" if days else "none yet",
+        "messages": archive.rows,
+        "files": len(archive.files),
+        "bytes": sum(each.size for each in archive.files.values()),
+    }
 
 
 def _days(archive: Archive) -> tuple[Table, ...]:

@@ -79,10 +79,17 @@ def compare(spark: SparkSession, archive: Archive, files: Path, options: Mapping
         archived, repeated = counts.get(key, (0, 0))
         found.append(
             Compared(
-                key, archived, listed.get(key, 0), repeated, both[0][0], both[-1][1], in_archive.get(key, _NOTHING),
-                in_log.get(key, _NOTHING), ends(archive.covered)[key] > queue.end,
+                key,
+                archived,
+                listed.get(key, 0),
+                repeated,
+                both[0][0],
+                both[-1][1],
+                in_archive.get(key, _NOTHING),
+                in_log.get(key, _NOTHING),
+                ends(archive.covered)[key] > queue.end,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -144,9 +144,14 @@ def examples(every: DataFrame, dead: DataFrame | None) -> list[Row]:
 
 
 def report(
-    counts: Sequence[Row], tags: Sequence[Row], parked: Sequence[ParkedKey], some: Sequence[Row], facts: dict[str, object], given: int,
+    counts: Sequence[Row],
+    tags: Sequence[Row],
+    parked: Sequence[ParkedKey],
+    some: Sequence[Row],
+    facts: dict[str, object],
+    given: int,
     details: dict[str, DataFrame],
-) -> Report:  # fmt: skip
+) -> Report:
     """Everything in its place. Pure."""
     total = sum(row.messages for row in counts)
     left = max(total - given, 0)

@@ -102,9 +102,16 @@ def outgoing(letters: DataFrame) -> DataFrame:
     headers = F.map_concat(own, F.create_map(F.lit(REPLAYED), F.encode("mark", "UTF-8")))
     number = F.row_number().over(Window.orderBy(*_ORDER)) - 1
     return letters.select(
-        number.alias("number"), "mark", F.col("original_subject").alias("subject"), "key", "body", "tags", headers.alias("headers"),
-        "create_time", "message_id",
-    )  # fmt: skip
+        number.alias("number"),
+        "mark",
+        F.col("original_subject").alias("subject"),
+        "key",
+        "body",
+        "tags",
+        headers.alias("headers"),
+        "create_time",
+        "message_id",
+    )
 
 
 def send(rows: DataFrame, servers: str, pace: Pace) -> int:

@@ -139,9 +139,15 @@ def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple
 
 
 def report(
-    counts: Mapping[str, int], twice: int, by_delay: Errors, by_hour: Errors, bins: tuple[list[float], list[float]],
-    some: Sequence[Finding], now: int, details: dict[str, DataFrame],
-) -> Report:  # fmt: skip
+    counts: Mapping[str, int],
+    twice: int,
+    by_delay: Errors,
+    by_hour: Errors,
+    bins: tuple[list[float], list[float]],
+    some: Sequence[Finding],
+    now: int,
+    details: dict[str, DataFrame],
+) -> Report:
     """Everything in its place. Pure."""
     wrong = {name: counts[name] for name in FINDINGS if counts.get(name)}
     total = sum(counts.values())

@@ -34,9 +34,19 @@ from pyspark_qmq.jobs.report import Plot, Report, Table, cell
 from qmq.headers import GROUP
 
 COLUMNS: Final = (
-    "subject", "partition", "broker_group", "sequence", "route_version", "key", "headers", "message_id", "append_time", "producer_id",
-    "batch_sequence", "place",
-)  # fmt: skip
+    "subject",
+    "partition",
+    "broker_group",
+    "sequence",
+    "route_version",
+    "key",
+    "headers",
+    "message_id",
+    "append_time",
+    "producer_id",
+    "batch_sequence",
+    "place",
+)
 CAUSES: Final = {
     "replay": "sent again in order, after a fence",
     "directed": "for one consumer group, retried after a long delay",
@@ -89,10 +99,18 @@ def prepare(messages: DataFrame) -> DataFrame:
     """One row for each message, with only what is used; `content` is a body's digest, null if bodies were not read."""
     content = F.md5("body") if "body" in messages.columns else F.lit(None).cast("string")
     return messages.select(
-        *_QUEUE, "sequence", F.coalesce("route_version", F.lit(0)).alias("version"), "key", "message_id", "append_time", "producer_id",
-        "batch_sequence", "place", F.coalesce(F.map_contains_key("headers", GROUP), F.lit(False)).alias("is_directed"),
+        *_QUEUE,
+        "sequence",
+        F.coalesce("route_version", F.lit(0)).alias("version"),
+        "key",
+        "message_id",
+        "append_time",
+        "producer_id",
+        "batch_sequence",
+        "place",
+        F.coalesce(F.map_contains_key("headers", GROUP), F.lit(False)).alias("is_directed"),
         content.alias("content"),
-    )  # fmt: skip
+    )
 
 
 # --- rows -> findings --------------------------------------------------------------------------------------------------
@@ -128,9 +146,18 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
     whole_key = F.concat(F.col("subject").cast("binary"), F.lit(b"\0"), "key")
     keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn("whole_key", whole_key)
     chain = keyed.select(
-        F.col("whole_key").alias("key"), "subject", F.col("key").alias("bare_key"), "partition", "broker_group", "sequence", "version",
-        "message_id", F.substring("message_id", 1, 16).alias("sender"), "producer_id", F.lit(None).cast("bigint").alias("number"),
-    )  # fmt: skip
+        F.col("whole_key").alias("key"),
+        "subject",
+        F.col("key").alias("bare_key"),
+        "partition",
+        "broker_group",
+        "sequence",
+        "version",
+        "message_id",
+        F.substring("message_id", 1, 16).alias("sender"),
+        "producer_id",
+        F.lit(None).cast("bigint").alias("number"),
+    )
     is_carried = F.col("sender") != F.col("producer_id")
     known = with_streams(chain.withColumn("is_carried", is_carried), has_carried=True)
     wanted = chosen.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).select(whole_key.alias("key"), "message_id").distinct()

@@ -40,9 +40,17 @@ def newest(progress: DataFrame, *keys: str) -> DataFrame:
 def position_of(row: Row) -> Position:
     """A row of `newest`."""
     return Position(
-        QueueKey(row.subject, row.partition, row.broker_group), row.consumer_group, row.time_ms, row.done_before, row.next_sequence,
-        row.held, row.waiting, row.parked, row.expired, row.consumers,
-    )  # fmt: skip
+        QueueKey(row.subject, row.partition, row.broker_group),
+        row.consumer_group,
+        row.time_ms,
+        row.done_before,
+        row.next_sequence,
+        row.held,
+        row.waiting,
+        row.parked,
+        row.expired,
+        row.consumers,
+    )
 
 
 def measured(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
@@ -52,15 +60,20 @@ def measured(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     both = covered(messages, deliveries.where(is_done | is_first))
     done = {"created": _ms("settled_time", "create_time"), "stored": _ms("settled_time", "append_time")}
     timed = both.select(
-        "subject", "consumer_group", is_done.alias("is_done"), F.when(is_done, F.col("attempt")).alias("attempt"),
+        "subject",
+        "consumer_group",
+        is_done.alias("is_done"),
+        F.when(is_done, F.col("attempt")).alias("attempt"),
         *(F.when(is_done, took).alias(name) for name, took in done.items()),
         F.when(is_first, _ms("pulled_time", "append_time")).alias("pulled"),
-    )  # fmt: skip
+    )
     return timed.groupBy("subject", "consumer_group").agg(
-        F.count_if("is_done").alias("settled"), F.count_if(F.col("attempt") > 1).alias("retried"), F.max("attempt").alias("attempt_max"),
+        F.count_if("is_done").alias("settled"),
+        F.count_if(F.col("attempt") > 1).alias("retried"),
+        F.max("attempt").alias("attempt_max"),
         *(F.percentile(name, F.array(*map(F.lit, PERCENTAGES))).alias(name) for name in MEASURES),
         *(F.count_if(F.col(name) < 0).alias(f"{name}_negative") for name in MEASURES),
-    )  # fmt: skip
+    )
 
 
 def _ms(end: str, begin: str) -> Column:

@@ -65,9 +65,14 @@ class LagReport:
 
 
 def report(
-    positions: Sequence[Position], queues: Mapping[QueueKey, Queue], ages: Ages, latencies: Sequence[Latencies],
-    curves: tuple[Sequence[datetime], Mapping[tuple[str, str], Sequence[float]]], now: int, top: int,
-) -> Report:  # fmt: skip
+    positions: Sequence[Position],
+    queues: Mapping[QueueKey, Queue],
+    ages: Ages,
+    latencies: Sequence[Latencies],
+    curves: tuple[Sequence[datetime], Mapping[tuple[str, str], Sequence[float]]],
+    now: int,
+    top: int,
+) -> Report:
     """Everything in its place. Pure."""
     lags = group_lags(positions, queues)
     lost = [each for each in lags if each.lost]
@@ -116,11 +121,20 @@ def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> Table:
     columns = ("subject", "group", "not done", "oldest ms", "held", "waiting", "parked", "expired", "lost", "consumers", "not begun")
     rows = tuple(
         (
-            each.subject, each.group, each.lag, now - oldest.get((each.subject, each.group), now), each.held, each.waiting,
-            each.parked, each.expired, each.lost, each.consumers, each.not_begun,
+            each.subject,
+            each.group,
+            each.lag,
+            now - oldest.get((each.subject, each.group), now),
+            each.held,
+            each.waiting,
+            each.parked,
+            each.expired,
+            each.lost,
+            each.consumers,
+            each.not_begun,
         )
         for each in lags
-    )  # fmt: skip
+    )
     return Table("How far groups are behind", columns, rows, "groups")
 
 

@@ -46,9 +46,11 @@ class OrderAudit:
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
         parser.add_argument(
-            "--by", default="create_time", metavar="WHAT",
+            "--by",
+            default="create_time",
+            metavar="WHAT",
             help="what says in which order messages were sent: create_time (default), or a number per key: header:NAME, json:FIELD",
-        )  # fmt: skip
+        )
         parser.add_argument("--dense", action="store_true", help="the number rises by one: what is missing between two is lost")
         parser.add_argument(
             "--clock-ms", type=_whole, default=0, metavar="MS", help="how far clocks of processes that write the same key may differ (0)"
@@ -67,9 +69,14 @@ class OrderAudit:
             queues = [queue for queue in topology.queues.values() if queue.key.subject == subject]
             messages = _read(spark, args, queues, (*COLUMNS, *by.columns))
             found[subject] = audit(
-                messages, topology.routes[subject], by=args.by, clock_ms=args.clock_ms, is_dense=args.dense, keys_max=args.keys_max,
+                messages,
+                topology.routes[subject],
+                by=args.by,
+                clock_ms=args.clock_ms,
+                is_dense=args.dense,
+                keys_max=args.keys_max,
                 queues=queues if reads_to_end(args) else (),
-            )  # fmt: skip
+            )
         return report(found)
 
 

@@ -139,9 +139,11 @@ def drop_concurrent(found: DataFrame, streams: DataFrame) -> DataFrame:
     bounds = streams.groupBy("partition", "producer_id").agg(first, last)
     mine = bounds.select("partition", "producer_id", F.col("first").alias("my_first"), F.col("last").alias("my_last"))
     other = bounds.select(
-        F.col("partition").alias("earlier_partition"), F.col("producer_id").alias("earlier_producer_id"),
-        F.col("first").alias("other_first"), F.col("last").alias("other_last"),
-    )  # fmt: skip
+        F.col("partition").alias("earlier_partition"),
+        F.col("producer_id").alias("earlier_producer_id"),
+        F.col("first").alias("other_first"),
+        F.col("last").alias("other_last"),
+    )
     is_one_partition = (F.col("rule") == "time_order") & (F.col("partition") == F.col("earlier_partition"))
     is_pair = is_one_partition & (F.col("producer_id") != F.col("earlier_producer_id"))
     overlaps = (F.col("my_first") < F.col("other_last")) & (F.col("other_first") < F.col("my_last"))

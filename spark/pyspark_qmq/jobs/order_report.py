@@ -19,11 +19,19 @@ SHOWN_MAX: Final = 5
 """Counterexamples that are told in full."""
 BARS_MAX: Final = 60
 _FACTS: Final = {
-    "messages": "messages", "keys": "keys", "hashed_keys": "keys checked against the hash", "partitions": "partitions with messages",
-    "versions": "route versions with messages", "producers": "producer streams", "replays": "in-order replays",
-    "replayed_messages": "messages stored again by replays", "unfinished_replays": "replays given up, or going on",
-    "bent": "bent messages (best-effort)", "carried": "messages with another producer's id", "unjudged": "of these not judged by time",
-}  # fmt: skip
+    "messages": "messages",
+    "keys": "keys",
+    "hashed_keys": "keys checked against the hash",
+    "partitions": "partitions with messages",
+    "versions": "route versions with messages",
+    "producers": "producer streams",
+    "replays": "in-order replays",
+    "replayed_messages": "messages stored again by replays",
+    "unfinished_replays": "replays given up, or going on",
+    "bent": "bent messages (best-effort)",
+    "carried": "messages with another producer's id",
+    "unjudged": "of these not judged by time",
+}
 
 
 def report(found: Mapping[str, Findings]) -> Report:

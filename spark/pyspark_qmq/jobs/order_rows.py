@@ -20,9 +20,20 @@ from pyspark_qmq.model import Routes
 from qmq.errors import InvalidArgument
 
 COLUMNS: Final = (
-    "partition", "broker_group", "sequence", "key", "message_id", "create_time", "append_time", "producer_id", "batch_sequence",
-    "place", "logical_partition", "is_bent", "entry",
-)  # fmt: skip
+    "partition",
+    "broker_group",
+    "sequence",
+    "key",
+    "message_id",
+    "create_time",
+    "append_time",
+    "producer_id",
+    "batch_sequence",
+    "place",
+    "logical_partition",
+    "is_bent",
+    "entry",
+)
 """What an audit needs of the log's columns in any case."""
 
 _FIELD: Final = re.compile(r"[^.'\[\]$*]+(\.[^.'\[\]$*]+)*")
@@ -78,11 +89,23 @@ def prepare(messages: DataFrame, routes: Routes, by: By) -> DataFrame:
     """
     sender = F.substring("message_id", 1, 16)
     rows = messages.select(
-        F.when(F.length("key") > 0, F.col("key")).alias("key"), "partition", "broker_group", "sequence", "message_id",
-        sender.alias("sender"), (sender != F.col("producer_id")).alias("is_carried"), "producer_id", "batch_sequence", "place",
-        by.number().alias("number"), F.unix_millis("create_time").alias("create_ms"), F.unix_millis("append_time").alias("append_ms"),
-        "logical_partition", F.coalesce("is_bent", F.lit(False)).alias("is_bent"), "entry",
-    )  # fmt: skip
+        F.when(F.length("key") > 0, F.col("key")).alias("key"),
+        "partition",
+        "broker_group",
+        "sequence",
+        "message_id",
+        sender.alias("sender"),
+        (sender != F.col("producer_id")).alias("is_carried"),
+        "producer_id",
+        "batch_sequence",
+        "place",
+        by.number().alias("number"),
+        F.unix_millis("create_time").alias("create_ms"),
+        F.unix_millis("append_time").alias("append_ms"),
+        "logical_partition",
+        F.coalesce("is_bent", F.lit(False)).alias("is_bent"),
+        "entry",
+    )
     return rows.join(F.broadcast(_partitions(messages.sparkSession, routes)), "partition", "left")
 
 

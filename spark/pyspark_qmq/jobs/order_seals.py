@@ -43,11 +43,17 @@ class PartitionFacts(NamedTuple):
 def streams(rows: DataFrame) -> DataFrame:
     """One row for each producer of each partition: how much it wrote there, and from where to where."""
     return rows.groupBy("partition", "broker_group", "producer_id").agg(
-        F.count("*").alias("messages"), F.min("sequence").alias("first"), F.max("sequence").alias("last"),
-        F.min("entry").alias("first_entry"), F.max("entry").alias("last_entry"),
-        F.min("append_ms").alias("first_append_ms"), F.max("append_ms").alias("last_append_ms"),
-        F.count_if("is_bent").alias("bent"), F.count_if("is_carried").alias("carried"), F.count_if(F.col("key").isNull()).alias("keyless"),
-    )  # fmt: skip
+        F.count("*").alias("messages"),
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.min("entry").alias("first_entry"),
+        F.max("entry").alias("last_entry"),
+        F.min("append_ms").alias("first_append_ms"),
+        F.max("append_ms").alias("last_append_ms"),
+        F.count_if("is_bent").alias("bent"),
+        F.count_if("is_carried").alias("carried"),
+        F.count_if(F.col("key").isNull()).alias("keyless"),
+    )
 
 
 def partition_facts(streamed: DataFrame) -> list[PartitionFacts]:

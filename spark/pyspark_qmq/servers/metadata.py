@@ -135,4 +135,3 @@ def parse_servers(servers: str) -> list[str]:
     if not addresses:
         raise InvalidArgument("name at least one metaserver as host:port")
     return addresses
-

@@ -20,9 +20,11 @@ _R = TypeVar("_R")
 def patiently(act: Callable[[], _R], retry_ms: int) -> _R:
     """Try again while it raises Unavailable, with growing pauses and jitter, for `retry_ms`; then raise the last of these."""
     retrying = Retrying(
-        retry=retry_if_exception_type(Unavailable), stop=stop_after_delay(retry_ms / 1000), reraise=True,
+        retry=retry_if_exception_type(Unavailable),
+        stop=stop_after_delay(retry_ms / 1000),
+        reraise=True,
         wait=wait_random_exponential(multiplier=PAUSE_S_MIN, max=PAUSE_S_MAX),
-    )  # fmt: skip
+    )
     return retrying(act)
 
 

@@ -28,6 +28,7 @@ from qmq.wire.frame import FrameKind
 FETCH_BYTES: Final = 2 * limits.MIB
 """What one request asks for: more was no faster, and holds the broker up for longer."""
 
+
 class PieceReader:
     """Reads one piece. `skips_lost`: what retention took is passed over instead of raised."""
 
@@ -110,8 +111,17 @@ def fetch_of(piece: Piece, selection: Selection, sequence: int) -> wire.Fetch:
     if len(tags_any) + len(tags_all) > limits.FETCH_TAGS_MAX:
         tags_any, tags_all = [], []
     return wire.Fetch(
-        queue.subject, queue.partition, sequence, piece.end, 0, FETCH_BYTES, tags_any, tags_all, lps, int(selection.with_directed),
-    )  # fmt: skip
+        queue.subject,
+        queue.partition,
+        sequence,
+        piece.end,
+        0,
+        FETCH_BYTES,
+        tags_any,
+        tags_all,
+        lps,
+        int(selection.with_directed),
+    )
 
 
 def numbers_of(queue: QueueKey, since_ms: int = 0) -> wire.Fetch:

@@ -1,6 +1,6 @@
 """Loads and packets: the rows of a chunk that go to one subject, and those of them that go to one queue. Pure.
 
-    chunk  1 ── n  load (a subject, at once or delayed)  1 ── n  packet (a queue, one batch)
+chunk  1 ── n  load (a subject, at once or delayed)  1 ── n  packet (a queue, one batch)
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ class Load:
             return None if column is None else column[chosen]
 
         size = max(self.size * len(chosen) // len(self.rows), 1)
-        return Load(
-            self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.dues)
-        )
+        return Load(self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.dues))
 
     @classmethod
     def join(cls, pieces: list[Load]) -> Load:
@@ -72,9 +70,7 @@ class Load:
 
         first = pieces[0]
         size = sum(each.size for each in pieces)
-        return cls(
-            first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("dues")
-        )
+        return cls(first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("dues"))
 
 
 @dataclass(slots=True, eq=False)

@@ -30,8 +30,15 @@ from qmq.errors import InvalidArgument
 from qmq.model import check_name
 
 NAMES: Final = (
-    "qmq.servers", "subject", "topic", "createSubject", "qmq.txnId", "qmq.retryMs", "qmq.compression", "qmq.batchMessages",
-)  # fmt: skip
+    "qmq.servers",
+    "subject",
+    "topic",
+    "createSubject",
+    "qmq.txnId",
+    "qmq.retryMs",
+    "qmq.compression",
+    "qmq.batchMessages",
+)
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
 """What Spark's own methods put among the options."""
 RETRY_MS: Final = 60_000
@@ -65,9 +72,14 @@ class SinkOptions:
         if "path" in given:
             raise InvalidArgument('rows are written to brokers: .save() without a path, and .option("qmq.servers", ...)')
         return cls(
-            given["qmq.servers"], _subject(given), _flag(given), _txn_id(given), _number(given, "qmq.retryMs", 0, RETRY_MS),
-            _compression(given), _number(given, "qmq.batchMessages", 1, BATCH_MESSAGES, limits.BATCH_MESSAGES_MAX),
-        )  # fmt: skip
+            given["qmq.servers"],
+            _subject(given),
+            _flag(given),
+            _txn_id(given),
+            _number(given, "qmq.retryMs", 0, RETRY_MS),
+            _compression(given),
+            _number(given, "qmq.batchMessages", 1, BATCH_MESSAGES, limits.BATCH_MESSAGES_MAX),
+        )
 
 
 def _subject(given: Mapping[str, str]) -> str:

@@ -40,9 +40,18 @@ def encode(
     body_bytes, bodies = columns.bodies(compression if load.dues is None else Compression.NONE)
     subject = to.subject.encode()
     header = REGION.pack(
-        writer.producer_id(to), packet.number, flags_of(packet, is_ordered=is_ordered), len(load.rows), create_time_ms, columns.present,
-        to.partition, body_bytes, len(subject), compression if load.dues is None else Compression.NONE, 0,
-    )  # fmt: skip
+        writer.producer_id(to),
+        packet.number,
+        flags_of(packet, is_ordered=is_ordered),
+        len(load.rows),
+        create_time_ms,
+        columns.present,
+        to.partition,
+        body_bytes,
+        len(subject),
+        compression if load.dues is None else Compression.NONE,
+        0,
+    )
     region = b"".join([header, padded(subject), *columns.buffers, *bodies])
     return sent_envelope(region), region
 

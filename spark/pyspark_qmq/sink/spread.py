@@ -41,8 +41,13 @@ class Spread:
     ) -> None:
         self.stored = self.found = self.batches = 0
         self._subject, self._writer, self._retry_s, self._is_delayed, self._home, self._rest_s = (
-            subject, writer, retry_s, is_delayed, home, rest,
-        )  # fmt: skip
+            subject,
+            writer,
+            retry_s,
+            is_delayed,
+            home,
+            rest,
+        )
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
         self._runs: dict[int, int] = {}

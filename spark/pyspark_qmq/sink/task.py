@@ -85,9 +85,15 @@ class Task:
     """See the module. Made for one task, run once."""
 
     def __init__(
-        self, cluster: Place, writer: Writer, fields: Fields, options: SinkOptions, *, clock: Callable[[], float] = time.monotonic,
+        self,
+        cluster: Place,
+        writer: Writer,
+        fields: Fields,
+        options: SinkOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cluster, self._writer, self._fields, self._options = cluster, writer, fields, options
         self._clock, self._time_ms = clock, time_ms
         self._retry_s = options.retry_ms / 1000
@@ -214,9 +220,13 @@ class Task:
     def _send(self, packet: Packet) -> None:
         if packet.encoded is None:
             packet.encoded = regions.encode(
-                packet, self._writer, self._fields, now_ms=self._time_ms(), is_ordered=self._kinds[packet.to.subject] > 0,
+                packet,
+                self._writer,
+                self._fields,
+                now_ms=self._time_ms(),
+                is_ordered=self._kinds[packet.to.subject] > 0,
                 compression=self._options.compression,
-            )  # fmt: skip
+            )
         try:
             self._carrier(packet.to).send(packet, packet.encoded)
         except QmqError as failure:

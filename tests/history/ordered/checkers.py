@@ -93,9 +93,15 @@ class OrderedReport:
 
 
 def check_ordered(
-    events: Iterable[Operation] | OrderedHistory, *, drained: bool, groups: Collection[str] = (), strict: Collection[str] = (),
-    latest: Collection[str] = (), slow_ns: int = SLOW_NS, after_ns: int = AFTER_NS,
-) -> OrderedReport:  # fmt: skip
+    events: Iterable[Operation] | OrderedHistory,
+    *,
+    drained: bool,
+    groups: Collection[str] = (),
+    strict: Collection[str] = (),
+    latest: Collection[str] = (),
+    slow_ns: int = SLOW_NS,
+    after_ns: int = AFTER_NS,
+) -> OrderedReport:
     """Every checker over one history.
 
     `drained`: consumers went on until nothing came, so everything acknowledged must have been given and settled. `groups` must see

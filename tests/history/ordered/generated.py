@@ -230,10 +230,17 @@ class Subject:
         if handed:
             self.write(
                 Deliver(
-                    process=lane.consumer, type="ok", group=lane.group, partition=lane.log.part.number, first=lane.lps.start,
-                    end=lane.lps.stop, token=lane.token, version=lane.log.since, handed=handed,
+                    process=lane.consumer,
+                    type="ok",
+                    group=lane.group,
+                    partition=lane.log.part.number,
+                    first=lane.lps.start,
+                    end=lane.lps.stop,
+                    token=lane.token,
+                    version=lane.log.since,
+                    handed=handed,
                 )
-            )  # fmt: skip
+            )
 
     def settle(self) -> None:
         """Some messages in hand are done: from the oldest on, so that keys keep their order."""
@@ -249,10 +256,15 @@ class Subject:
             self.settled[lane.group].update((number, at) for at in chosen)
         self.write(
             Settle(
-                process=lane.consumer, type="fail" if lane.is_lost else "ok", group=lane.group, partition=number, token=lane.token,
-                sequences=tuple(chosen), began_ns=10 * len(self.lines) + 9,
+                process=lane.consumer,
+                type="fail" if lane.is_lost else "ok",
+                group=lane.group,
+                partition=number,
+                token=lane.token,
+                sequences=tuple(chosen),
+                began_ns=10 * len(self.lines) + 9,
             )
-        )  # fmt: skip
+        )
 
     def die(self) -> None:
         """A consumer dies, perhaps behind an acknowledgement that nobody heard of. Its grant ends in time."""

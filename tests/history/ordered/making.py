@@ -46,9 +46,18 @@ def put(
 
 
 def give(
-    names: str, *, part: int = 1, token: int = 1, by: str = "c1", group: str = "g", lps: tuple[int, int] = (0, LPS), version: int = 1,
-    sent_by: str = "p1", attempt: int = 1, id: int | None = None,
-) -> list[Operation]:  # fmt: skip
+    names: str,
+    *,
+    part: int = 1,
+    token: int = 1,
+    by: str = "c1",
+    group: str = "g",
+    lps: tuple[int, int] = (0, LPS),
+    version: int = 1,
+    sent_by: str = "p1",
+    attempt: int = 1,
+    id: int | None = None,
+) -> list[Operation]:
     """`give("d1@0 d2@1")`: messages at sequences of a partition, all in one lane."""
     found = [each.split("@") for each in names.split()]
     handed = tuple(
@@ -56,10 +65,8 @@ def give(
         for name, at in found
     )
     return [
-        Deliver(
-            process=by, type="ok", group=group, partition=part, first=lps[0], end=lps[1], token=token, version=version, handed=handed
-        )
-    ]  # fmt: skip
+        Deliver(process=by, type="ok", group=group, partition=part, first=lps[0], end=lps[1], token=token, version=version, handed=handed)
+    ]
 
 
 def done(
@@ -80,9 +87,15 @@ def through(
 
 
 def route(
-    version: int, parts: str, *, sources: Iterable[int] = (), sealed: str = "", fenced: Iterable[int] = (), began_ns: int | None = None,
+    version: int,
+    parts: str,
+    *,
+    sources: Iterable[int] = (),
+    sealed: str = "",
+    fenced: Iterable[int] = (),
+    began_ns: int | None = None,
     published_ns: int | None = None,
-) -> list[Operation]:  # fmt: skip
+) -> list[Operation]:
     """`route(2, "2:0-4@b1 3:4-8@b2", sources=[1], sealed="1:17")`."""
     found = []
     for text in parts.split():
@@ -93,10 +106,18 @@ def route(
     seals = tuple(Sealed(*map(int, each.split(":"))) for each in sealed.split())
     return [
         Rerouted(
-            process="nemesis", type="ok", version=version, logical_partitions=LPS, partitions=tuple(found), sources=tuple(sources),
-            sealed=seals, fenced=tuple(fenced), began_ns=began_ns, published_ns=published_ns,
+            process="nemesis",
+            type="ok",
+            version=version,
+            logical_partitions=LPS,
+            partitions=tuple(found),
+            sources=tuple(sources),
+            sealed=seals,
+            fenced=tuple(fenced),
+            began_ns=began_ns,
+            published_ns=published_ns,
         )
-    ]  # fmt: skip
+    ]
 
 
 def outage(broker_group: str, since_ns: int, until_ns: int) -> list[Operation]:

@@ -72,9 +72,14 @@ def test_a_history_that_proves_nothing_is_refused(events: list[Operation], told:
 
 def test_late_and_repeated_deliveries_are_counted() -> None:
     events = lines(
-        ONE, put("d1 d2", at="1:0 1:1"), give("d1@0"), give("d1@0 d2@1", token=2, by="c2"), give("d2@1"), done("0 1", end="fail"),
+        ONE,
+        put("d1 d2", at="1:0 1:1"),
+        give("d1@0"),
+        give("d1@0 d2@1", token=2, by="c2"),
+        give("d2@1"),
+        done("0 1", end="fail"),
         done("0 1", token=2, by="c2"),
-    )  # fmt: skip
+    )
     counts = check_ordered(events, drained=True).counts
     assert (counts["deliveries"], counts["repeated"], counts["late"]) == (4, 2, 1)
 
@@ -215,8 +220,10 @@ def lp_of(history: OrderedHistory, key: str) -> int:
 
 def test_an_outage_is_known_by_its_number() -> None:
     """Two at a time, ended in another order than they began."""
-    both = [Outage(process="n", type=kind, broker_group=group, op=op, t_ns=at) for kind, group, op, at in
-            (("invoke", "b1", 1, 5), ("invoke", "b2", 2, 6), ("ok", "b1", 1, 7), ("ok", "b2", 2, 9))]  # fmt: skip
+    both = [
+        Outage(process="n", type=kind, broker_group=group, op=op, t_ns=at)
+        for kind, group, op, at in (("invoke", "b1", 1, 5), ("invoke", "b2", 2, 6), ("ok", "b1", 1, 7), ("ok", "b2", 2, 9))
+    ]
     assert OrderedHistory([*lines(ONE), *both]).outages == [("b1", 5, 7, "outage"), ("b2", 6, 9, "outage")]
 
 

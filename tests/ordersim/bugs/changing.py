@@ -76,9 +76,7 @@ _advance = advancing.advance
 _is_finished = Queue.is_finished
 
 
-def _on_first_source(
-    frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None
-) -> Frontier:
+def _on_first_source(frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None) -> Frontier:
     """As soon as one source of a change is finished, all are taken to be."""
 
     def any_finished(number: int, lps: Any) -> bool:

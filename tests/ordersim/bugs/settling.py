@@ -32,9 +32,11 @@ def _do_not_tell(self: Lanes, queue: Any, group: str, token: int) -> None:
 
 plant(
     "let a zombie's verdicts count",
-    (LaneShare, "holder", _find_void), (LaneShare, "_release", _keep_void), (Lanes, "forget", _do_not_tell),
+    (LaneShare, "holder", _find_void),
+    (LaneShare, "_release", _keep_void),
+    (Lanes, "forget", _do_not_tell),
     (lanes_module, "_APPLY", {**lanes_module._APPLY, lanes_module.LaneRelease: _keep_void}),
-)  # fmt: skip
+)
 
 
 def _done_everywhere(self: LaneShare, action: Any) -> int:
@@ -50,7 +52,7 @@ def _done_everywhere(self: LaneShare, action: Any) -> int:
 plant(
     "count as done what is another lane's",
     (lanes_module, "_APPLY", {**lanes_module._APPLY, lanes_module.LaneDone: _done_everywhere}),
-)  # fmt: skip
+)
 
 
 def _settle_at_once(self: LaneCore, cell: Cell) -> bool:

@@ -79,9 +79,17 @@ class World:
         return wire.unpack_produced(answer.payload)[0]
 
     async def attach(
-        self, lps: LpRange = WHOLE, *, consumer: str = "c1", group: str = "g", partition: int = 1, version: int = 1, token: int = 0,
-        incarnation: str = "life", lease_ms: int = 30_000,
-    ) -> LaneAttached:  # fmt: skip
+        self,
+        lps: LpRange = WHOLE,
+        *,
+        consumer: str = "c1",
+        group: str = "g",
+        partition: int = 1,
+        version: int = 1,
+        token: int = 0,
+        incarnation: str = "life",
+        lease_ms: int = 30_000,
+    ) -> LaneAttached:
         request = wire.LaneAttach(SUBJECT, partition, group, consumer, incarnation, lps.first, lps.end, version, token, lease_ms)
         answer = await self.connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=10)
         return LaneAttached.unpack(answer.payload)

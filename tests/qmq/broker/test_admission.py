@@ -35,9 +35,14 @@ class World:
     def batch(self, number: int, body: bytes = b"x", *, queue: Queue | None = None, flags: int = 0) -> Intake:
         queue = queue or self.ordered
         envelope, region = encode(
-            queue.id.subject.encode(), Columns([body]), producer_id=7, batch_sequence=number, create_time_ms=1, flags=flags,
+            queue.id.subject.encode(),
+            Columns([body]),
+            producer_id=7,
+            batch_sequence=number,
+            create_time_ms=1,
+            flags=flags,
             partition=queue.id.partition,
-        )  # fmt: skip
+        )
         return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
 
     def write(self, *batches: Intake) -> list[int]:

@@ -165,10 +165,16 @@ def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(store: Store,
 @pytest.mark.parametrize(
     "headers",
     [
-        None, [{}, {}], [{"x": b"a"}, {"qmq-group": b"a"}], [{"qmq-group": b"a"}, {"x": b"a"}],
-        [{"qmq-group": b"a"}, {"qmq-group": b"b"}], [{"qmq-group": b""}] * 2, [{"qmq-group": b"\xff"}] * 2, [{"qmq-group": b"a b"}] * 2,
+        None,
+        [{}, {}],
+        [{"x": b"a"}, {"qmq-group": b"a"}],
+        [{"qmq-group": b"a"}, {"x": b"a"}],
+        [{"qmq-group": b"a"}, {"qmq-group": b"b"}],
+        [{"qmq-group": b""}] * 2,
+        [{"qmq-group": b"\xff"}] * 2,
+        [{"qmq-group": b"a b"}] * 2,
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dues", [None, [5, 6]])
 def test_a_directed_batch_that_does_not_say_for_whom_is_refused_everywhere(
     queue: Queue, headers: list[Mapping[str, bytes]] | None, dues: list[int] | None

@@ -23,10 +23,13 @@ def store(tmp_path: Path) -> Store:
     found = open_store(tmp_path / "store", LogConfig(), ManualClock())
     queue = found.open_queue("s", 0)
     own = [{headers.GROUP: b"g", headers.ATTEMPT: b"%d" % times} for times in (4, 1)]
-    found.append([
-        intake(queue, [b"a", b"b", b"c"], number=0), intake(queue, [b"d", b"e"], number=1, flags=BatchFlag.DIRECTED, headers=own),
-        intake(queue, [b"f", b"g"], number=2),
-    ])  # fmt: skip
+    found.append(
+        [
+            intake(queue, [b"a", b"b", b"c"], number=0),
+            intake(queue, [b"d", b"e"], number=1, flags=BatchFlag.DIRECTED, headers=own),
+            intake(queue, [b"f", b"g"], number=2),
+        ]
+    )
     return found
 
 

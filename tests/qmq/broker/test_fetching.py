@@ -46,9 +46,16 @@ class Reader:
             self.node.broker.commit(store.index)
 
     async def fetch(
-        self, sequence: int = 0, *, subject: str = "s", partition: int = 0, until: int = FOREVER, since_ms: int = 0,
-        bytes_max: int = 1 << 20, **selection: Any,
-    ) -> tuple[wire.Fetched, list[BatchView]]:  # fmt: skip
+        self,
+        sequence: int = 0,
+        *,
+        subject: str = "s",
+        partition: int = 0,
+        until: int = FOREVER,
+        since_ms: int = 0,
+        bytes_max: int = 1 << 20,
+        **selection: Any,
+    ) -> tuple[wire.Fetched, list[BatchView]]:
         wanted: dict[str, Any] = {"tags_any": [], "tags_all": [], "lps": [], "directed": 0, **selection}
         request = wire.Fetch(subject, partition, sequence, until, since_ms, bytes_max, **wanted)
         answer = await self.connection.call(FrameKind.FETCH, request.pack(), timeout_s=10)
@@ -398,7 +405,5 @@ async def test_a_producer_of_an_ordered_subject_that_was_silent_goes_on_with_its
 
 async def produce_again(w: World, number: int) -> wire.Produced:
     columns = Columns([b"k/%d/0" % number], keys=[b"k"], logical_partitions=[logical_partition(b"k", COUNT)])
-    batch = encode(
-        SUBJECT.encode(), columns, producer_id=7, batch_sequence=number, create_time_ms=1, partition=1, flags=BatchFlag.AGAIN
-    )
+    batch = encode(SUBJECT.encode(), columns, producer_id=7, batch_sequence=number, create_time_ms=1, partition=1, flags=BatchFlag.AGAIN)
     return wire.unpack_produced((await w.connection.call(FrameKind.PRODUCE, b"".join(batch), timeout_s=10)).payload)[0]

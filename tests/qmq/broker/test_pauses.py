@@ -30,9 +30,11 @@ _R = TypeVar("_R")
 
 WAIT_MS, LEASE_MS = 20_000, 1_000
 KINDS = [
-    Whom(PauseKind.GROUP, SUBJECT, "g"), Whom(PauseKind.GROUP, EVERY, "g"), Whom(PauseKind.CONSUMER, SUBJECT, "g", "c1"),
+    Whom(PauseKind.GROUP, SUBJECT, "g"),
+    Whom(PauseKind.GROUP, EVERY, "g"),
+    Whom(PauseKind.CONSUMER, SUBJECT, "g", "c1"),
     Whom(PauseKind.CLIENT, name="test"),
-]  # fmt: skip
+]
 
 
 async def pause(node: Node, whom: Whom) -> None:

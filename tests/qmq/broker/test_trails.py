@@ -176,9 +176,7 @@ async def test_a_dead_letter_is_found_beside_its_message(node: Node, mq: qmq.Cli
     assert [each.subject for each in (found.message, *found.others)] == ["s", "%dlq%g"]
 
 
-async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consumer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         waiting = await mq.send("s", b"later", delay=timedelta(days=3))
         for text in (str(waiting.id), str(waiting.delayed_id)):

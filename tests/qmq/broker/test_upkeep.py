@@ -46,9 +46,7 @@ Served = tuple[Broker, DataServer, list[BaseException]]
 
 
 @asynccontextmanager
-async def served(
-    folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int
-) -> AsyncIterator[Served]:
+async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int) -> AsyncIterator[Served]:
     """A broker alone, with its data port, and what was fatal to it."""
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)

@@ -118,9 +118,15 @@ def route(version: int, *places: pb.OrderedPartition, fenced: tuple[int, ...] = 
 
 def status(number: int, group: str, *, start: int = 0, end: int = 100, rate: float = 0.0, **fields: Any) -> control.PartitionStatus:
     return control.PartitionStatus(
-        subject="orders", partition=number, broker_group=group, start_sequence=start, next_sequence=end, stored_bytes=10 * (end - start),
-        messages_per_s=rate, **fields,
-    )  # fmt: skip
+        subject="orders",
+        partition=number,
+        broker_group=group,
+        start_sequence=start,
+        next_sequence=end,
+        stored_bytes=10 * (end - start),
+        messages_per_s=rate,
+        **fields,
+    )
 
 
 def done(first: int, end: int, before: int, *, is_finished: bool = False) -> control.LaneProgress:
@@ -141,9 +147,11 @@ def group(name: str, version: int, *partitions: control.PartitionStatus, **field
 
 def described(version: int = 1, places: tuple[pb.OrderedPartition, ...] = PLACES, **fields: Any) -> pb.DescribeRouteResponse:
     known = {
-        "settings": settings(), "route": route(version, *places), "latest_version": version,
+        "settings": settings(),
+        "route": route(version, *places),
+        "latest_version": version,
         "partitions": [status(each.number, each.broker_group) for each in places],
-    }  # fmt: skip
+    }
     return pb.DescribeRouteResponse(**(known | fields))
 
 

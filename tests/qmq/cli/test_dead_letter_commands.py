@@ -50,8 +50,10 @@ async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_cho
         assert (queue["group"], queue["messages"], queue["waiting"]) == ("billing", 3, 3)
         shown = await said(node, "dlq", "show", "billing")
         assert [(each["body"], each["subject"], each["error"], each["attempts"]) for each in shown] == [
-            ("a", "orders", "no such customer", 1), ("b", "orders", "no such customer", 1), ("c", "payments", "card expired", 1),
-        ]  # fmt: skip
+            ("a", "orders", "no such customer", 1),
+            ("b", "orders", "no such customer", 1),
+            ("c", "payments", "card expired", 1),
+        ]
         assert (shown[0]["id"], shown[0]["key"], shown[0]["headers"]) == (first[0], "k", {"trace": "t"})
         assert [each["body"] for each in await said(node, "dlq", "show", "billing", "--subject", "payments")] == ["c"]
         assert await said(node, "dlq", "replay", "billing", "--id", first[1], "--dry-run") == [{"group": "billing", "messages": 1}]
@@ -81,9 +83,20 @@ async def test_no_other_group_sees_a_replayed_message(node: Node) -> None:
 
 def letter(**given: Any) -> DeadLetter:
     found = {
-        "group": "g", "subject": "s", "broker_group": "b", "sequence": 1, "id": MessageId(1, 2, 3), "attempts": 5, "error": "boom",
-        "dead_ms": 1_000, "create_time_ms": 1, "key": None, "tags": (), "headers": {}, "body": b"",
-    }  # fmt: skip
+        "group": "g",
+        "subject": "s",
+        "broker_group": "b",
+        "sequence": 1,
+        "id": MessageId(1, 2, 3),
+        "attempts": 5,
+        "error": "boom",
+        "dead_ms": 1_000,
+        "create_time_ms": 1,
+        "key": None,
+        "tags": (),
+        "headers": {},
+        "body": b"",
+    }
     return DeadLetter(**{**found, **given})
 
 

@@ -37,9 +37,17 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def message(number: int = 2, **fields: Any) -> pb.DelayedMessage:
     known = {
-        "id": str(DelayedId(MessageId(7, 1, number), NOW_MS, 1, "d1")), "subject": "orders", "message_id": str(MessageId(7, 1, number)),
-        "due_ms": NOW_MS, "create_time_ms": 5, "key": b"N14228", "tags": ["a", "b"], "state": "pending", "group": "d1", "body_bytes": 5,
-    }  # fmt: skip
+        "id": str(DelayedId(MessageId(7, 1, number), NOW_MS, 1, "d1")),
+        "subject": "orders",
+        "message_id": str(MessageId(7, 1, number)),
+        "due_ms": NOW_MS,
+        "create_time_ms": 5,
+        "key": b"N14228",
+        "tags": ["a", "b"],
+        "state": "pending",
+        "group": "d1",
+        "body_bytes": 5,
+    }
     return pb.DelayedMessage(**(known | fields))
 
 
@@ -54,8 +62,15 @@ def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(meta: Fa
     meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(2), message(3, key=b"\x00", cron="0 9 * * *", zone="UTC")])
     first, second = qmq.json("delay", "list", "orders")
     assert first == {
-        "due": DUE, "subject": "orders", "key": "N14228", "tags": ["a", "b"], "bytes": 5, "cron": "", "zone": "", "id": ID,
-    }  # fmt: skip
+        "due": DUE,
+        "subject": "orders",
+        "key": "N14228",
+        "tags": ["a", "b"],
+        "bytes": 5,
+        "cron": "",
+        "zone": "",
+        "id": ID,
+    }
     assert (second["key"], second["cron"], second["zone"]) == ("hex:00", "0 9 * * *", "UTC")
     (request,) = meta.requests("ListDelayed")
     assert (request.subject, request.from_ms, request.to_ms, request.after) == ("orders", 0, 0, "")
@@ -63,9 +78,7 @@ def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(meta: Fa
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])
-def test_no_id_is_cut_in_a_list_however_narrow_it_is(
-    meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_no_id_is_cut_in_a_list_however_narrow_it_is(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(output.console, "width", width)
     meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(cron="0 9 * * *", zone="Europe/Warsaw", tags=[])])
     lines = [line for line in qmq.text("delay", "list").splitlines() if line.strip()]
@@ -130,10 +143,22 @@ def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> N
         headers=headers, body="für".encode(), body_bytes=4, state="planned", cron="0 9 * * *", zone="Europe/Warsaw"
     )
     assert qmq.json("delay", "show", ID) == {
-        "id": ID, "subject": "orders", "state": "planned", "due": DUE, "cron": "0 9 * * *", "zone": "Europe/Warsaw",
-        "message_id": str(MessageId(7, 1, 2)), "created": "1970-01-01T00:00:00.005+00:00", "delay_group": "d1", "key": "N14228",
-        "tags": ["a", "b"], "headers": {"who": "me", "raw": "hex:ff"}, "body_bytes": 4, "body": "für", "body_base64": "ZsO8cg==",
-    }  # fmt: skip
+        "id": ID,
+        "subject": "orders",
+        "state": "planned",
+        "due": DUE,
+        "cron": "0 9 * * *",
+        "zone": "Europe/Warsaw",
+        "message_id": str(MessageId(7, 1, 2)),
+        "created": "1970-01-01T00:00:00.005+00:00",
+        "delay_group": "d1",
+        "key": "N14228",
+        "tags": ["a", "b"],
+        "headers": {"who": "me", "raw": "hex:ff"},
+        "body_bytes": 4,
+        "body": "für",
+        "body_base64": "ZsO8cg==",
+    }
     shown = qmq.text("delay", "show", ID)
     for text in (ID, "planned", DUE, "who: me", "raw: hex:ff", "für"):
         assert text in shown, text
@@ -209,9 +234,7 @@ def test_a_message_is_moved_to_a_time_or_by_a_duration_from_where_it_is(
     planned = qmq.json("delay", "move", ID, *words, "--dry-run")
     assert meta.requests("MoveDelayed") == []
     moved = qmq.json("delay", "move", ID, *words)
-    assert moved == planned == [
-        {"id": ID, "subject": "orders", "from": "2026-11-21T18:20:00.000+00:00", "to": moved[0]["to"]}
-    ]  # fmt: skip
+    assert moved == planned == [{"id": ID, "subject": "orders", "from": "2026-11-21T18:20:00.000+00:00", "to": moved[0]["to"]}]
     assert ms(moved[0]["to"]) == due_ms
     (request,) = meta.requests("MoveDelayed")
     assert (request.id, request.due_ms) == (ID, due_ms)
@@ -242,12 +265,19 @@ THIS_HOUR = NOW_MS - 20 * 60_000
 def description(group: str, *buckets: tuple[int, int], **fields: Any) -> pb.DelayDescription:
     """Buckets: (hours from now, pending)."""
     known = {
-        "group": group, "replica": f"{group}-a", "pending": sum(pending for _, pending in buckets), "time_ms": NOW_MS,
-        "horizon_ms": NOW_MS + HOUR, "wheel_messages": 5, "wheel_bytes": 3 << 20, "lateness_p50_ms": 250, "lateness_p99_ms": 490,
+        "group": group,
+        "replica": f"{group}-a",
+        "pending": sum(pending for _, pending in buckets),
+        "time_ms": NOW_MS,
+        "horizon_ms": NOW_MS + HOUR,
+        "wheel_messages": 5,
+        "wheel_bytes": 3 << 20,
+        "lateness_p50_ms": 250,
+        "lateness_p99_ms": 490,
         "buckets": [
             pb.DelayBucket(start_ms=THIS_HOUR + hours * HOUR, messages=pending + 1, pending=pending, **BUCKET) for hours, pending in buckets
         ],
-    }  # fmt: skip
+    }
     return pb.DelayDescription(**(known | fields))
 
 
@@ -268,16 +298,32 @@ def test_stats_tell_machines_everything_that_the_groups_say(meta: FakeMeta, qmq:
     assert (found["time"], found["pending"], found["silent_groups"]) == (DUE, 1554, {"d3": "delay group 'd3' has no master"})
     first, second = found["groups"]
     assert first.pop("buckets")[1] == {
-        "from": "2026-11-21T13:00:00.000+00:00", "to": "2026-11-21T14:00:00.000+00:00", "messages": 1001, "pending": 1000, "bytes": 100,
-    }  # fmt: skip
+        "from": "2026-11-21T13:00:00.000+00:00",
+        "to": "2026-11-21T14:00:00.000+00:00",
+        "messages": 1001,
+        "pending": 1000,
+        "bytes": 100,
+    }
     assert first == {
-        "delay_group": "d1", "master": "d1-a", "pending": 1053, "waiting": 3, "planned": 2, "delivered": 77, "lateness_p50_ms": 250,
-        "lateness_p99_ms": 490, "wheel_messages": 5, "wheel_bytes": 3 << 20, "horizon": "2026-11-21T14:20:00.000+00:00", "time": DUE,
-        "clock_step_ms": 0, "troubles": [],
-    }  # fmt: skip
+        "delay_group": "d1",
+        "master": "d1-a",
+        "pending": 1053,
+        "waiting": 3,
+        "planned": 2,
+        "delivered": 77,
+        "lateness_p50_ms": 250,
+        "lateness_p99_ms": 490,
+        "wheel_messages": 5,
+        "wheel_bytes": 3 << 20,
+        "horizon": "2026-11-21T14:20:00.000+00:00",
+        "time": DUE,
+        "clock_step_ms": 0,
+        "troubles": [],
+    }
     assert (second["clock_step_ms"], second["troubles"]) == (
-        -12, [{"subject": "gone", "waiting": 7, "reason": "[E105] there is no subject 'gone'"}],
-    )  # fmt: skip
+        -12,
+        [{"subject": "gone", "waiting": 7, "reason": "[E105] there is no subject 'gone'"}],
+    )
     bars = found["histogram"]
     assert (bars["late"], bars["hours"][0]["pending"], len(bars["hours"]), len(bars["days"])) == (3, 1500, 24, 30)
     assert sum(each["pending"] for name in ("hours", "days", "months") for each in bars[name]) == 1551
@@ -302,9 +348,7 @@ def test_stats_show_people_what_is_due_when_and_what_is_wrong(meta: FakeMeta, qm
         assert text in shown, text
 
 
-def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(
-    meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.console, "width", 80)
     large = description("d1", (0, 10_000_000), waiting=20_000, planned=20_000, delivered=600_000, wheel_messages=16_000_000)
     meta.answers["DescribeDelays"] = meta_pb2.DescribeDelaysResponse(delays=[large])

@@ -26,8 +26,11 @@ def test_hours_days_and_calendar_months_adjoin() -> None:
     assert [bar.end for bar in bars[:-1]] == [bar.start for bar in bars[1:]]
     assert (len(found.hours), len(found.days)) == (HOURS, DAYS)
     assert [f"{bar.start:%d %H:%M}" for bar in (found.hours[0], found.hours[-1], found.days[0], found.days[1])] == [
-        "21 13:00", "22 12:00", "22 13:00", "23 00:00",
-    ]  # fmt: skip
+        "21 13:00",
+        "22 12:00",
+        "22 13:00",
+        "23 00:00",
+    ]
     assert [f"{bar.start:%Y-%m-%d}" for bar in found.months[:3]] == ["2026-12-22", "2027-01-01", "2027-02-01"]
     assert (found.months[-1].start, found.months[-1].pending) == (datetime(2028, 11, 1, tzinfo=UTC), 1)
 
@@ -91,8 +94,12 @@ def test_long_gaps_are_folded_and_the_empty_end_is_left_out(counts: tuple[int, .
 
 def test_bars_are_drawn_to_the_scale_of_the_largest() -> None:
     assert draw(bars(1000, 500, 1, 0, 0, 0, 250), "%H:%M", 19).plain.split("\n") == [
-        "00:00 1,000 ███████", "01:00   500 ███▌", "02:00     1 ▏", "    …", "06:00   250 █▊",
-    ]  # fmt: skip
+        "00:00 1,000 ███████",
+        "01:00   500 ███▌",
+        "02:00     1 ▏",
+        "    …",
+        "06:00   250 █▊",
+    ]
 
 
 @given(st.integers(0, 10**12), st.integers(1, 10**12), st.integers(1, 100))

@@ -27,10 +27,16 @@ HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"
 @pytest.mark.parametrize(
     ("hostile", "shown"),
     [
-        (CLIPBOARD, HARMLESS), ("a\u202eb", "a\\u202eb"), ("a\ud800b", "a\\ud800b"), ("\x9b31m", "\\x9b31m"), ("\U000e0041", "\\U000e0041"),
-        ("Grüße, 世界\n\tπ", "Grüße, 世界\n\tπ"), ("a\r\x00", "a\\x0d\\x00"), ("\u2028", "\\u2028"),
+        (CLIPBOARD, HARMLESS),
+        ("a\u202eb", "a\\u202eb"),
+        ("a\ud800b", "a\\ud800b"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\U000e0041", "\\U000e0041"),
+        ("Grüße, 世界\n\tπ", "Grüße, 世界\n\tπ"),
+        ("a\r\x00", "a\\x0d\\x00"),
+        ("\u2028", "\\u2028"),
     ],
-)  # fmt: skip
+)
 def test_control_and_format_characters_become_escapes(hostile: str, shown: str) -> None:
     assert visible(hostile) == shown
 
@@ -64,9 +70,17 @@ def test_a_body_is_raw_only_where_no_terminal_reads_it() -> None:
     assert Form(is_raw=True).line(message, {}) == message.body
     assert Form(is_raw=False).line(message, {}) == HARMLESS.encode() + b"\\xff"
     more: Any = SimpleNamespace(
-        body=message.body, sequence=0, id="x", key=None, tags=(), headers={}, attempt=1, create_time_ms=0, append_time_ms=0,
+        body=message.body,
+        sequence=0,
+        id="x",
+        key=None,
+        tags=(),
+        headers={},
+        attempt=1,
+        create_time_ms=0,
+        append_time_ms=0,
         at=datetime.now(UTC),
-    )  # fmt: skip
+    )
     line = Form(as_json=True).line(more, {})
     assert b"\x1b" not in line
     assert json.loads(line)["body"].startswith(CLIPBOARD)

@@ -22,9 +22,17 @@ ID = MessageId((NOW - 5_000) << 20, 1, 2)
 
 def place(**fields: Any) -> control.StoredMessage:
     known = {
-        "subject": "orders", "broker_group": "g1", "sequence": 4711, "message_id": str(ID), "key": b"k1", "tags": ["new"],
-        "headers": [control.Header(name="h", value=b"v")], "body": b'{"a":1}', "create_time_ms": NOW - 20, "append_time_ms": NOW - 10,
-    }  # fmt: skip
+        "subject": "orders",
+        "broker_group": "g1",
+        "sequence": 4711,
+        "message_id": str(ID),
+        "key": b"k1",
+        "tags": ["new"],
+        "headers": [control.Header(name="h", value=b"v")],
+        "body": b'{"a":1}',
+        "create_time_ms": NOW - 20,
+        "append_time_ms": NOW - 10,
+    }
     return control.StoredMessage(**(known | fields))
 
 
@@ -44,10 +52,16 @@ def told(state: str, stored: control.StoredMessage | None = None, pauses: tuple[
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        (0, "less than 1 s"), (999, "less than 1 s"), (1_000, "1 s"), (29_900, "29 s"), (90_000, "1 min 30 s"), (3_600_000, "1 h"),
-        (86_400_000, "1 day"), (3 * 86_400_000 - 1, "2 days 23 h"),
+        (0, "less than 1 s"),
+        (999, "less than 1 s"),
+        (1_000, "1 s"),
+        (29_900, "29 s"),
+        (90_000, "1 min 30 s"),
+        (3_600_000, "1 h"),
+        (86_400_000, "1 day"),
+        (3 * 86_400_000 - 1, "2 days 23 h"),
     ],
-)  # fmt: skip
+)
 def test_a_span_is_told_in_its_two_largest_units(ms: int, text: str) -> None:
     assert span_text(ms) == text
 
@@ -97,9 +111,10 @@ def test_a_dead_message_is_told_with_why_and_where_it_lies() -> None:
     [
         ("ack", f"done: acknowledged at {AT} by host-1 (attempt 1 of 5)."),
         ("expired", f"retention took it before it went out again, at {AT} by host-1."),
-        ("reset", f"an operator moved the group past it at {AT} by host-1."), ("skip", f"the group began behind it at {AT} by host-1."),
+        ("reset", f"an operator moved the group past it at {AT} by host-1."),
+        ("skip", f"the group began behind it at {AT} by host-1."),
     ],
-)  # fmt: skip
+)
 def test_how_it_was_done_is_told(kind: str, text: str) -> None:
     assert told("done", attempt=1, attempts_max=5, last=event(kind, consumer="host-1")) == f"Group billing: {text}"
 
@@ -138,9 +153,10 @@ def test_a_message_of_a_lane_is_told_with_who_holds_it() -> None:
 def test_a_group_that_has_not_come_to_the_partition_is_told() -> None:
     found = Followed(place(partition=3), unopened=[("billing", 3)])
     assert why(Inquiry(str(ID), [found], []), NOW)[1] == {
-        "group": "billing", "state": "unopened",
+        "group": "billing",
+        "state": "unopened",
         "text": "Group billing: still reads version 3 of the route; the message's partition comes after that is finished.",
-    }  # fmt: skip
+    }
 
 
 def test_a_subject_that_nobody_consumes_and_a_look_that_was_cut_short_are_told() -> None:
@@ -181,9 +197,10 @@ def canned(meta: FakeMeta, *places: control.StoredMessage, **states: Any) -> Non
     meta.answers["FindMessage"] = control.FindMessageResponse(message=places[0], others=places[1:])
     page = control.TraceMessageResponse(events=[event("pull", 1, consumer="a", attempt=1)], cursor=b"more", known_since_ms=NOW, time_ms=NOW)
     last = control.TraceMessageResponse(
-        events=[event("ack", 2, consumer="a", attempt=1)], time_ms=NOW,
+        events=[event("ack", 2, consumer="a", attempt=1)],
+        time_ms=NOW,
         states=[control.MessageState(group="billing", state="done", last=event("ack", 2, consumer="a"), attempt=1)],
-    )  # fmt: skip
+    )
     meta.answers["TraceMessage"] = lambda request: last if request.cursor else page
     meta.answers["ListPauses"] = pb.ListPausesResponse()
 
@@ -222,8 +239,10 @@ def test_why_of_a_delayed_id_says_when_it_is_due(meta: FakeMeta, qmq: Command) -
     text = str(DelayedId(ID, due_ms, NOW, "d1"))
     message = delay_pb2.DelayedMessage(id=text, subject="orders", message_id=str(ID), due_ms=due_ms, state="pending", group="d1")
     meta.answers |= {
-        "ShowDelayed": message, "FindMessage": MessageNotFound("not here"), "ListPauses": pb.ListPausesResponse(),
-    }  # fmt: skip
+        "ShowDelayed": message,
+        "FindMessage": MessageNotFound("not here"),
+        "ListPauses": pb.ListPausesResponse(),
+    }
     shown = qmq.text("why", text)
     assert "Delayed: due in" in shown
     assert "in delay group d1." in shown

@@ -48,9 +48,13 @@ def test_the_list_says_who_is_paused_since_when_and_why(meta: FakeMeta, qmq: Com
     meta.answers["ListPauses"] = pb.ListPausesResponse(pauses=pauses)
     group, client = qmq.json("pause", "list")
     assert group == {
-        "kind": "group", "subject": "*", "group": "billing", "name": "", "since": "2026-09-21T14:13:20.000+00:00",
+        "kind": "group",
+        "subject": "*",
+        "group": "billing",
+        "name": "",
+        "since": "2026-09-21T14:13:20.000+00:00",
         "reason": "[bold]release[/bold]",
-    }  # fmt: skip
+    }
     assert (client["kind"], client["name"], client["reason"]) == ("client", "box-7", "")
     assert "[bold]release[/bold]" in qmq.text("pause", "list")
 
@@ -90,11 +94,17 @@ def test_settings_are_shown_with_where_each_is_from(meta: FakeMeta, qmq: Command
 @pytest.mark.parametrize(
     "words",
     [
-        (), ("--default", "--attempts-max", "3"), ("--attempts-max", "-1"), ("--retry-delays", "soon"), ("--retry-delays", ""),
-        ("--retry-delays", "1s,,2s"), ("--attempts-max", "5000000000"), ("--retry-delays", "90w"),
+        (),
+        ("--default", "--attempts-max", "3"),
+        ("--attempts-max", "-1"),
+        ("--retry-delays", "soon"),
+        ("--retry-delays", ""),
+        ("--retry-delays", "1s,,2s"),
+        ("--attempts-max", "5000000000"),
+        ("--retry-delays", "90w"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_settings_that_make_no_sense_are_refused_before_anybody_is_asked(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
     assert qmq.error("group", "set", "orders", "billing", *words)[0] == 2
     assert meta.requests("SetGroupSettings") == []
@@ -108,8 +118,10 @@ def test_groups_and_consumers_are_shown_as_paused(meta: FakeMeta, qmq: Command) 
     assert qmq.json("group", "list")[0]["is_paused"] is True
     (shown,) = qmq.json("group", "show", "s", "billing")
     assert (shown["is_paused"], shown["consumers"][0]["is_paused"], shown["consumers"][1]) == (
-        True, True, {"name": "c2", "unacked": 0, "seen_ms_ago": 0, "client": "box-8", "is_paused": False},
-    )  # fmt: skip
+        True,
+        True,
+        {"name": "c2", "unacked": 0, "seen_ms_ago": 0, "client": "box-8", "is_paused": False},
+    )
     assert "c1 (2, paused), c2 (0)" in " ".join(qmq.text("group", "show", "s", "billing").split())
 
 

@@ -53,7 +53,7 @@ def answers(meta: FakeMeta, made: pb.RouteChangeInfo, after: tuple[pb.OrderedPar
         (("merge", "orders", "1", "2", "3", "--to", "g2"), {"merge": pb.MergeOperation(partitions=[1, 2, 3], broker_group="g2")}),
         (("move", "orders", "3", "--to", "g1"), {"move": pb.MoveOperation(partition=3, broker_group="g1")}),
     ],
-)  # fmt: skip
+)
 def test_a_change_is_asked_for_from_the_version_that_was_looked_at(
     meta: FakeMeta, qmq: Command, words: tuple[str, ...], operation: dict[str, Any]
 ) -> None:
@@ -92,8 +92,16 @@ def test_a_dry_run_tells_machines_all_of_the_plan(meta: FakeMeta, qmq: Command) 
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[earlier])
     found = qmq.json("route", "split", "orders", "2", "--dry-run")
     assert list(found) == [
-        "subject", "from_version", "change", "before", "after", "refused_percent", "last_refused_ms_max", "groups", "undo",
-    ]  # fmt: skip
+        "subject",
+        "from_version",
+        "change",
+        "before",
+        "after",
+        "refused_percent",
+        "last_refused_ms_max",
+        "groups",
+        "undo",
+    ]
     assert [each["partition"] for each in found["before"]] == [1, 2, 3]
     assert [each["partition"] for each in found["after"]] == [1, 4, 5, 3]
     assert (found["refused_percent"], found["last_refused_ms_max"]) == (25.0, 52)
@@ -118,12 +126,14 @@ def test_a_dry_run_draws_the_new_route_below_the_old_one(meta: FakeMeta, qmq: Co
     ("words", "made", "after", "undo"),
     [
         (
-            ("merge", "orders", "1", "2", "--to", "g2"), MERGE, (place(4, 0, 512, "g2"), PLACES[2]),
+            ("merge", "orders", "1", "2", "--to", "g2"),
+            MERGE,
+            (place(4, 0, 512, "g2"), PLACES[2]),
             "split orders 4 --at 256 --to g1 --to g1",
         ),
         (("move", "orders", "3", "--to", "g1"), MOVE, (*PLACES[:2], place(4, 512, 1024, "g1")), "move orders 4 --to g2"),
     ],
-)  # fmt: skip
+)
 def test_what_undoes_a_change_leads_back_to_the_same_ranges_and_groups(
     meta: FakeMeta, qmq: Command, words: tuple[str, ...], made: pb.RouteChangeInfo, after: Any, undo: str
 ) -> None:
@@ -144,9 +154,11 @@ def test_a_change_is_over_when_every_group_has_advanced(meta: FakeMeta, qmq: Com
     assert done.exit_code == 0
     assert done.stdout.startswith("split 2 -> 4 [256, 384) on g1, 5 [384, 512) on g2, to version 2: published (hot)")
     assert done.stderr.splitlines() == [
-        "version 2 of orders is published", "group audit has no consumer: it follows when one comes", "group billing reads version 2",
+        "version 2 of orders is published",
+        "group audit has no consumer: it follows when one comes",
+        "group billing reads version 2",
         "group audit reads version 3",
-    ]  # fmt: skip
+    ]
     assert len(meta.requests("DescribeRoute")) == 4
 
 

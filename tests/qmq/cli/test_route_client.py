@@ -154,34 +154,49 @@ Ask = Callable[[MetadataClient], Any]
     ("call", "ask", "answer", "request_", "result"),
     [
         (
-            "DescribeRoute", lambda mq: mq.describe_route("orders", 3), described(3),
-            pb.DescribeRouteRequest(subject="orders", version=3), described(3),
+            "DescribeRoute",
+            lambda mq: mq.describe_route("orders", 3),
+            described(3),
+            pb.DescribeRouteRequest(subject="orders", version=3),
+            described(3),
         ),
         (
-            "RouteHistory", lambda mq: mq.route_history("orders"), pb.RouteHistoryResponse(changes=[MOVED]),
-            pb.RouteHistoryRequest(subject="orders"), [MOVED],
+            "RouteHistory",
+            lambda mq: mq.route_history("orders"),
+            pb.RouteHistoryResponse(changes=[MOVED]),
+            pb.RouteHistoryRequest(subject="orders"),
+            [MOVED],
         ),
         (
-            "DescribeParked", lambda mq: mq.parked("orders", "g", keys_max=7),
+            "DescribeParked",
+            lambda mq: mq.parked("orders", "g", keys_max=7),
             control.DescribeParkedResponse(keys=[control.ParkedKey(partition=1, key=b"k")]),
-            control.DescribeParkedRequest(subject="orders", group="g", keys_max=7), [control.ParkedKey(partition=1, key=b"k")],
+            control.DescribeParkedRequest(subject="orders", group="g", keys_max=7),
+            [control.ParkedKey(partition=1, key=b"k")],
         ),
         (
-            "Unpark", lambda mq: mq.unpark("orders", "g", 1, b"k", replay=False), control.UnparkResponse(messages=4),
-            control.UnparkRequest(subject="orders", group="g", partition=1, key=b"k"), 4,
+            "Unpark",
+            lambda mq: mq.unpark("orders", "g", 1, b"k", replay=False),
+            control.UnparkResponse(messages=4),
+            control.UnparkRequest(subject="orders", group="g", partition=1, key=b"k"),
+            4,
         ),
         (
-            "SetReshardPolicy", lambda mq: mq.set_reshard_policy(pb.ReshardPolicy(subject="orders", split_backlog=9)),
+            "SetReshardPolicy",
+            lambda mq: mq.set_reshard_policy(pb.ReshardPolicy(subject="orders", split_backlog=9)),
             pb.ReshardPolicy(subject="orders", split_backlog=9),
             pb.SetReshardPolicyRequest(policy=pb.ReshardPolicy(subject="orders", split_backlog=9)),
             pb.ReshardPolicy(subject="orders", split_backlog=9),
         ),
         (
-            "ExplainReshard", lambda mq: mq.explain_reshard("orders"), pb.ExplainReshardResponse(operation="nothing"),
-            pb.ExplainReshardRequest(subject="orders"), pb.ExplainReshardResponse(operation="nothing"),
+            "ExplainReshard",
+            lambda mq: mq.explain_reshard("orders"),
+            pb.ExplainReshardResponse(operation="nothing"),
+            pb.ExplainReshardRequest(subject="orders"),
+            pb.ExplainReshardResponse(operation="nothing"),
         ),
     ],
-)  # fmt: skip
+)
 async def test_calls_say_what_they_are_given_and_survive_a_lost_answer_where_that_is_harmless(
     served: tuple[FakeMeta, MetadataClient], call: str, ask: Ask, answer: Any, request_: Any, result: Any
 ) -> None:

@@ -66,19 +66,23 @@ def test_a_drain_makes_the_group_read_only_and_moves_every_partition_of_every_or
     cluster = Cluster(meta, {"audit": {1: "g1"}, "orders": {1: "g1", 2: "g2", 3: "g1"}})
     (found,) = qmq.json("broker", "drain", "g1")
     assert found == {
-        "group": "g1", "from": "read-write", "to": "read-only",
+        "group": "g1",
+        "from": "read-write",
+        "to": "read-only",
         "moves": [
             {"subject": "audit", "partition": 1, "target": "g3"},
             {"subject": "orders", "partition": 1, "target": "g2"},
             {"subject": "orders", "partition": 3, "target": "g3"},
         ],
-    }  # fmt: skip
+    }
     assert [each.mode for each in meta.requests("SetGroupMode")] == ["read-only"]
     assert "g1" not in {group for parts in cluster.subjects.values() for group in parts.values()}
     changes = meta.requests("ChangeRoute")
     assert [(each.subject, each.from_version, each.reason) for each in changes] == [
-        ("audit", 1, "drain g1"), ("orders", 1, "drain g1"), ("orders", 2, "drain g1"),
-    ]  # fmt: skip
+        ("audit", 1, "drain g1"),
+        ("orders", 1, "drain g1"),
+        ("orders", 2, "drain g1"),
+    ]
 
 
 def test_a_dry_run_lists_the_moves_and_changes_nothing(meta: FakeMeta, qmq: Command) -> None:

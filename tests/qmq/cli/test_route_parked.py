@@ -89,10 +89,14 @@ def test_every_key_comes_back_as_it_was_printed(key: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        (b"abc", "abc"), ("Łódź".encode(), "Łódź"), (b"", "hex:"), (b" a", "hex:2061"), (b"hex:00", "hex:6865783a3030"),
+        (b"abc", "abc"),
+        ("Łódź".encode(), "Łódź"),
+        (b"", "hex:"),
+        (b" a", "hex:2061"),
+        (b"hex:00", "hex:6865783a3030"),
         (b"a\nb", "hex:610a62"),
     ],
-)  # fmt: skip
+)
 def test_a_key_is_printed_as_text_where_nothing_is_lost(key: bytes, text: str) -> None:
     assert key_text(key) == text
 

@@ -18,18 +18,58 @@ TIMES = {"prepared": 1_790_000_000_000, "sealed": 1_790_000_000_040, "published"
 SPLIT = change("split", 2, (2,), *TARGETS, phase="done", reason="hot", times_ms=TIMES, sealed={2: 99})
 
 PARTITION_FIELDS = [
-    "partition", "first", "end", "width_percent", "broker_group", "state", "sealed_at", "messages", "bytes", "messages_per_s",
-    "bytes_per_s", "bent_messages",
-]  # fmt: skip
+    "partition",
+    "first",
+    "end",
+    "width_percent",
+    "broker_group",
+    "state",
+    "sealed_at",
+    "messages",
+    "bytes",
+    "messages_per_s",
+    "bytes_per_s",
+    "bent_messages",
+]
 GROUP_FIELDS = [
-    "group", "version", "gate", "is_ready", "is_paused", "frontier", "consumers", "backlog", "parked_keys", "lag_ms", "lanes", "partitions",
-]  # fmt: skip
+    "group",
+    "version",
+    "gate",
+    "is_ready",
+    "is_paused",
+    "frontier",
+    "consumers",
+    "backlog",
+    "parked_keys",
+    "lag_ms",
+    "lanes",
+    "partitions",
+]
 READING_FIELDS = [
-    "partition", "first", "end", "broker_group", "left", "lag_ms", "is_finished", "parked_keys", "parked_messages", "holders",
-]  # fmt: skip
+    "partition",
+    "first",
+    "end",
+    "broker_group",
+    "left",
+    "lag_ms",
+    "is_finished",
+    "parked_keys",
+    "parked_messages",
+    "holders",
+]
 CHANGE_FIELDS = [
-    "id", "kind", "to_version", "sources", "targets", "phase", "reason", "times_ms", "sealed", "refused_ms", "refused_ms_max",
-]  # fmt: skip
+    "id",
+    "kind",
+    "to_version",
+    "sources",
+    "targets",
+    "phase",
+    "reason",
+    "times_ms",
+    "sealed",
+    "refused_ms",
+    "refused_ms_max",
+]
 
 
 def lagging() -> pb.OrderedGroup:
@@ -37,9 +77,7 @@ def lagging() -> pb.OrderedGroup:
     progress = [done(256, 384, 100, is_finished=True), done(384, 512, 60)]
     holder = control.LaneHolder(lps=lps(384, 512), consumer="c1", token=3, seen_ms_ago=5, lease_ms=30_000)
     old = status(2, "g1", end=100, sealed_at=99, progress=progress, holders=[holder], lag_ms=700, parked_keys=1, parked_messages=4)
-    frontier = [
-        pb.GroupRange(lps=lps(first, end), version=version) for first, end, version in ((0, 384, 2), (384, 512, 1), (512, 1024, 2))
-    ]
+    frontier = [pb.GroupRange(lps=lps(first, end), version=version) for first, end, version in ((0, 384, 2), (384, 512, 1), (512, 1024, 2))]
     lane = pb.AssignedLane(partition=2, lps=lps(384, 512), broker_group="g1", version=1, consumer="c1")
     return group("billing", 1, old, frontier=frontier, consumers=["c1"], backlog=20, parked_keys=1, lanes=[lane])
 
@@ -57,14 +95,26 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     asked(meta, change=MOVE, silent_groups=["g3"])
     found = qmq.json("route", "show", "orders")
     assert list(found) == [
-        "subject", "order", "fencing", "logical_partitions", "version", "latest_version", "partitions", "older_partitions", "groups",
-        "change", "silent_groups",
-    ]  # fmt: skip
+        "subject",
+        "order",
+        "fencing",
+        "logical_partitions",
+        "version",
+        "latest_version",
+        "partitions",
+        "older_partitions",
+        "groups",
+        "change",
+        "silent_groups",
+    ]
     assert (found["subject"], found["order"], found["fencing"], found["version"]) == ("orders", "strict", "lease", 2)
     assert [list(each) for each in found["partitions"]] == [PARTITION_FIELDS] * 4
     assert [(each["partition"], each["width_percent"], each["state"]) for each in found["partitions"]] == [
-        (1, 25.0, "open"), (4, 12.5, "open"), (5, 12.5, "open"), (3, 50.0, "open"),
-    ]  # fmt: skip
+        (1, 25.0, "open"),
+        (4, 12.5, "open"),
+        (5, 12.5, "open"),
+        (3, 50.0, "open"),
+    ]
     (old,) = found["older_partitions"]
     assert (old["partition"], old["first"], old["end"], old["state"], old["sealed_at"], old["messages"]) == (2, 256, 512, "sealed", 99, 99)
     (billing,) = found["groups"]
@@ -75,9 +125,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     (reading,) = billing["partitions"]
     assert list(reading) == READING_FIELDS
     assert (reading["left"], reading["is_finished"]) == (20, False)
-    assert reading["holders"] == [
-        {"consumer": "c1", "first": 384, "end": 512, "seen_ms_ago": 5, "client": "", "is_paused": False}
-    ]
+    assert reading["holders"] == [{"consumer": "c1", "first": 384, "end": 512, "seen_ms_ago": 5, "client": "", "is_paused": False}]
     assert list(found["change"]) == CHANGE_FIELDS
     assert found["silent_groups"] == ["g3"]
 
@@ -130,8 +178,11 @@ def test_a_fenced_partition_and_one_that_nobody_answered_for_are_told_apart(meta
     meta.answers["DescribeRoute"] = silent
     found = qmq.json("route", "show", "orders")
     assert {each["partition"]: (each["state"], each["messages"]) for each in found["partitions"]} == {
-        1: ("open", 100), 3: ("open", 100), 4: ("fenced", None), 5: ("unknown", None),
-    }  # fmt: skip
+        1: ("open", 100),
+        3: ("open", 100),
+        4: ("fenced", None),
+        5: ("unknown", None),
+    }
     assert "fenced" in qmq.text("route", "show", "orders")
 
 
@@ -150,8 +201,10 @@ def test_a_partition_without_messages_is_open_and_empty_though_its_broker_has_no
     meta.answers["DescribeRoute"] = described(partitions=[status(1, "g1")])
     found = qmq.json("route", "show", "orders")
     assert [(each["partition"], each["state"], each["messages"], each["broker_group"]) for each in found["partitions"]] == [
-        (1, "open", 100, "g1"), (2, "open", 0, "g1"), (3, "open", 0, "g2"),
-    ]  # fmt: skip
+        (1, "open", 100, "g1"),
+        (2, "open", 0, "g1"),
+        (3, "open", 0, "g2"),
+    ]
 
 
 def test_best_effort_order_says_how_often_it_was_bent(meta: FakeMeta, qmq: Command) -> None:
@@ -205,9 +258,12 @@ def test_an_explanation_says_what_would_be_done_and_why(meta: FakeMeta, qmq: Com
     assert list(found) == ["policy", "operation", "reasons", "last_operation", "last_reasons", "last_ms"]
     assert found["operation"] == "split 2"
     assert qmq.text("route", "explain", "orders").splitlines() == [
-        "automatic resharding of orders is on", "would be done now: split 2", "  partition 2 takes 1,800 messages/s",
-        "last, at 1970-01-01T00:00:00.001+00:00: merge 1 3", "  cold",
-    ]  # fmt: skip
+        "automatic resharding of orders is on",
+        "would be done now: split 2",
+        "  partition 2 takes 1,800 messages/s",
+        "last, at 1970-01-01T00:00:00.001+00:00: merge 1 3",
+        "  cold",
+    ]
     meta.answers["ExplainReshard"] = pb.ExplainReshardResponse()
     shown = qmq.text("route", "explain", "orders")
     assert "is off: `qmq route policy orders --enable`" in shown
@@ -219,9 +275,18 @@ def test_a_policy_is_changed_in_what_is_given_and_kept_in_the_rest(meta: FakeMet
     meta.answers["SetReshardPolicy"] = lambda request: request.policy
     (now,) = qmq.json("route", "policy", "orders")
     assert list(now) == [
-        "subject", "is_enabled", "split_messages_per_s", "split_bytes_per_s", "split_backlog", "merge_messages_per_s",
-        "merge_bytes_per_s", "merge_quiet_ms", "cool_down_ms", "partitions_min", "partitions_max",
-    ]  # fmt: skip
+        "subject",
+        "is_enabled",
+        "split_messages_per_s",
+        "split_bytes_per_s",
+        "split_backlog",
+        "merge_messages_per_s",
+        "merge_bytes_per_s",
+        "merge_quiet_ms",
+        "cool_down_ms",
+        "partitions_min",
+        "partitions_max",
+    ]
     words = ("route", "policy", "orders", "--disable", "--split-backlog", "500", "--cool-down-s", "1.5")
     (planned,) = qmq.json(*words, "--dry-run")
     assert meta.requests("SetReshardPolicy") == []

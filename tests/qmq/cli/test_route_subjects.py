@@ -15,8 +15,9 @@ QUEUES = [control.Queue(subject="orders", partition=number, broker_group="g1", n
 @pytest.fixture(autouse=True)
 def subjects(meta: FakeMeta) -> None:
     known = [
-        pb.SubjectDescription(settings=settings("orders"), queues=QUEUES), pb.SubjectDescription(settings=settings("orders.plain", "")),
-    ]  # fmt: skip
+        pb.SubjectDescription(settings=settings("orders"), queues=QUEUES),
+        pb.SubjectDescription(settings=settings("orders.plain", "")),
+    ]
     meta.answers["ListSubjects"] = lambda request: pb.ListSubjectsResponse(
         subjects=[each for each in known if each.settings.name.startswith(request.prefix)]
     )
@@ -31,8 +32,10 @@ def subjects(meta: FakeMeta) -> None:
 def test_a_list_of_subjects_says_which_are_ordered(qmq: Command) -> None:
     found = qmq.json("subject", "list")
     assert [(each["subject"], each["partition"], each["order"]) for each in found] == [
-        ("orders", 1, "strict"), ("orders", 2, "strict"), ("orders.plain", 0, ""),
-    ]  # fmt: skip
+        ("orders", 1, "strict"),
+        ("orders", 2, "strict"),
+        ("orders.plain", 0, ""),
+    ]
 
 
 @pytest.mark.parametrize("verb", ["show", "describe"])
@@ -84,9 +87,16 @@ def test_groups_of_ordered_subjects_are_listed_once_with_their_version(meta: Fak
     assert list(plain) == ["subject", "partition", "broker_group", "group", "consumers", "lag", "lag_ms", "version", "is_paused"]
     assert (plain["subject"], plain["lag"], plain["version"]) == ("orders.plain", 3, "")
     assert ordered == {
-        "subject": "orders", "partition": 1, "broker_group": "g1", "group": "billing", "consumers": 1, "lag": 40, "lag_ms": 70,
-        "version": 2, "is_paused": False,
-    }  # fmt: skip
+        "subject": "orders",
+        "partition": 1,
+        "broker_group": "g1",
+        "group": "billing",
+        "consumers": 1,
+        "lag": 40,
+        "lag_ms": 70,
+        "version": 2,
+        "is_paused": False,
+    }
     assert qmq.json("group", "list", "orders") == [ordered]
     assert qmq.json("group", "list", "orders.plain") == [plain]
     assert [each.subject for each in meta.requests("DescribeGroups")] == ["", "orders.plain"]

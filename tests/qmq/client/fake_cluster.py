@@ -76,8 +76,10 @@ class FakeBroker:
         self.peers: list[Peer] = []
         self.is_connected_to = asyncio.Event()
         self.handle: dict[int, Handler] = {
-            FrameKind.PRODUCE: self._produce, FrameKind.PRODUCE_FAST: self._produce, FrameKind.BEGUN: lambda _peer, _request: None,
-        }  # fmt: skip
+            FrameKind.PRODUCE: self._produce,
+            FrameKind.PRODUCE_FAST: self._produce,
+            FrameKind.BEGUN: lambda _peer, _request: None,
+        }
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -131,9 +133,15 @@ def parse(payload: memoryview) -> Sent:
     header = parse_header(region)
     view = BatchView(placed(region, 0), region)
     return Sent(
-        header.producer_id, header.batch_sequence, view.bodies(), header.partition, tuple(view.keys() or ()),
-        view.logical_partitions() or (), header.flags, tuple(view.message_ids() or ()),
-    )  # fmt: skip
+        header.producer_id,
+        header.batch_sequence,
+        view.bodies(),
+        header.partition,
+        tuple(view.keys() or ()),
+        view.logical_partitions() or (),
+        header.flags,
+        tuple(view.message_ids() or ()),
+    )
 
 
 def placed(region: bytes, base: int) -> Envelope:
@@ -197,9 +205,7 @@ class FakeOrder:
         """The next route: sealed sources are replaced. Nobody is told."""
         self.seal(*sources)
         route = self.route
-        made = [
-            PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)
-        ]  # fmt: skip
+        made = [PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)]
         parts = sorted([part for part in route.partitions if part.number not in sources] + made, key=lambda part: part.range)
         self._open(made)
         self.route = Route(route.version + 1, route.logical_partitions, route.next_number + len(made), tuple(parts))
@@ -209,11 +215,12 @@ class FakeOrder:
         """What a metaserver says of it."""
         parts = [
             pb.OrderedPartition(
-                number=part.number, lps=control_pb2.LpRange(first=part.range.first, end=part.range.end),
+                number=part.number,
+                lps=control_pb2.LpRange(first=part.range.first, end=part.range.end),
                 broker_group=part.group,
             )
             for part in self.route.partitions
-        ]  # fmt: skip
+        ]
         route = pb.OrderedRoute(
             version=self.route.version, logical_partitions=self.route.logical_partitions, partitions=parts, fenced=sorted(self.fenced)
         )

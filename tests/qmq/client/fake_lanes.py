@@ -344,11 +344,13 @@ class LaneMeta(FakeMeta):
                 pass
         lanes = [
             pb.AssignedLane(
-                partition=each.partition, lps=control.LpRange(first=each.range.first, end=each.range.end), broker_group=each.group,
+                partition=each.partition,
+                lps=control.LpRange(first=each.range.first, end=each.range.end),
+                broker_group=each.group,
                 version=each.version,
             )
             for each in known.lanes.get(request.consumer, [])
-        ]  # fmt: skip
+        ]
         return pb.SyncMemberResponse(generation=known.generation, lanes=lanes)
 
 

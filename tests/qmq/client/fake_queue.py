@@ -30,10 +30,13 @@ class FakeQueue:
         self.next = 0
         for replica in group.replicas:
             replica.handle |= {
-                FrameKind.ATTACH: self._attach, FrameKind.PULL: self._pull, FrameKind.SETTLE: self._settle,
-                FrameKind.BEGUN: self._begun, FrameKind.DETACH: self._detach,
+                FrameKind.ATTACH: self._attach,
+                FrameKind.PULL: self._pull,
+                FrameKind.SETTLE: self._settle,
+                FrameKind.BEGUN: self._begun,
+                FrameKind.DETACH: self._detach,
                 FrameKind.HEARTBEAT: lambda peer, request: peer.answer(request, FrameKind.OK),
-            }  # fmt: skip
+            }
 
     @property
     def settled(self) -> list[Settlement]:

@@ -464,10 +464,12 @@ class ModelGroup:
         self.share.apply(self.actions[0])  # type: ignore[arg-type]
         for replica in group.replicas:
             replica.handle |= {
-                FrameKind.ATTACH: self._attach, FrameKind.PULL: self._pull, FrameKind.SETTLE: self._settle,
+                FrameKind.ATTACH: self._attach,
+                FrameKind.PULL: self._pull,
+                FrameKind.SETTLE: self._settle,
                 FrameKind.HEARTBEAT: lambda peer, request: peer.answer(request, FrameKind.OK),
                 FrameKind.DETACH: lambda peer, request: peer.answer(request, FrameKind.OK),
-            }  # fmt: skip
+            }
 
     def _act(self, action: object) -> None:
         self.actions.append(action)
@@ -571,5 +573,3 @@ async def test_through_any_failovers_nothing_is_lost_and_nothing_settles_what_th
         for name, model in models.items():
             assert set(model.acked) <= intended[name], f"seed={seed}: a verdict settled another message than the application's"
             assert set(heard[name].values()) == {1}, f"seed={seed}: what was acknowledged, and heard, came again"
-
-

@@ -133,10 +133,13 @@ async def test_produce_without_a_time_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--delay", "soon"], "duration"), (["--at", "2027-01-15T09:00:00"], "time zone"), (["--at", "noon"], "no time"),
-        (["--delay", "1s", "--at", "2027-01-15T09:00:00Z"], "not both"), (["--delay", "800d"], "732 days"),
+        (["--delay", "soon"], "duration"),
+        (["--at", "2027-01-15T09:00:00"], "time zone"),
+        (["--at", "noon"], "no time"),
+        (["--delay", "1s", "--at", "2027-01-15T09:00:00Z"], "not both"),
+        (["--delay", "800d"], "732 days"),
     ],
-)  # fmt: skip
+)
 async def test_produce_says_what_is_wrong_with_a_time(options: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("qmq.cli.output.errors.print", lambda text, **_: said.append(text))

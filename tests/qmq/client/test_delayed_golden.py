@@ -14,18 +14,33 @@ from qmq.region import BatchFlag, Columns
 
 GOLDEN = bytes.fromhex(
     # envelope: magic, version 1, kind 0, 184 bytes, the region's CRC-32C; the rest is the master's
-    "514d423101000000" "b8000000" "c1b05a1e" + "00" * 48 +
+    "514d423101000000"
+    "b8000000"
+    "c1b05a1e" + "00" * 48 +
     # region: producer 7, batch 9, flags ORDERED, 2 messages, created 1799999999000, columns KEY | DUE, partition 0, 3 body bytes, ...
-    "0700000000000000" "0900000000000000" "02000000" "02000000" "184c5c18a3010000" "44000000" "00000000" "03000000" "0100" "00" "00"
+    "0700000000000000"
+    "0900000000000000"
+    "02000000"
+    "02000000"
+    "184c5c18a3010000"
+    "44000000"
+    "00000000"
+    "03000000"
+    "0100"
+    "00"
+    "00"
     # subject "s"
     "7300000000000000"
     # keys: offsets 0, 1, 2; "ab"
-    "00000000010000000200000000000000" "6162000000000000"
+    "00000000010000000200000000000000"
+    "6162000000000000"
     # due: 1800000000000, 1800003600000
-    "00505c18a3010000" "803e9318a3010000"
+    "00505c18a3010000"
+    "803e9318a3010000"
     # bodies: offsets 0, 1, 3; "xyy"
-    "00000000010000000300000000000000" "7879790000000000"
-)  # fmt: skip
+    "00000000010000000300000000000000"
+    "7879790000000000"
+)
 
 
 def test_a_delayed_batch_has_its_due_times_last_of_the_columns_before_the_bodies() -> None:
@@ -57,7 +72,8 @@ async def test_the_client_sends_what_the_golden_bytes_say(monkeypatch: pytest.Mo
         await it.mq.delayed_producer("s").send_many([b"x", b"yy"], ["a", "b"], due_ms=[1_800_000_000_000, 1_800_003_600_000])
         (region,) = it.delays[0].regions
         assert [(each.body, each.key, each.due_ms) for each in read(region)] == [
-            (b"x", b"a", 1_800_000_000_000), (b"yy", b"b", 1_800_003_600_000)
-        ]  # fmt: skip
+            (b"x", b"a", 1_800_000_000_000),
+            (b"yy", b"b", 1_800_003_600_000),
+        ]
         columns = GOLDEN[64 + 48 :]
         assert region[48:] == columns

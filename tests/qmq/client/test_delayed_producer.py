@@ -94,8 +94,10 @@ async def test_many_messages_have_a_time_each_or_one_for_all() -> None:
         moments = [datetime(2027, 1, 15, 8, 0, second, tzinfo=UTC) for second in range(3)]
         receipts = await it.mq.send_many("s", [b"a", b"b", b"c"], keys=["1", None, "3"], ats=moments)
         assert [(each.body, each.key, each.due_ms) for each in it.kept] == [
-            (b"a", b"1", 1_800_000_000_000), (b"b", b"", 1_800_000_001_000), (b"c", b"3", 1_800_000_002_000)
-        ]  # fmt: skip
+            (b"a", b"1", 1_800_000_000_000),
+            (b"b", b"", 1_800_000_001_000),
+            (b"c", b"3", 1_800_000_002_000),
+        ]
         parsed = [DelayedId.parse(str(receipt.delayed_id)) for receipt in receipts]
         assert [each.due_ms for each in parsed] == [each.due_ms for each in it.kept]
         assert [each.message_id.index for each in parsed] == [0, 1, 2]
@@ -222,7 +224,11 @@ async def test_a_time_that_cannot_be_is_refused_before_anybody_is_asked(options:
 @pytest.mark.parametrize(
     "options",
     [
-        {"delays": [LATER]}, {"ats": LATER}, {"delays": LATER, "ats": LATER}, {"delays": 5}, {"delays": [LATER, 5]},
+        {"delays": [LATER]},
+        {"ats": LATER},
+        {"delays": LATER, "ats": LATER},
+        {"delays": 5},
+        {"delays": [LATER, 5]},
         {"ats": [datetime(2027, 1, 1)] * 2},
     ],
 )
@@ -237,9 +243,16 @@ async def test_the_producer_refuses_a_message_without_one_time_and_the_others_le
     async with delay_cluster() as it:
         producer = it.mq.delayed_producer("s")
         wrong: list[Any] = [
-            {}, {"due": LATER, "due_ms": 5}, {"due": 5}, {"due_ms": 5.0}, {"due_ms": True}, {"due": datetime(2027, 1, 1)},
-            {"due_ms": now_ms() + limits.DELAY_MS_MAX + 60_000}, {"due_ms": 2**63}, {"due_ms": 5, "headers": {"qmq-group": "g"}},
-        ]  # fmt: skip
+            {},
+            {"due": LATER, "due_ms": 5},
+            {"due": 5},
+            {"due_ms": 5.0},
+            {"due_ms": True},
+            {"due": datetime(2027, 1, 1)},
+            {"due_ms": now_ms() + limits.DELAY_MS_MAX + 60_000},
+            {"due_ms": 2**63},
+            {"due_ms": 5, "headers": {"qmq-group": "g"}},
+        ]
         for options in wrong:
             with pytest.raises((InvalidArgument, DelayTooLong)):
                 producer.send(b"wrong", **options)
@@ -346,8 +359,10 @@ async def test_on_an_ordered_subject_a_delayed_message_needs_a_key_and_its_batch
         await it.mq.send("s", b"c", key="k", cron="0 9 * * *", zone="UTC")
         ordered = BatchFlag.ORDERED
         assert [(each.body, each.key, each.flags) for each in it.kept] == [
-            (b"a", b"k", ordered), (b"b", b"k", ordered), (b"c", b"k", ordered | BatchFlag.RECURRING)
-        ]  # fmt: skip
+            (b"a", b"k", ordered),
+            (b"b", b"k", ordered),
+            (b"c", b"k", ordered | BatchFlag.RECURRING),
+        ]
         assert {(each.partition, each.lps) for each in it.delays[0].arrived} == {(0, ())}
 
 

@@ -45,15 +45,35 @@ async def test_a_message_is_shown_with_all_it_has() -> None:
     async with delay_cluster() as it:
         it.meta.answers["ShowDelayed"] = [
             message(
-                ID, due_ms=NINE_MS, create_time_ms=NINE_MS - 1, key=b"k", tags=["a", "b"], body=b"x", cron="0 9 * * *", zone="UTC",
-                headers=[control_pb2.Header(name="h", value=b"v")], body_bytes=1,
+                ID,
+                due_ms=NINE_MS,
+                create_time_ms=NINE_MS - 1,
+                key=b"k",
+                tags=["a", "b"],
+                body=b"x",
+                cron="0 9 * * *",
+                zone="UTC",
+                headers=[control_pb2.Header(name="h", value=b"v")],
+                body_bytes=1,
             )
-        ]  # fmt: skip
+        ]
         found = await it.mq.delayed.show(ID)
         assert found == qmq.DelayedMessage(
-            id=ID, subject="s", message_id=MessageId(1, 2, 3), due=NINE, create_time=NINE - timedelta(milliseconds=1), key_bytes=b"k",
-            tags=("a", "b"), headers={"h": b"v"}, body=b"x", body_bytes=1, state="pending", cron="0 9 * * *", zone="UTC", delay_group="d0",
-        )  # fmt: skip
+            id=ID,
+            subject="s",
+            message_id=MessageId(1, 2, 3),
+            due=NINE,
+            create_time=NINE - timedelta(milliseconds=1),
+            key_bytes=b"k",
+            tags=("a", "b"),
+            headers={"h": b"v"},
+            body=b"x",
+            body_bytes=1,
+            state="pending",
+            cron="0 9 * * *",
+            zone="UTC",
+            delay_group="d0",
+        )
         assert found.key == "k"
         assert found.due.tzinfo is UTC
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -112,10 +132,13 @@ async def test_a_move_beyond_what_the_group_keeps_is_said_by_it() -> None:
 @pytest.mark.parametrize(
     ("when", "failure"),
     [
-        (datetime(2027, 1, 1), InvalidArgument), (5, InvalidArgument), (None, InvalidArgument), (True, InvalidArgument),
+        (datetime(2027, 1, 1), InvalidArgument),
+        (5, InvalidArgument),
+        (None, InvalidArgument),
+        (True, InvalidArgument),
         (timedelta(milliseconds=limits.DELAY_MS_MAX + 60_000), DelayTooLong),
     ],
-)  # fmt: skip
+)
 async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_asked(when: Any, failure: type[QmqError]) -> None:
     async with delay_cluster() as it:
         with pytest.raises(failure):
@@ -246,8 +269,10 @@ async def test_a_list_goes_through_all_pages_in_order_and_has_no_bodies() -> Non
         assert [each.id for each in found] == [f"{number:032x}-1-1-d0" for number in range(1234)]
         assert {(each.body, each.body_bytes) for each in found} == {(None, 9)}
         assert [(request.subject, request.messages_max, request.after) for request in it.meta.requests("ListDelayed")] == [
-            ("s", 500, ""), ("s", 500, "500"), ("s", 500, "1000")
-        ]  # fmt: skip
+            ("s", 500, ""),
+            ("s", 500, "500"),
+            ("s", 500, "1000"),
+        ]
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(0, []), (1, [1]), (500, [500]), (700, [500, 200])])
@@ -289,11 +314,22 @@ async def test_a_list_with_a_delay_group_away_is_refused() -> None:
 async def test_stats_say_how_each_delay_group_stands_and_who_is_silent() -> None:
     async with delay_cluster() as it:
         described = delay_pb2.DelayDescription(
-            group="d0", replica="d0-1", pending=7, waiting=1, planned=2, delivered=3, wheel_messages=4, wheel_bytes=64,
-            horizon_ms=2**63 - 1, lateness_p50_ms=100, lateness_p99_ms=400, time_ms=NINE_MS, clock_step_ms=-3_600_000,
+            group="d0",
+            replica="d0-1",
+            pending=7,
+            waiting=1,
+            planned=2,
+            delivered=3,
+            wheel_messages=4,
+            wheel_bytes=64,
+            horizon_ms=2**63 - 1,
+            lateness_p50_ms=100,
+            lateness_p99_ms=400,
+            time_ms=NINE_MS,
+            clock_step_ms=-3_600_000,
             buckets=[delay_pb2.DelayBucket(start_ms=NINE_MS, length_ms=3_600_000, messages=9, pending=7, stored_bytes=100)],
             troubles=[delay_pb2.DelayTrouble(subject="gone", waiting=1, reason="[E105] there is no subject")],
-        )  # fmt: skip
+        )
         it.meta.answers["DescribeDelays"] = [pb.DescribeDelaysResponse(delays=[described, described], silent={"d1": "no master"})]
         stats = await it.mq.delayed.stats()
         assert (stats.pending, stats.silent) == (14, {"d1": "no master"})

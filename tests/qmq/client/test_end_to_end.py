@@ -89,9 +89,7 @@ async def test_several_consumers_share_one_backlog_and_each_message_goes_to_one(
         assert all(by_consumer[number] > 500 for number in range(4))
 
 
-async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(30)])
@@ -301,9 +299,19 @@ async def test_back_pressure_holds_a_producer_until_messages_are_stored(node: No
 
 @pytest.mark.parametrize(
     ("subject", "error"),
-    [("", InvalidName), ("x" * 128, InvalidName), ("../etc", InvalidName), ("a/b", InvalidName), (".hidden", InvalidName),
-     ("a\nb", InvalidName), ("ü", InvalidName), ("a b", InvalidName), (5, InvalidArgument), (None, InvalidArgument)],
-)  # fmt: skip
+    [
+        ("", InvalidName),
+        ("x" * 128, InvalidName),
+        ("../etc", InvalidName),
+        ("a/b", InvalidName),
+        (".hidden", InvalidName),
+        ("a\nb", InvalidName),
+        ("ü", InvalidName),
+        ("a b", InvalidName),
+        (5, InvalidArgument),
+        (None, InvalidArgument),
+    ],
+)
 async def test_a_bad_name_is_refused_where_it_is_given(node: Node, subject: str, error: type[Exception]) -> None:
     async with qmq.connect(node.address) as mq:
         with pytest.raises(error):

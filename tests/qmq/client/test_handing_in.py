@@ -107,9 +107,11 @@ async def test_what_is_said_while_the_broker_is_away_is_kept_until_it_was_told(i
     await eventually(lambda: len(kept(state)) == 4)
     ((origin, _),) = files(state)
     assert sorted(kept(state)) == [
-        Settlement(0, 0, NACK, BY_GROUP_MS, "first"), Settlement(1, 1, DEAD, 0, "second"),
-        Settlement(2, 2, ACK, 0), Settlement(3, 3, ACK, 0),
-    ]  # fmt: skip
+        Settlement(0, 0, NACK, BY_GROUP_MS, "first"),
+        Settlement(1, 1, DEAD, 0, "second"),
+        Settlement(2, 2, ACK, 0),
+        Settlement(3, 3, ACK, 0),
+    ]
     assert origin == Origin("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], []))
     queues[0].resume()
     await back(it.groups[0])

@@ -114,9 +114,18 @@ def test_the_first_one_is_the_outermost() -> None:
     with chain.handling(MESSAGE, "g"):
         story.append("handler")
     assert story == [
-        "a sending 1", "b sending 1", "b sent", "a sent", "b failed InvalidArgument", "a failed InvalidArgument",
-        "a in g", "b in g", "handler", "b out", "a out",
-    ]  # fmt: skip
+        "a sending 1",
+        "b sending 1",
+        "b sent",
+        "a sent",
+        "b failed InvalidArgument",
+        "a failed InvalidArgument",
+        "a in g",
+        "b in g",
+        "handler",
+        "b out",
+        "a out",
+    ]
 
 
 def test_headers_of_the_application_stay_and_of_interceptors_the_last_wins() -> None:
@@ -210,8 +219,13 @@ async def test_what_is_refused_on_the_spot_and_what_is_given_up_is_told() -> Non
         many = producer.send_many([b"x", b"y"], ["k", "k"], **due)
         producer.abort()
         assert story == [
-            "a sending 1", "a failed MessageTooLarge", "a sending 1", "a sending 2", "a failed ClientClosed", "a failed ClientClosed",
-        ]  # fmt: skip
+            "a sending 1",
+            "a failed MessageTooLarge",
+            "a sending 1",
+            "a sending 2",
+            "a failed ClientClosed",
+            "a failed ClientClosed",
+        ]
         for each in (ticket, *many.tickets):
             with pytest.raises(ClientClosed):
                 await each
@@ -243,9 +257,17 @@ async def test_a_loop_is_around_each_message_until_it_comes_back(node: Node) -> 
                     if message.body == b"3":
                         raise KeyError
         assert story == [
-            "a in g", "handler 1 {'own': b'x', 'via': b'a'}", "a out", "a in g", "handler 2 {'via': b'a'}", "a out",
-            "a in g", "handler 3 {'via': b'a'}", "a saw KeyError", "a out",
-        ]  # fmt: skip
+            "a in g",
+            "handler 1 {'own': b'x', 'via': b'a'}",
+            "a out",
+            "a in g",
+            "handler 2 {'via': b'a'}",
+            "a out",
+            "a in g",
+            "handler 3 {'via': b'a'}",
+            "a saw KeyError",
+            "a out",
+        ]
         again = await first(mq.consumer("s", "g"))
         assert (again.body, again.attempt) == (b"3", 2)
 

@@ -51,8 +51,12 @@ async def test_a_client_forgets_consumers_and_producers_that_were_closed(cluster
     await ordered(mq)
     kept = mq.producer("s"), mq.consumer("s", group="g")
     for made in (
-        mq.producer("s"), mq.delayed_producer("s"), mq.ordered_producer("o"), mq.consumer("s", group="h"), mq.ordered_consumer("o", "h"),
-    ):  # fmt: skip
+        mq.producer("s"),
+        mq.delayed_producer("s"),
+        mq.ordered_producer("o"),
+        mq.consumer("s", group="h"),
+        mq.ordered_consumer("o", "h"),
+    ):
         assert made in (*mq.producers, *mq.consumers)
         await made.close()
         assert made not in (*mq.producers, *mq.consumers)

@@ -113,9 +113,7 @@ async def test_a_lane_that_is_part_of_its_partition_brings_its_own_messages_only
         c.broker.append(1, numbered(KEYS, 30))
         c.assignments.assign(a=[lane(lps=LEFT)], b=[lane(lps=RIGHT)])
         records = [Record(), Record()]
-        tasks = [
-            asyncio.create_task(record.consume(ordered(c, name), 50)) for name, record in zip(("a", "b"), records, strict=True)
-        ]
+        tasks = [asyncio.create_task(record.consume(ordered(c, name), 50)) for name, record in zip(("a", "b"), records, strict=True)]
         await eventually(c.broker.partition(1).is_all_done)
         for record, lps in zip(records, (LEFT, RIGHT), strict=True):
             own = [key for key in KEYS if lps.first <= logical_partition(key, N) < lps.end]

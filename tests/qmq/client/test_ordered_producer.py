@@ -565,9 +565,7 @@ async def test_hazard_7_no_successor_is_written_while_its_predecessor_may_still_
         producer = it.mq.ordered_producer("s", batch_messages=1)
         await producer.send(b"a:0", LOW[0])
         held: list[Callable[[], None]] = []
-        it.groups[0].on_produce = lambda broker, peer, request, sent: held.append(
-            lambda: it.groups[0].serve(broker, peer, request, sent)
-        )  # fmt: skip
+        it.groups[0].on_produce = lambda broker, peer, request, sent: held.append(lambda: it.groups[0].serve(broker, peer, request, sent))
         tickets = [producer.send(b"a:%d" % number, LOW[0]) for number in range(1, 4)]
         await eventually(lambda: len(held) == 3)
         held[0]()

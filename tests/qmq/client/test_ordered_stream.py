@@ -335,9 +335,11 @@ class Machine(RuleBasedStateMachine):
 
     def _wire(self, data: st.DataObject, kind: str) -> tuple[int, Wire] | None:
         found = [
-            (number, wire) for number, wires in self.world.wires.items() for wire in wires
+            (number, wire)
+            for number, wires in self.world.wires.items()
+            for wire in wires
             if getattr(wire, kind) and not self.world.partitions[number].is_silent
-        ]  # fmt: skip
+        ]
         return found[data.draw(st.integers(0, len(found) - 1))] if found else None
 
     @rule(data=st.data(), count=st.integers(1, 40))
@@ -427,7 +429,9 @@ class Machine(RuleBasedStateMachine):
 
 TestStreams = Machine.TestCase
 TestStreams.settings = settings(
-    max_examples=examples(200), stateful_step_count=50, deadline=None,
+    max_examples=examples(200),
+    stateful_step_count=50,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

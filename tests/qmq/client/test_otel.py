@@ -68,9 +68,13 @@ def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: 
     span = spans.one("send s")
     assert span.kind is SpanKind.PRODUCER
     assert span.attributes == {
-        "messaging.system": "qmq", "messaging.operation.name": "send", "messaging.operation.type": "send",
-        "messaging.destination.name": "s", "messaging.message.id": str(ID), "messaging.qmq.broker_group": "g1",
-    }  # fmt: skip
+        "messaging.system": "qmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "s",
+        "messaging.message.id": str(ID),
+        "messaging.qmq.broker_group": "g1",
+    }
     context = span.get_span_context()
     assert told.headers == [{"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()}]
 
@@ -107,10 +111,16 @@ def test_handling_is_a_consumer_span_in_the_senders_trace_and_linked_to_it(spans
     assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (PARENT[3:35].decode(), PARENT[36:52].decode())
     assert [link.context.span_id for link in span.links] == [span.parent.span_id]
     assert span.attributes == {
-        "messaging.system": "qmq", "messaging.operation.name": "process", "messaging.operation.type": "process",
-        "messaging.destination.name": "s", "messaging.message.id": str(ID), "messaging.message.body.size": 4,
-        "messaging.qmq.message.attempt": 2, "messaging.qmq.broker_group": "g1", "messaging.consumer.group.name": "billing",
-    }  # fmt: skip
+        "messaging.system": "qmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "s",
+        "messaging.message.id": str(ID),
+        "messaging.message.body.size": 4,
+        "messaging.qmq.message.attempt": 2,
+        "messaging.qmq.broker_group": "g1",
+        "messaging.consumer.group.name": "billing",
+    }
 
 
 def test_handling_can_begin_a_trace_of_its_own_that_leads_back_by_a_link(spans: Spans) -> None:

@@ -160,9 +160,13 @@ async def test_up_to_an_hour_the_broker_keeps_the_retry(it: DelayCluster, queue:
 
 async def test_a_longer_one_goes_to_a_delay_group_directed_and_then_the_message_is_done(it: DelayCluster, queue: Queue) -> None:
     columns = Columns(
-        [b"x", b"y"], keys=[b"k", b""], tags=[("t",), ()], headers=[{"h": b"v"}, {}], create_deltas=[0, 500],
+        [b"x", b"y"],
+        keys=[b"k", b""],
+        tags=[("t",), ()],
+        headers=[{"h": b"v"}, {}],
+        create_deltas=[0, 500],
         message_ids=[MessageId(9, 8, 7).to_bytes(), MessageId(9, 8, 6).to_bytes()],
-    )  # fmt: skip
+    )
     held = Held(it.delays[0])
     before = time.time_ns() // 1_000_000
     _, found = await taken(it, queue, columns, attempt=3)
@@ -405,8 +409,9 @@ async def test_it_goes_out_again_with_all_its_attempts(it: DelayCluster, queue: 
     found[1].nack(LONG)
     await queue.settled_all(2)
     assert [each.headers for each in it.kept] == [
-        {"qmq-group": b"ops", "qmq-attempt": b"2"}, {"qmq-group": b"ops", "qmq-attempt": b"4"},
-    ]  # fmt: skip
+        {"qmq-group": b"ops", "qmq-attempt": b"2"},
+        {"qmq-group": b"ops", "qmq-attempt": b"4"},
+    ]
 
 
 async def test_headers_alone_change_no_attempt(it: DelayCluster, queue: Queue) -> None:

@@ -36,13 +36,29 @@ def test_a_sound_traceparent_is_read() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "00", PARENT.upper(), PARENT[:-1], PARENT + "0", PARENT + "-", PARENT + "-00", " " + PARENT, PARENT + "\n",
-        f"ff-{TRACE}-{SPAN}-01", f"ff-{TRACE}-{SPAN}-01-what", f"0-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[:-1]}-{SPAN}-01", f"00-{TRACE}-{SPAN}0-01", f"00-{TRACE}-{SPAN}-1",
+        "",
+        "00",
+        PARENT.upper(),
+        PARENT[:-1],
+        PARENT + "0",
+        PARENT + "-",
+        PARENT + "-00",
+        " " + PARENT,
+        PARENT + "\n",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"ff-{TRACE}-{SPAN}-01-what",
+        f"0-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[:-1]}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}0-01",
+        f"00-{TRACE}-{SPAN}-1",
         f"01-{TRACE}-{SPAN}-01x",
-        f"00_{TRACE}_{SPAN}_01", f"00-{TRACE[:-1]}g-{SPAN}-01", f"00-{TRACE[:-1]}\N{ARABIC-INDIC DIGIT ONE}-{SPAN}-01",
+        f"00_{TRACE}_{SPAN}_01",
+        f"00-{TRACE[:-1]}g-{SPAN}-01",
+        f"00-{TRACE[:-1]}\N{ARABIC-INDIC DIGIT ONE}-{SPAN}-01",
     ],
-)  # fmt: skip
+)
 def test_a_traceparent_that_breaks_the_grammar_counts_as_none(text: str) -> None:
     assert parse_parent(text) is None
 
@@ -86,10 +102,20 @@ def test_whatever_stands_there_reading_it_gives_an_answer(value: str | bytes) ->
         ("0a_-*/=" + "v" * 256, (("0a_-*/", "v" * 256),)),
         ("k" * 256 + "=1", (("k" * 256, "1"),)),
         # from here on it breaks the grammar, and nothing of it counts
-        ("A=1", ()), ("=1", ()), ("a", ()), ("a=", ()), ("a=1,a=2", ()), ("a=1=2", ()), ("a b=1", ()), ("a=\t1\x00", ()), ("a=é", ()),
-        ("k" * 257 + "=1", ()), ("a=" + "v" * 257, ()), (",".join(f"a{number}=1" for number in range(33)), ()),
+        ("A=1", ()),
+        ("=1", ()),
+        ("a", ()),
+        ("a=", ()),
+        ("a=1,a=2", ()),
+        ("a=1=2", ()),
+        ("a b=1", ()),
+        ("a=\t1\x00", ()),
+        ("a=é", ()),
+        ("k" * 257 + "=1", ()),
+        ("a=" + "v" * 257, ()),
+        (",".join(f"a{number}=1" for number in range(33)), ()),
     ],
-)  # fmt: skip
+)
 def test_a_tracestate_is_read_whole_or_not_at_all(text: str, members: tuple[tuple[str, str], ...]) -> None:
     assert parse_state(text) == members
 

@@ -52,9 +52,11 @@ async def test_what_failed_and_what_is_rejected_travels_with_its_reason(it: Dela
     found[3].reject("spam")
     await eventually(lambda: len(queue.settled) == 4)
     assert queue.settled == [
-        Settlement(0, 0, NACK, BY_GROUP_MS, "no seat"), Settlement(1, 1, NACK, 2000, "ValueError: no such flight"),
-        Settlement(2, 2, DEAD, 0, "KeyError"), Settlement(3, 3, DEAD, 0, "spam"),
-    ]  # fmt: skip
+        Settlement(0, 0, NACK, BY_GROUP_MS, "no seat"),
+        Settlement(1, 1, NACK, 2000, "ValueError: no such flight"),
+        Settlement(2, 2, DEAD, 0, "KeyError"),
+        Settlement(3, 3, DEAD, 0, "spam"),
+    ]
 
 
 async def test_messages_that_fail_together_share_one_reason(it: DelayCluster, queue: FakeQueue) -> None:
@@ -99,8 +101,10 @@ async def test_an_exception_that_ends_the_loop_is_why_its_message_failed(it: Del
     with pytest.raises(RuntimeError):
         await working
     assert queue.settled == [
-        Settlement(0, 0, ACK, 0), Settlement(1, 1, NACK, BY_GROUP_MS, "RuntimeError: broken engine"), Settlement(2, 2, Verdict.RELEASE, 0),
-    ]  # fmt: skip
+        Settlement(0, 0, ACK, 0),
+        Settlement(1, 1, NACK, BY_GROUP_MS, "RuntimeError: broken engine"),
+        Settlement(2, 2, Verdict.RELEASE, 0),
+    ]
 
 
 async def test_a_loop_that_is_left_or_cancelled_hands_its_message_back_at_once(it: DelayCluster, queue: FakeQueue) -> None:
@@ -134,9 +138,10 @@ async def test_scripts_say_why_too(it: DelayCluster, queue: FakeQueue) -> None:
     await queue.deliver([b"2"])
     await working
     assert queue.settled == [
-        Settlement(0, 0, NACK, BY_GROUP_MS, "late"), Settlement(1, 1, DEAD, 0, "ValueError: bad"),
+        Settlement(0, 0, NACK, BY_GROUP_MS, "late"),
+        Settlement(1, 1, DEAD, 0, "ValueError: bad"),
         Settlement(2, 2, NACK, BY_GROUP_MS, "RuntimeError: out of paper"),
-    ]  # fmt: skip
+    ]
 
 
 def test_verdicts_are_joined_only_if_they_say_the_same() -> None:

@@ -21,9 +21,12 @@ from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
 NOW_MS = 1_700_000_000_000
 SAID = [
-    Settlement(0, 4, ACK, 0), Settlement(5, 5, NACK, BY_GROUP_MS, "no \N{SNOWMAN}\nat all"), Settlement(6, 9, NACK, 60_000, "x"),
-    Settlement(10, 10, DEAD, 0, "bad"), Settlement(11, 12, RELEASE, 0),
-]  # fmt: skip
+    Settlement(0, 4, ACK, 0),
+    Settlement(5, 5, NACK, BY_GROUP_MS, "no \N{SNOWMAN}\nat all"),
+    Settlement(6, 9, NACK, 60_000, "x"),
+    Settlement(10, 10, DEAD, 0, "bad"),
+    Settlement(11, 12, RELEASE, 0),
+]
 
 
 def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1") -> Origin:
@@ -71,14 +74,17 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda lines: [b"{}", *lines[1:]], lambda lines: [lines[0].replace(b'"version": 1', b'"version": 2'), *lines[1:]],
+        lambda lines: [b"{}", *lines[1:]],
+        lambda lines: [lines[0].replace(b'"version": 1', b'"version": 2'), *lines[1:]],
         lambda lines: [lines[0].replace(b'"received": 12', b'"received": "x"'), *lines[1:]],
-        lambda lines: [lines[0], b"[]", *lines[1:]], lambda lines: [lines[0], b"\xff\xfe", *lines[1:]],
+        lambda lines: [lines[0], b"[]", *lines[1:]],
+        lambda lines: [lines[0], b"\xff\xfe", *lines[1:]],
         lambda lines: [lines[0], lines[1].replace(b'"first": 0', b'"first": 9'), *lines[2:]],
-        lambda lines: [lines[0], lines[1].replace(b"ACK", b"MAYBE"), *lines[2:]], lambda lines: [b"[" * 100_000],
+        lambda lines: [lines[0], lines[1].replace(b"ACK", b"MAYBE"), *lines[2:]],
+        lambda lines: [b"[" * 100_000],
     ],
     ids=["no-head", "newer", "no-number", "no-verdict", "no-text", "backwards", "no-such-verdict", "deep"],
-)  # fmt: skip
+)
 def test_damage_is_told(damage: object) -> None:
     lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
     with pytest.raises(ValueError, match=r"."):

@@ -27,15 +27,26 @@ PRODUCER = 7
 
 
 def delayed(
-    dues: Sequence[int], *, number: int = 0, subject: str = "orders", flags: int = 0, bodies: Sequence[bytes] | None = None,
-    compression: Compression = Compression.NONE, **columns: Any,
-) -> tuple[bytes, int]:  # fmt: skip
+    dues: Sequence[int],
+    *,
+    number: int = 0,
+    subject: str = "orders",
+    flags: int = 0,
+    bodies: Sequence[bytes] | None = None,
+    compression: Compression = Compression.NONE,
+    **columns: Any,
+) -> tuple[bytes, int]:
     """(region, its checksum) of a delayed batch."""
     found = list(bodies) if bodies is not None else [b"body %d.%d" % (number, place) for place in range(len(dues))]
     envelope, region = encode(
-        subject.encode(), Columns(found, dues=dues, **columns), producer_id=PRODUCER, batch_sequence=number, create_time_ms=START,
-        flags=flags, compression=compression,
-    )  # fmt: skip
+        subject.encode(),
+        Columns(found, dues=dues, **columns),
+        producer_id=PRODUCER,
+        batch_sequence=number,
+        create_time_ms=START,
+        flags=flags,
+        compression=compression,
+    )
     return region, sent_sizes(envelope)[1]
 
 
@@ -208,8 +219,16 @@ def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Se
     """What `delayed` puts into a batch."""
     return [
         DueMessage(
-            Place(-1, -1), due, "orders", b"body %d.%d" % (number, place), b"", (), headers[place] if headers else {}, START,
-            MessageId(PRODUCER, number, place).to_bytes(), flags,
+            Place(-1, -1),
+            due,
+            "orders",
+            b"body %d.%d" % (number, place),
+            b"",
+            (),
+            headers[place] if headers else {},
+            START,
+            MessageId(PRODUCER, number, place).to_bytes(),
+            flags,
         )
         for place, due in enumerate(dues)
-    ]  # fmt: skip
+    ]

@@ -53,9 +53,15 @@ def messages(region: bytes) -> list[tuple[Any, ...]]:
     count, nothing = view.count, [None] * view.count
     ids = view.message_ids() or [MessageId(view.header.producer_id, view.header.batch_sequence, place).to_bytes() for place in range(count)]
     columns = (
-        view.bodies(), view.keys() or nothing, view.tags() or nothing, view.headers() or nothing, view.create_times_ms(), ids,
-        view.logical_partitions() or nothing, view.dues_ms() or nothing,
-    )  # fmt: skip
+        view.bodies(),
+        view.keys() or nothing,
+        view.tags() or nothing,
+        view.headers() or nothing,
+        view.create_times_ms(),
+        ids,
+        view.logical_partitions() or nothing,
+        view.dues_ms() or nothing,
+    )
     head = (view.subject, view.header.producer_id, view.header.batch_sequence, view.header.flags, view.header.partition)
     return [(*head, *each) for each in zip(*columns, strict=True)]
 

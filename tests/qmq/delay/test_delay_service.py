@@ -37,9 +37,17 @@ GROUP = "d1"
 def message(number: int, due_ms: int, **fields: Any) -> DueMessage:
     """The `number`-th of producer 7."""
     known = {
-        "place": Place(due_ms // HOUR, number), "due_ms": due_ms, "subject": "orders", "body": b"body", "key": b"key", "tags": ("a", "b"),
-        "headers": {"who": b"me"}, "create_time_ms": 5, "message_id": MessageId(7, 1, number).to_bytes(), "flags": 0,
-    }  # fmt: skip
+        "place": Place(due_ms // HOUR, number),
+        "due_ms": due_ms,
+        "subject": "orders",
+        "body": b"body",
+        "key": b"key",
+        "tags": ("a", "b"),
+        "headers": {"who": b"me"},
+        "create_time_ms": 5,
+        "message_id": MessageId(7, 1, number).to_bytes(),
+        "flags": 0,
+    }
     return DueMessage(**(known | fields))
 
 
@@ -259,8 +267,9 @@ async def test_a_page_of_large_messages_ends_early_and_the_next_goes_on_there(se
 async def test_a_description_tells_buckets_with_anything_pending_and_the_delivery(service: Service) -> None:
     found = await service("DescribeDelay", pb.DescribeDelayRequest())
     assert [(each.start_ms, each.length_ms, each.messages, each.pending, each.stored_bytes) for each in found.buckets] == [
-        (11 * HOUR, HOUR, 7, 4, 200), (30 * HOUR, HOUR, 2, 2, 300),
-    ]  # fmt: skip
+        (11 * HOUR, HOUR, 7, 4, 200),
+        (30 * HOUR, HOUR, 2, 2, 300),
+    ]
     assert (found.group, found.replica, found.pending, found.wheel_messages, found.wheel_bytes) == (GROUP, "d1-a", 6, 6, 96)
     assert (found.horizon_ms, found.waiting, found.planned, found.delivered) == (12 * HOUR, 1, 2, 99)
     assert (found.lateness_p50_ms, found.lateness_p99_ms, found.time_ms, found.clock_step_ms) == (250, 490, 11 * HOUR, -3)
@@ -275,10 +284,12 @@ async def test_a_replica_that_does_not_serve_answers_only_who_copies_its_schedul
     (name,) = service.desk.add(message(1, HOUR))
     service.is_serving = False
     asked = [
-        ("CancelDelayed", pb.CancelDelayedRequest(id=name)), ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1)),
-        ("ShowDelayed", pb.ShowDelayedRequest(id=name)), ("ListDelayed", pb.ListDelayedRequest()),
+        ("CancelDelayed", pb.CancelDelayedRequest(id=name)),
+        ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1)),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=name)),
+        ("ListDelayed", pb.ListDelayedRequest()),
         ("DescribeDelay", pb.DescribeDelayRequest()),
-    ]  # fmt: skip
+    ]
     for method, request in asked:
         with pytest.raises(NotMaster, match="d1-a of delay group d1 does not serve") as caught:
             await service(method, request)

@@ -286,9 +286,12 @@ class Loading(RuleBasedStateMachine):
     """A loader whose threads run, and end, at any moment, among sends, settlements, ticks and closes; against plain sets."""
 
     @initialize(
-        before=st.lists(st.integers(NOW - 350, NOW + 350), max_size=30), closed=st.integers(0, 12), piece=st.integers(1, 8),
-        most=st.integers(1, 20), settled=st.sets(st.integers(0, 29)),
-    )  # fmt: skip
+        before=st.lists(st.integers(NOW - 350, NOW + 350), max_size=30),
+        closed=st.integers(0, 12),
+        piece=st.integers(1, 8),
+        most=st.integers(1, 20),
+        settled=st.sets(st.integers(0, 29)),
+    )
     def begin(self, before: list[int], closed: int, piece: int, most: int, settled: set[int]) -> None:
         self.now = NOW
         self.schedule = FakeSchedule(HOUR)

@@ -121,9 +121,12 @@ def matches(cron: str, local: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     days = (local // 1440).astype("datetime64[D]")
     months = days.astype("datetime64[M]")
     values = (
-        (minute, local % 60), (hour, local // 60 % 24), (day, (days - months).astype(np.int64) + 1),
-        (month, months.astype(np.int64) % 12 + 1), (weekday, (local // 1440 + 4) % 7),
-    )  # fmt: skip
+        (minute, local % 60),
+        (hour, local // 60 % 24),
+        (day, (days - months).astype(np.int64) + 1),
+        (month, months.astype(np.int64) % 12 + 1),
+        (weekday, (local // 1440 + 4) % 7),
+    )
     result = np.ones(len(local), dtype=bool)
     for text, value in values:
         if text.startswith("*/"):

@@ -52,8 +52,11 @@ def test_a_millisecond_with_more_than_a_slice_is_a_slice_whole() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=60),
-    st.integers(0, 15), st.integers(1, 20), st.integers(1, 12), st.integers(1, 70),
-)  # fmt: skip
+    st.integers(0, 15),
+    st.integers(1, 20),
+    st.integers(1, 12),
+    st.integers(1, 70),
+)
 def test_a_slice_is_all_that_is_pending_in_its_stretch_and_as_long_as_may_be(
     lines: list[tuple[int, bool]], first_ms: int, length: int, most: int, piece: int
 ) -> None:

@@ -130,9 +130,11 @@ class Ticking(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            patch.object(wheel_module, "BASKET", 5), patch.object(wheel_module, "RUN_MESSAGES_MAX", 16),
-            patch.object(runs_module, "RUN_MESSAGES_MAX", 16), patch.object(runs_module, "_TRIM_MIN", 2),
-        ]  # fmt: skip
+            patch.object(wheel_module, "BASKET", 5),
+            patch.object(wheel_module, "RUN_MESSAGES_MAX", 16),
+            patch.object(runs_module, "RUN_MESSAGES_MAX", 16),
+            patch.object(runs_module, "_TRIM_MIN", 2),
+        ]
         for each in self.patches:
             each.start()
         self.wheel = Wheel(10)

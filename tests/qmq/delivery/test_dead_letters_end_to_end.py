@@ -48,9 +48,13 @@ async def test_a_message_that_fails_five_times_is_in_the_dead_letter_queue_with_
         own = dict(letter.headers)
         assert int(own.pop("qmq-dead-ms")) >= letter.create_time_ms
         assert own == {
-            "trace": b"t", "qmq-subject": b"orders", "qmq-sequence": b"0", "qmq-group": b"billing", "qmq-attempt": b"5",
+            "trace": b"t",
+            "qmq-subject": b"orders",
+            "qmq-sequence": b"0",
+            "qmq-group": b"billing",
+            "qmq-attempt": b"5",
             "qmq-error": b"failed 5 times",
-        }  # fmt: skip
+        }
 
 
 async def test_a_rejected_message_is_dead_at_once_and_other_groups_still_get_it(node: Node) -> None:

@@ -55,12 +55,15 @@ def state_of(store: Store) -> State:
     """What must be the same on all replicas: all derived state but what retention took."""
     return {
         (queue.id.subject, queue.id.partition): (
-            queue.next_sequence, queue.cumulative_bytes, queue.last_append_ms, queue.producers.to_state(),
+            queue.next_sequence,
+            queue.cumulative_bytes,
+            queue.last_append_ms,
+            queue.producers.to_state(),
             {group: share.to_state() for group, share in queue.shares.items()},
         )
         for queue in store.queues.values()
         if queue.next_sequence or queue.shares
-    }  # fmt: skip
+    }
 
 
 def entries_of_index(store: Store) -> dict[tuple[str, int], list[Any]]:

@@ -23,7 +23,7 @@ from replica_support import (
     replay,
     small,
     state_of,
-)  # fmt: skip
+)
 from support import ManualClock, intake
 
 from qmq.batch import ENVELOPE_BYTES

@@ -20,7 +20,7 @@ from replica_support import (
     replay,
     small,
     state_of,
-)  # fmt: skip
+)
 from support import ManualClock
 
 from qmq.batch import parse_envelope

@@ -69,10 +69,15 @@ def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
         return SettleAction(*QUEUE, consumer, now_ms, tuple(settlements), (), random.choice((0, 0, 1)))
     number = share.dying[0].number if share.dying else 0
     last = holder.next_pull - random.randint(1, 3)
-    return random.choice((
-        Leave(*QUEUE, consumer, random.random() < 0.5), Return(*QUEUE, consumer, last), Reset(*QUEUE, "", random.randint(0, MESSAGES)),
-        Buried(*QUEUE, "", ((number, 1),)), Begin(*QUEUE, "", random.randint(0, MESSAGES), now_ms),
-    ))  # fmt: skip
+    return random.choice(
+        (
+            Leave(*QUEUE, consumer, random.random() < 0.5),
+            Return(*QUEUE, consumer, last),
+            Reset(*QUEUE, "", random.randint(0, MESSAGES)),
+            Buried(*QUEUE, "", ((number, 1),)),
+            Begin(*QUEUE, "", random.randint(0, MESSAGES), now_ms),
+        )
+    )
 
 
 def begins_nothing(share: Share) -> bool:
@@ -133,22 +138,38 @@ def settle(
 def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
     trail = Trail("g", 5)
     actions = [
-        join("a"), join("b"), pull("a", (0, 10, 1)), settle("a", (0, 4, Verdict.ACK, 0), (5, 5, Verdict.NACK, 700)),
-        pull("b", (5, 1, 2)), settle("b", (0, 0, Verdict.NACK, 0), cause=Cause.LOST), pull("a", (5, 1, 3)),
+        join("a"),
+        join("b"),
+        pull("a", (0, 10, 1)),
+        settle("a", (0, 4, Verdict.ACK, 0), (5, 5, Verdict.NACK, 700)),
+        pull("b", (5, 1, 2)),
+        settle("b", (0, 0, Verdict.NACK, 0), cause=Cause.LOST),
+        pull("a", (5, 1, 3)),
         settle("a", (10, 10, Verdict.DEAD, 0), errors=((0, "no stock"),)),
-    ]  # fmt: skip
+    ]
     assert [event for number, action in enumerate(actions) for event in trail.apply(action, number)] == [
-        Event(2, "g", "pull", "a", 1), Event(3, "g", "nack", "a", 1, 700), Event(4, "g", "pull", "b", 2), Event(5, "g", "lost", "b", 2),
-        Event(6, "g", "pull", "a", 3), Event(7, "g", "dead", "a", 3, 0, "no stock"),
-    ]  # fmt: skip
+        Event(2, "g", "pull", "a", 1),
+        Event(3, "g", "nack", "a", 1, 700),
+        Event(4, "g", "pull", "b", 2),
+        Event(5, "g", "lost", "b", 2),
+        Event(6, "g", "pull", "a", 3),
+        Event(7, "g", "dead", "a", 3, 0, "no stock"),
+    ]
     assert trail.where is Where.DYING
 
 
 def test_what_others_settle_or_settle_too_late_is_not_about_it() -> None:
     actions = (
-        join("a"), join("b"), pull("a", (0, 10, 1)), settle("b", (5, 5, Verdict.ACK, 0)), settle("a", (0, 4, Verdict.ACK, 0)),
-        Leave(*QUEUE, "a", True), join("a", 9), pull("a", (5, 5, 2)), settle("a", (5, 5, Verdict.ACK, 0)),
-    )  # fmt: skip
+        join("a"),
+        join("b"),
+        pull("a", (0, 10, 1)),
+        settle("b", (5, 5, Verdict.ACK, 0)),
+        settle("a", (0, 4, Verdict.ACK, 0)),
+        Leave(*QUEUE, "a", True),
+        join("a", 9),
+        pull("a", (5, 5, 2)),
+        settle("a", (5, 5, Verdict.ACK, 0)),
+    )
     assert story(*actions) == [("pull", "a", 1), ("lost", "a", 1), ("pull", "a", 2)]
 
 
@@ -171,8 +192,10 @@ def test_how_it_was_done_without_being_worked_on_is_told() -> None:
 
 def test_a_group_that_is_forgotten_begins_anew() -> None:
     assert story(join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))) == [
-        ("pull", "a", 1), ("forget", "", 0), ("pull", "a", 1),
-    ]  # fmt: skip
+        ("pull", "a", 1),
+        ("forget", "", 0),
+        ("pull", "a", 1),
+    ]
 
 
 def test_a_trail_goes_on_from_a_snapshot() -> None:
@@ -215,8 +238,11 @@ def test_a_message_of_a_lane_is_done_by_who_holds_its_lane() -> None:
 def test_failing_parking_and_giving_back_are_told() -> None:
     token = LaneShare().next_token
     events, trail = lane_story(
-        *BEGUN, LaneFail(*LANES, "a", token, 4, 1), LaneFail(*LANES, "a", token, 5, 1), LanePark(*LANES, "a", token, 5, 3, b"k"),
-    )  # fmt: skip
+        *BEGUN,
+        LaneFail(*LANES, "a", token, 4, 1),
+        LaneFail(*LANES, "a", token, 5, 1),
+        LanePark(*LANES, "a", token, 5, 3, b"k"),
+    )
     assert events == [("grant", "a", 0), ("nack", "a", 1), ("park", "a", 0)]
     assert where(trail.share, 5, 3) is Where.WAITING
     for replays, kind, after in ((True, "replay", Where.NEW), (False, "drop", Where.DONE)):

@@ -60,9 +60,18 @@ class FakeBroker(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DescribeReplica(self, request: Any) -> Any:
         return control.ReplicaStatus(
-            replica=self.replica, broker_group=self.group, role="master" if self.is_master else "slave", epoch=1, last_index=10,
-            stored_index=10, commit_index=10, message_position=1000, action_position=100, is_whole=True, is_serving=self.is_master,
-        )  # fmt: skip
+            replica=self.replica,
+            broker_group=self.group,
+            role="master" if self.is_master else "slave",
+            epoch=1,
+            last_index=10,
+            stored_index=10,
+            commit_index=10,
+            message_position=1000,
+            action_position=100,
+            is_whole=True,
+            is_serving=self.is_master,
+        )
 
     @answering
     async def DescribeQueues(self, request: Any) -> Any:

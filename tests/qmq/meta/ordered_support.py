@@ -256,9 +256,7 @@ class World:
     async def elect(self, group: str, epoch: int) -> None:
         claim = Claim(epoch, f"{group}-{epoch}", f"attempt {epoch}")
         master = Master(claim.replica, epoch, claim.attempt, "d:1", "c:1")
-        await self.embedded.txn(
-            [], [Put(group_key(group, "epoch"), claim.encode()), Put(group_key(group, "master"), master.encode())]
-        )
+        await self.embedded.txn([], [Put(group_key(group, "epoch"), claim.encode()), Put(group_key(group, "master"), master.encode())])
 
     async def lose_master(self, group: str) -> None:
         """Its process is gone, and its lease has ended."""
@@ -271,9 +269,7 @@ class World:
 
     def changes(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Changes:
         """A metaserver's."""
-        return Changes(
-            store or self.store, self.brokers, sleep=self.sleep, now_ms=lambda: self.now_ms, new_id=self.new_id, arrow=arrow
-        )
+        return Changes(store or self.store, self.brokers, sleep=self.sleep, now_ms=lambda: self.now_ms, new_id=self.new_id, arrow=arrow)
 
     def new_id(self) -> str:
         return f"change-{next(self.ids)}"

@@ -211,8 +211,10 @@ async def test_the_cluster_is_described_with_what_replicas_say_and_without_those
         assert (first.health, first.master, first.epoch, list(first.voters)) == ("read-write", "g1-a", 1, ["g1-a"])
         assert (first.replicas[0].is_present, first.replicas[0].status.commit_index) == (True, 10)
         assert [(each.replica, each.is_present, each.HasField("status")) for each in second.replicas] == [
-            ("g2-a", True, False), ("g2-b", False, False), ("g2-c", False, False),
-        ]  # fmt: skip
+            ("g2-a", True, False),
+            ("g2-b", False, False),
+            ("g2-c", False, False),
+        ]
         assert (third.health, third.master, third.epoch) == ("offline", "", 4)
 
 

@@ -16,8 +16,11 @@ from qmq.meta.ordered.starts import DELETE, Start
 
 ARROWS = ["before delete", "behind delete", "before forget", "behind forget", "before delete record", "behind delete record"]
 KEPT = (
-    assignment_key(SUBJECT, "g"), settings_key(SUBJECT, "g"), f"{PAUSES}group/{SUBJECT}/g", f"{PAUSES}consumer/{SUBJECT}/g/one",
-)  # fmt: skip
+    assignment_key(SUBJECT, "g"),
+    settings_key(SUBJECT, "g"),
+    f"{PAUSES}group/{SUBJECT}/g",
+    f"{PAUSES}consumer/{SUBJECT}/g/one",
+)
 OF_ANOTHER = (assignment_key(SUBJECT, "gg"), settings_key(SUBJECT, "gg"), f"{PAUSES}consumer/{SUBJECT}/gg/one")
 
 

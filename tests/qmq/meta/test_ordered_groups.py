@@ -600,5 +600,3 @@ def test_sequences_say_nothing_about_an_ordered_subject() -> None:
             Start.of_reset(request)
     with pytest.raises(InvalidArgument):
         Start.of_new("reset:latest")
-
-

@@ -13,9 +13,17 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 def status(name: str, role: str, index: int) -> control.ReplicaStatus:
     return control.ReplicaStatus(
-        replica=name, role=role, epoch=2, last_index=index, stored_index=index, commit_index=index, message_position=index * 1000,
-        action_position=5, is_whole=True, is_serving=role == "master",
-    )  # fmt: skip
+        replica=name,
+        role=role,
+        epoch=2,
+        last_index=index,
+        stored_index=index,
+        commit_index=index,
+        message_position=index * 1000,
+        action_position=5,
+        is_whole=True,
+        is_serving=role == "master",
+    )
 
 
 def described() -> pb.DescribeClusterResponse:
@@ -27,9 +35,15 @@ def described() -> pb.DescribeClusterResponse:
         pb.ReplicaDescription(replica="g1-e"),
     ]
     one = pb.GroupDescription(
-        broker_group="g1", health="read-only", mode="read-only", master="g1-a", epoch=2, voters=["g1-a", "g1-b", "g1-c"],
-        learners=["g1-d"], replicas=replicas,
-    )  # fmt: skip
+        broker_group="g1",
+        health="read-only",
+        mode="read-only",
+        master="g1-a",
+        epoch=2,
+        voters=["g1-a", "g1-b", "g1-c"],
+        learners=["g1-d"],
+        replicas=replicas,
+    )
     lost = pb.ReplicaDescription(replica="g2-a", is_present=True, status=status("g2-a", "polling", 7))
     two = pb.GroupDescription(broker_group="g2", health="offline", mode="read-write", epoch=4, voters=["g2-a"], replicas=[lost])
     return pb.DescribeClusterResponse(groups=[one, two], store_silent_ms=7_000)

@@ -27,9 +27,7 @@ from qmq.node.replica import ReplicaConfig, ReplicaNode
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
-SHORT = LogConfig(
-    segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100, tail_bytes=KIB
-)
+SHORT = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100, tail_bytes=KIB)
 """A log whose beginning is gone soon, from memory too."""
 NOWHERE = EtcdOptions(("127.0.0.1:1",))
 
@@ -38,9 +36,17 @@ def delay_config(data: Path, name: str, log: LogConfig | None = None, **others: 
     """Replica `name` of group `d`."""
     chosen: dict[str, Any] = {"group": "d", "settings": SETTINGS, **others}
     return DelayReplicaConfig(
-        replica=name, replicas=NAMES, data=data / name, etcd=NOWHERE, data_port=0, control_port=0, log=log or LogConfig(),
-        broker=BrokerConfig(retention_interval_ms=50), delay=DelayConfig(tick_ms=50), **chosen,
-    )  # fmt: skip
+        replica=name,
+        replicas=NAMES,
+        data=data / name,
+        etcd=NOWHERE,
+        data_port=0,
+        control_port=0,
+        log=log or LogConfig(),
+        broker=BrokerConfig(retention_interval_ms=50),
+        delay=DelayConfig(tick_ms=50),
+        **chosen,
+    )
 
 
 def broker_config(data: Path, name: str = "x", group: str = "g") -> ReplicaConfig:

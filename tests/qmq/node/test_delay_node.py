@@ -111,9 +111,7 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
         assert cluster.view.group("g").delay is None
 
 
-async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.node.replica.KNOWN_WAIT_S", 0.05)
     async with running_delay(tmp_path) as (cluster, _):
         await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")

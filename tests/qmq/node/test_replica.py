@@ -22,9 +22,7 @@ NAMES = ("a", "b", "c")
 
 
 def config(tmp_path: Path, name: str, group: str = "g") -> ReplicaConfig:
-    return ReplicaConfig(
-        group, name, NAMES, tmp_path / name, EtcdOptions(("127.0.0.1:1",)), host="127.0.0.1", data_port=0, control_port=0
-    )
+    return ReplicaConfig(group, name, NAMES, tmp_path / name, EtcdOptions(("127.0.0.1:1",)), host="127.0.0.1", data_port=0, control_port=0)
 
 
 class Cluster:

@@ -25,21 +25,57 @@ from qmq.wire.frame import HEADER, FrameKind
 
 SECONDS: Final = 2.0
 INTS: Final = (
-    -1, 0, 1, 2, 3, 255, 65_535, 65_536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53, 1 << 62, (1 << 63) - 1, -(1 << 63),
-    1 << 63, (1 << 64) - 1, 1 << 64, 1 << 70, -5,
-)  # fmt: skip
+    -1,
+    0,
+    1,
+    2,
+    3,
+    255,
+    65_535,
+    65_536,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 53,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1 << 63,
+    (1 << 64) - 1,
+    1 << 64,
+    1 << 70,
+    -5,
+)
 LONGS: Final = tuple(each for each in INTS if -(1 << 63) <= each < 1 << 63)
 WORDS: Final = tuple(each for each in INTS if 0 <= each < 1 << 32)
 TEXTS: Final = ("s", "o", "g", "c", "%dlq%g", "%dlq%x", "", "a" * 127, "g%c", "earliest", "latest", "resume", "0-512", "\ud800", "x\x00")
 LISTS: Final = (["t"], ["0-512"], ["0-1", "5-2"], [""], ["\ud800"], [], [7], [["t"]])
 GOOD: Final[dict[str, Any]] = {
-    "subject": "s", "group": "g", "consumer": "c", "incarnation": "i", "received": -1, "start": "earliest", "lease_ms": 30_000,
-    "tags_any": [], "tags_all": [], "until": 100, "bytes_max": 1_000, "lps": [], "producer_id": "00" * 8, "before": 100, "most": 10,
-    "end": 64, "version": 1,
-}  # fmt: skip
+    "subject": "s",
+    "group": "g",
+    "consumer": "c",
+    "incarnation": "i",
+    "received": -1,
+    "start": "earliest",
+    "lease_ms": 30_000,
+    "tags_any": [],
+    "tags_all": [],
+    "until": 100,
+    "bytes_max": 1_000,
+    "lps": [],
+    "producer_id": "00" * 8,
+    "before": 100,
+    "most": 10,
+    "end": 64,
+    "version": 1,
+}
 JSON: Final = {
-    FrameKind.ATTACH: wire.Attach, FrameKind.FETCH: wire.Fetch, FrameKind.FIND: wire.Find, FrameKind.LANE_ATTACH: wire.LaneAttach,
-}  # fmt: skip
+    FrameKind.ATTACH: wire.Attach,
+    FrameKind.FETCH: wire.Fetch,
+    FrameKind.FIND: wire.Find,
+    FrameKind.LANE_ATTACH: wire.LaneAttach,
+}
 _SETTLE: Final = Struct("<II")
 _SETTLEMENT: Final = Struct("<qqII")
 _BEGUN: Final = Struct("<Iqq")
@@ -81,8 +117,17 @@ class Frames:
 
     def _binary(self) -> tuple[FrameKind, bytes]:
         choose, session = self._random.choice, self._session()
-        kind = choose((FrameKind.PULL, FrameKind.SETTLE, FrameKind.HEARTBEAT, FrameKind.DETACH, FrameKind.BEGUN, FrameKind.LANE_PULL,
-                       FrameKind.LANE_SETTLE))  # fmt: skip
+        kind = choose(
+            (
+                FrameKind.PULL,
+                FrameKind.SETTLE,
+                FrameKind.HEARTBEAT,
+                FrameKind.DETACH,
+                FrameKind.BEGUN,
+                FrameKind.LANE_PULL,
+                FrameKind.LANE_SETTLE,
+            )
+        )
         if kind is FrameKind.PULL:
             return kind, wire.pack_pull(wire.Pull(session, choose(WORDS), choose(WORDS), choose((0, 10))))
         if kind is FrameKind.BEGUN:
@@ -113,10 +158,14 @@ class Frames:
         if subject == "o" or chance() < 0.1:
             columns.keys, columns.logical_partitions = [b"k"] * count, [choose((0, 5, 63, 65_535))] * count
         _, region = encode(
-            subject.encode(), columns, producer_id=choose((1, 5, (1 << 64) - 1, 1 << 62)), partition=int(subject == "o"),
+            subject.encode(),
+            columns,
+            producer_id=choose((1, 5, (1 << 64) - 1, 1 << 62)),
+            partition=int(subject == "o"),
             batch_sequence=choose((0, 1, 2, 3, self._random.getrandbits(20), (1 << 48) - 1)),
-            flags=choose((0, 0, 0, 1, 2, 4, 8, 16, 31, 1 << 31)), create_time_ms=choose((0, 1, -1, -(1 << 63))),
-        )  # fmt: skip
+            flags=choose((0, 0, 0, 1, 2, 4, 8, 16, 31, 1 << 31)),
+            create_time_ms=choose((0, 1, -1, -(1 << 63))),
+        )
         damaged = bytearray(region)
         if chance() < 0.6:
             for _ in range(self._random.randint(1, 3)):

@@ -56,10 +56,20 @@ def test_tags_of_another_kind_are_refused() -> None:
 @given(st.binary(max_size=200))
 def test_random_payloads_are_read_or_refused(data: bytes) -> None:
     readers = (
-        wire.unpack_delivery, wire.unpack_settle, wire.unpack_produced, wire.unpack_pull, wire.unpack_error,
-        wire.unpack_session, wire.unpack_settled, wire.Hello.unpack, wire.Attach.unpack, wire.Fetch.unpack,
-        wire.unpack_fetched, wire.Find.unpack, wire.Found.unpack,
-    )  # fmt: skip
+        wire.unpack_delivery,
+        wire.unpack_settle,
+        wire.unpack_produced,
+        wire.unpack_pull,
+        wire.unpack_error,
+        wire.unpack_session,
+        wire.unpack_settled,
+        wire.Hello.unpack,
+        wire.Attach.unpack,
+        wire.Fetch.unpack,
+        wire.unpack_fetched,
+        wire.Find.unpack,
+        wire.Found.unpack,
+    )
     for read in readers:
         try:
             read(data)
@@ -83,8 +93,12 @@ def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
     sent = DiskFull("no space", outcome=Outcome.UNKNOWN, retry_after_ms=1234)
     found = wire.unpack_error(wire.pack_error(sent))
     assert (type(found), found.code, found.message, found.outcome, found.retry_after_ms) == (
-        DiskFull, 303, "no space", Outcome.UNKNOWN, 1234,
-    )  # fmt: skip
+        DiskFull,
+        303,
+        "no space",
+        Outcome.UNKNOWN,
+        1234,
+    )
 
 
 def test_an_error_that_says_to_try_again_still_says_so_over_the_wire() -> None:

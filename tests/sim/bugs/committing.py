@@ -77,9 +77,6 @@ def _go_back(self: Replica, index: int) -> None:
         self.commit = self.ready.commit = index
 
 
-
-
-
 in_replica("commit all that a slave has", commit_to=_commit_all)
 in_replica("let the commit position go back", commit_to=_go_back)
 

@@ -190,10 +190,23 @@ POLICY = Policy((SECOND, 2 * SECOND))
         (Undecodable("of another service"), 1, Policy((), "skip"), (Act.NACK, None, "of another service")),
     ],
     ids=[
-        "returned", "raised", "second", "later", "as the group says", "long", "cannot say", "retry", "retry as usual", "reject", "timeout",
-        "undecodable", "undecodable retry", "undecodable skip", "undecodable inside",
+        "returned",
+        "raised",
+        "second",
+        "later",
+        "as the group says",
+        "long",
+        "cannot say",
+        "retry",
+        "retry as usual",
+        "reject",
+        "timeout",
+        "undecodable",
+        "undecodable retry",
+        "undecodable skip",
+        "undecodable inside",
     ],
-)  # fmt: skip
+)
 def test_how_a_handler_ended_decides_what_becomes_of_its_message(
     failure: BaseException | None, attempt: int, policy: Policy, expected: object
 ) -> None:

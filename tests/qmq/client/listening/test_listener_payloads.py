@@ -99,10 +99,24 @@ ORDER = Order(uuid.UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC), Currency.EUR, 
         (Line("x"), Line | None, b'{"name":"x","count":1}'),
     ],
     ids=[
-        "bytes", "str", "dataclass", "nested", "struct", "pydantic", "generic model", "models in a list", "pydantic dataclass",
-        "NamedTuple", "TypedDict", "dict", "list", "int", "Any", "union",
+        "bytes",
+        "str",
+        "dataclass",
+        "nested",
+        "struct",
+        "pydantic",
+        "generic model",
+        "models in a list",
+        "pydantic dataclass",
+        "NamedTuple",
+        "TypedDict",
+        "dict",
+        "list",
+        "int",
+        "Any",
+        "union",
     ],
-)  # fmt: skip
+)
 def test_what_is_sent_is_what_arrives(value: object, kind: Any, body: bytes | None) -> None:
     encoded = qmq.payload.encode(value)
     assert body is None or encoded == body

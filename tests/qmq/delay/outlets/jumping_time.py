@@ -56,6 +56,3 @@ async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-

@@ -14,9 +14,17 @@ from qmq.log.actions import PlanAction
 def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
     """A message whose body says which it is."""
     found = {
-        "place": Place(7, ordinal), "due_ms": 1_000 + ordinal, "subject": subject, "body": b"%d" % ordinal, "key": b"", "tags": (),
-        "headers": {}, "create_time_ms": 5, "message_id": ordinal.to_bytes(16, "big"), "flags": 0,
-    }  # fmt: skip
+        "place": Place(7, ordinal),
+        "due_ms": 1_000 + ordinal,
+        "subject": subject,
+        "body": b"%d" % ordinal,
+        "key": b"",
+        "tags": (),
+        "headers": {},
+        "create_time_ms": 5,
+        "message_id": ordinal.to_bytes(16, "big"),
+        "flags": 0,
+    }
     return DueMessage(**(found | fields))
 
 
@@ -35,9 +43,6 @@ class Line:
         done = loop.create_future()
         loop.call_at(self.at(after_s), lambda: done.done() or done.set_result(None))
         await done
-
-
-
 
 
 class MemoryLedger:

@@ -194,5 +194,3 @@ def test_a_long_history_comes_to_rest(seed: int) -> None:
     script = [(chance.choice(list(Event)), chance.randrange(1_000), chance.choice([0.0, 0.004, 0.05, 1.0])) for _ in range(300)]
     its = [chance.choice([*Fault, *[Fault.NONE] * 8]) for _ in range(2_000)]
     play(lambda: unfold(History(its), script))
-
-

@@ -52,9 +52,14 @@ def test_create_times_that_one_column_cannot_hold_are_kept_apart_without_making_
 
 def test_a_key_that_was_passed_over_is_not_overtaken() -> None:
     messages = [
-        due(1, key=b"k"), due(2, key=b"l", flags=DIRECTED, headers={headers.GROUP: b"g"}), due(3, key=b"l"), due(4, key=b"k"), due(5),
-        due(6, flags=DIRECTED, headers={headers.GROUP: b"g"}), due(7, flags=DIRECTED, headers={headers.GROUP: b"h"}),
-    ]  # fmt: skip
+        due(1, key=b"k"),
+        due(2, key=b"l", flags=DIRECTED, headers={headers.GROUP: b"g"}),
+        due(3, key=b"l"),
+        due(4, key=b"k"),
+        due(5),
+        due(6, flags=DIRECTED, headers={headers.GROUP: b"g"}),
+        due(7, flags=DIRECTED, headers={headers.GROUP: b"h"}),
+    ]
     assert taken(tray(messages)) == [[1, 4, 5], [2, 6], [3], [7]]
 
 
@@ -70,11 +75,14 @@ def test_every_message_leaves_once_each_key_in_order_and_batches_are_of_one_sort
 ) -> None:
     messages = [
         due(
-            n, key=b"%d" % key if key else b"", create_time_ms=era * ERA, flags=DIRECTED if group else int(BatchFlag.ORDERED),
+            n,
+            key=b"%d" % key if key else b"",
+            create_time_ms=era * ERA,
+            flags=DIRECTED if group else int(BatchFlag.ORDERED),
             headers={headers.GROUP: b"%d" % group} if group else {},
         )
         for n, (key, era, group) in enumerate(kinds)
-    ]  # fmt: skip
+    ]
     made, left = tray(messages, most=most), set[int]()
     if messages and chance.random() < 0.5:
         left = {chance.randrange(len(messages))}
