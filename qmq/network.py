@@ -115,7 +115,12 @@ class Listener:
 
     def close(self) -> None:
         """Take no more; those that stand are left alone."""
-        self._server.close()
+        loop = asyncio.get_running_loop()
+        for each in self._server.sockets:
+            loop.remove_reader(each.fileno())
+        # A connection that asyncio has accepted gets its transport in this round. If the server is closed before, asyncio drops the
+        # connection without closing it.
+        loop.call_soon(self._server.close)
         if self._path:
             with suppress(OSError):
                 os.unlink(self._path)
