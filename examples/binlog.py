@@ -51,7 +51,6 @@ class Change(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> Change:
-        """The inverse."""
         return cls(*json.loads(body))
 
 

@@ -197,7 +197,6 @@ async def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
     options.add_argument("--orders", type=int, default=300)

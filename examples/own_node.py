@@ -9,7 +9,7 @@ from pathlib import Path
 
 async def own_node(stack: AsyncExitStack) -> str:
     """Its address; it ends, and its data is gone, when the stack is left."""
-    from qmq.node.dev import Node, NodeConfig
+    from qmq.node.dev_node import Node, NodeConfig
 
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     node = Node(NodeConfig(Path(folder), meta_port=0, data_port=0, control_port=0))

@@ -139,7 +139,6 @@ def compare(reminders: Sequence[Reminder], begin_ms: int, came: Sequence[tuple[i
 
 
 async def play(server: str, reminders: Sequence[Reminder], minutes: float, *, quiet: bool = False) -> Result:
-    """Send, wait, compare."""
     async with qmq.connect(server) as mq:
         begin_ms = int((time.time() + LEAD_S + len(reminders) / 50_000) * 1000)
         await send(mq, reminders, begin_ms)
@@ -186,7 +185,6 @@ async def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
     options.add_argument("--month", type=int, default=1, choices=range(1, 13))

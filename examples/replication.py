@@ -73,7 +73,6 @@ class Worker:
         await self.close()
 
     async def close(self) -> None:
-        """Finish and leave."""
         await self._consumer.close()
         await asyncio.gather(self._running, return_exceptions=True)
         self._replica.close()
@@ -148,7 +147,6 @@ async def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
     options.add_argument("--changes", type=int, default=20_000)

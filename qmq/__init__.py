@@ -23,9 +23,9 @@ from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
 from qmq.client.listening.context import Context
 from qmq.client.listening.outcomes import Reject, Retry
 from qmq.client.message import Message, Messages
-from qmq.client.ordered.consumer import OrderedConsumer
-from qmq.client.ordered.message import OrderedMessage
-from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
 from qmq.client.state_folder import StateDir

@@ -28,9 +28,7 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 
 from qmq import limits
-from qmq.compression import Compression, compress, decompress
-from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
-from qmq.region import (
+from qmq.batch_columns import (
     ALIGN,
     REGION,
     REGION_BYTES,
@@ -45,6 +43,8 @@ from qmq.region import (
     padded,
     parse_header,
 )
+from qmq.compression import Compression, compress, decompress
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
 
 MAGIC: Final = int.from_bytes(b"QMB1", "little")
 VERSION: Final = 1

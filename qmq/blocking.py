@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
-from qmq.client.dues import When
+from qmq.client.due_times import When
 from qmq.client.interceptors import Chain, Interceptor
-from qmq.client.listening.options import ListenerOptions
-from qmq.client.listening.signals import asked_in_main_thread
+from qmq.client.listening.listener_options import ListenerOptions
+from qmq.client.listening.process_signals import asked_in_main_thread
 from qmq.client.message import Message, Messages, Settler, Slice
+from qmq.client.outbox_entry import GRACE
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.state_folder import StateDir
-from qmq.client.transactional import GRACE
 from qmq.errors import ClientClosed
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class BlockingClient:
-    """See `qmq.Client`."""
-
     def __init__(
         self,
         addresses: str | Sequence[str],
@@ -228,15 +226,12 @@ class BlockingDelayed:
         self._delayed = delayed
 
     def cancel(self, id: str) -> DelayedMessage:
-        """See `Delayed.cancel`."""
         return self._client.run(self._delayed.cancel(id))
 
     def move(self, id: str, when: When) -> DelayedMessage:
-        """See `Delayed.move`."""
         return self._client.run(self._delayed.move(id, when))
 
     def show(self, id: str) -> DelayedMessage:
-        """See `Delayed.show`."""
         return self._client.run(self._delayed.show(id))
 
     def list(
@@ -248,7 +243,6 @@ class BlockingDelayed:
         *,
         silent: dict[str, str] | None = None,
     ) -> Iterator[DelayedMessage]:
-        """See `Delayed.list`."""
         found = self._delayed.list(subject, start, end, limit, silent=silent)
 
         async def following() -> DelayedMessage | None:
@@ -258,13 +252,10 @@ class BlockingDelayed:
             yield message
 
     def stats(self) -> DelayStats:
-        """See `Delayed.stats`."""
         return self._client.run(self._delayed.stats())
 
 
 class BlockingConsumer:
-    """See `qmq.Consumer`."""
-
     def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
         self._client = client
         self._consumer = consumer
@@ -359,5 +350,5 @@ def connect(
     name: str | None = None,
     state_dir: StateDir = None,
 ) -> BlockingClient:
-    """See `qmq.connect`."""
+    """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
     return BlockingClient(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)

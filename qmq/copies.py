@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from qmq.region import Columns
+from qmq.batch_columns import Columns
 
 CREATED_SPAN_MS: Final = 1 << 32
 """A batch keeps 32 bits of each create time, counted from its first."""

@@ -36,7 +36,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 """Makes the protocol of one connection."""
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """A parsed address: `path` of a socket, or else a host and a port."""
 
     host: str
@@ -47,18 +47,18 @@ class Place(NamedTuple):
         return UNIX + self.path if self.path else f"{self.host}:{self.port}"
 
 
-def parse(address: str, default_port: int | None = None) -> Place:
+def parse(address: str, default_port: int | None = None) -> Address:
     """An address as it was written. Without `default_port` the port must be there. Raises InvalidArgument."""
     text = address.strip()
     if text.startswith(UNIX):
-        return Place("", 0, _checked(text[len(UNIX) :]))
+        return Address("", 0, _checked(text[len(UNIX) :]))
     host, separator, port = text.rpartition(":")
     if not separator and default_port is not None:
         host, port = port, str(default_port)
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         example = f"localhost:{default_port or 20880}"
         raise InvalidArgument(f"{address!r} is no address: write host:port, such as {example}, or unix:/path/socket")
-    return Place(host, int(port))
+    return Address(host, int(port))
 
 
 def _checked(path: str) -> str:
@@ -105,7 +105,7 @@ def _require_free(path: str) -> None:
     raise OSError(f"socket {path} cannot be had: somebody listens on it")
 
 
-class Listener:
+class ServerListener:
     """A server that takes connections at `port`."""
 
     def __init__(self, server: asyncio.Server, port: int, path: str = "") -> None:
@@ -129,15 +129,15 @@ class Listener:
 class Network:
     """The machine's network. One that can be cut overrides this."""
 
-    async def listen(self, host: str, port: int, factory: Factory) -> Listener:
+    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""
         loop = asyncio.get_running_loop()
         if host.startswith(UNIX):
             number = choose_port(host, port)
             path = f"{host[len(UNIX) :]}:{number}"
-            return Listener(await loop.create_unix_server(factory, path, backlog=_BACKLOG), number, path)
+            return ServerListener(await loop.create_unix_server(factory, path, backlog=_BACKLOG), number, path)
         server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
-        return Listener(server, server.sockets[0].getsockname()[1])
+        return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
         """Open a connection; it is the protocol's from here on. Raises OSError, InvalidArgument."""

@@ -35,7 +35,7 @@ LINKS_MAX: Final = 128
 
 
 class OpenTelemetryInterceptor(BaseInterceptor):
-    """See the module. Without a provider or a propagator it takes those that OpenTelemetry is set to use.
+    """Without a provider or a propagator it takes those that OpenTelemetry is set to use.
 
     Raises InvalidArgument if OpenTelemetry is not installed.
     """
@@ -70,7 +70,6 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         return [{} if TRACEPARENT in each else carrier for each in outgoing.headers] if own else carrier
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        """Ends the span."""
         span: Span = outgoing.kept.pop(self)
         if not outgoing.is_batch:
             for receipt in receipts:

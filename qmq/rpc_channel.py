@@ -73,15 +73,12 @@ class RpcChannel(grpc.aio.Channel):
         return _unsupported
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Not supported."""
         raise NotImplementedError(_ONE_REQUEST)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Not supported."""
         raise NotImplementedError(_ONE_REQUEST)
 
     async def channel_ready(self) -> None:
-        """Not supported."""
         raise NotImplementedError(_ONE_REQUEST)
 
 

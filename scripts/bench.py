@@ -121,7 +121,6 @@ async def _first(producer: qmq.Producer, body: bytes) -> None:
 
 
 def many_subjects(count: int, subjects: int) -> float:
-    """See `produce_subjects`."""
     node = Node()
     try:
         return float(together((produce_subjects, node.address, count, subjects))[0])
@@ -391,7 +390,6 @@ def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="print JSON only")
     options.add_argument("--runs", type=int, default=5)

@@ -18,8 +18,8 @@ from bench_processes import Node, together
 
 import qmq
 from qmq.batch import encode
+from qmq.batch_columns import Columns
 from qmq.limits import MIB
-from qmq.region import Columns
 
 HOUR_MS: Final = 3_600_000
 BATCH: Final = 1_000
@@ -146,12 +146,12 @@ def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tupl
 
 def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) -> None:
     """A node's delay folder with so many messages, as the node itself would have written it."""
-    from qmq.broker.intake import Destination, read_batch
+    from qmq.broker.produce_checks import Destination, read_batch
     from qmq.clock import SystemClock
     from qmq.delay.schedule import Schedule
-    from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
-    from qmq.log.config import LogConfig
+    from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
     from qmq.log.disk import Disk
+    from qmq.log.log_config import LogConfig
     from qmq.log.recovery import open_store
 
     disk = Disk()
@@ -195,8 +195,8 @@ def _load(folder: str, begin_ms: int, results: Any) -> None:
     from qmq.delay.loader import Loader
     from qmq.delay.schedule import Schedule
     from qmq.delay.wheel import Wheel
-    from qmq.log.config import LogConfig
     from qmq.log.disk import Disk
+    from qmq.log.log_config import LogConfig
     from qmq.log.recovery import open_store
 
     disk = Disk()

@@ -45,7 +45,6 @@ SENDERS: Final = 256
 
 
 def main() -> None:
-    """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--modes", default="async,flushed,sync")
     options.add_argument("--delays-us", default="100,1000,5000", help="-1: the real disk.")

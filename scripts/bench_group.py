@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qmq_coordination.etcd.server import EtcdProcess, free_ports
+from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
 
 
 class ReplicaSet:
@@ -62,7 +62,6 @@ class ReplicaSet:
         return process
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
         process = self.processes.pop(name)
         process.kill()
         process.wait()

@@ -34,7 +34,6 @@ def keys_of(count: int) -> list[bytes]:
 
 
 async def create(address: str, order: Order, partitions: int = 0, groups: Sequence[str] = ()) -> None:
-    """The subject `bench`."""
     async with qmq.connect(address) as mq:
         lps = 1024 if order is not Order.NONE else 0
         config = SubjectConfig("bench", order=order, logical_partitions=lps, groups=tuple(groups))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qmq.node.tuning import calm_collector, keep_freed_memory
+from qmq.node.process_tuning import calm_collector, keep_freed_memory
 
 
 class Node:

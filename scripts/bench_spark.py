@@ -48,11 +48,9 @@ class Rows(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """For `format`."""
         return "qmq-tuples"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of tuples."""
         return TupleReader(dict(self.options), schema)
 
 
@@ -60,7 +58,7 @@ class TupleReader(DataSourceReader):
     """Wraps the real reader; gives each row as a tuple."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        from pyspark_qmq import options as parsed
+        from pyspark_qmq import read_options as parsed
         from pyspark_qmq.source import LogReader
 
         self._reader = LogReader(parsed.parse(options, is_stream=False), schema)
@@ -70,7 +68,6 @@ class TupleReader(DataSourceReader):
         return self._reader.partitions()
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Row by row."""
         for batch in self._reader.read(partition):
             yield from zip(*[column.to_pylist() for column in batch.columns], strict=True)
 
@@ -81,7 +78,6 @@ def noop(frame: DataFrame) -> None:
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Seconds."""
     begin = time.monotonic()
     work()
     return time.monotonic() - begin
@@ -194,7 +190,7 @@ def sink(spark: SparkSession, count: int, size: int) -> dict[str, float]:
 @cache
 def session() -> SparkSession:
     """As a user gets it, with two cores and room for the large reads."""
-    from pyspark_qmq.session import session as make
+    from pyspark_qmq.spark_session import session as make
 
     folder = str(Path(__file__).parent)  # where Spark's Python processes find the data source of tuples
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])

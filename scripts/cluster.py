@@ -19,7 +19,6 @@ STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     whole = argparse.ArgumentParser(prog="scripts/cluster", description=__doc__)
     whole.add_argument("--dir", type=Path, default=STATE_DIR, help="state folder: data, logs, pids (default: .cluster)")
     whole.add_argument("--file", type=Path, default=COMPOSE_FILE, help="the compose file")

@@ -79,7 +79,6 @@ def summed(outcomes: list[Outcome]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run, print, judge."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=100)
     options.add_argument("--seed", type=int, default=random.randrange(10**6))

@@ -214,7 +214,6 @@ def report(source: list[Flight], outcome: Outcome, rate: float, batch_rate: floa
 
 
 def main() -> int:
-    """Run it all."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="print the table as JSON")
     options.add_argument("--rows", type=int, default=0, help="only so many flights")

@@ -108,7 +108,6 @@ async def run(kills: int, stops: int, flush: str, as_json: bool) -> dict[str, ob
 
 
 def main() -> int:
-    """Run, print, judge."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=50)
     options.add_argument("--stops", type=int, default=0, help="how often it is stopped (SIGSTOP), and wakes later")

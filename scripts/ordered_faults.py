@@ -30,7 +30,6 @@ errors = Console(stderr=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     known, shape = Options(), Shape()
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--changes", type=int, default=40, help="of the route: splits, merges, moves, drains")
@@ -84,7 +83,6 @@ async def run(options: Options, folder: Path, *, is_quiet: bool) -> Result:
 
 
 def show(found: dict[str, Any]) -> None:
-    """As a table."""
     table = Table(title="ordered faults", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -103,7 +101,6 @@ def text_of(value: Any) -> str:
 
 
 def main() -> int:
-    """Run, print, judge."""
     chosen = parser().parse_args()
     if chosen.keep is not None:
         chosen.keep.mkdir(parents=True, exist_ok=True)

@@ -19,17 +19,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from qmq_coordination.groups import DelaySettings
+from qmq_coordination.broker_groups import DelaySettings
 from typer.main import get_command
 
 import qmq
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.cli.app import app
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.delayed import Delayed
-from qmq.delay.config import DelayConfig
-from qmq.log.config import LogConfig
-from qmq.meta.server import MetaConfig
+from qmq.delay.delay_config import DelayConfig
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -102,7 +102,6 @@ def usage(name: str, arguments: list[Any]) -> str:
 
 
 def cli_page() -> str:
-    """All commands."""
     found = list(commands(get_command(app), "qmq"))
     lines = ["# Commands", "", MADE, "", ABOUT_COMMANDS, ""]
     for name, command in found:
@@ -135,7 +134,6 @@ def notes_of(kind: type[Any]) -> dict[str, str]:
 
 
 def value_of(each: dataclasses.Field[Any]) -> str:
-    """A field's default."""
     if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
         return "must be given"
     value = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
@@ -147,7 +145,6 @@ def value_of(each: dataclasses.Field[Any]) -> str:
 
 
 def configuration_page() -> str:
-    """All options."""
     lines = [
         "# Configuration",
         "",
@@ -255,7 +252,6 @@ def api_page() -> str:
 
 
 def write(folder: Path) -> None:
-    """All pages."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cli.md").write_text(cli_page())
     (folder / "configuration.md").write_text(configuration_page())

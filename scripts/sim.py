@@ -77,7 +77,6 @@ def run_seeds(options: argparse.Namespace) -> int:
 
 
 def sum_up(results: Iterable[Result], seconds: float) -> dict[str, Any]:
-    """The run's figures."""
     found = sorted(results, key=lambda each: each.seed)
     faults: Counter[str] = Counter()
     for each in found:
@@ -97,7 +96,6 @@ def sum_up(results: Iterable[Result], seconds: float) -> dict[str, Any]:
 
 
 def show(totals: dict[str, Any]) -> None:
-    """As tables."""
     table = Table(show_header=False, title="simulated")
     for name, value in totals.items():
         if name != "faults":
@@ -149,7 +147,6 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(prog="scripts/sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--from", dest="first", type=int, default=1, metavar="SEED", help="the first one (default: %(default)s)")

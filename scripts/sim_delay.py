@@ -62,7 +62,6 @@ def hunt(minutes: int, processes: int) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run, print, judge."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=100)
     options.add_argument("--from", type=int, default=1, dest="first")

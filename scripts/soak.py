@@ -26,7 +26,6 @@ from system.soak_run import Report, Soak  # noqa: E402
 
 
 def rows_of(report: Report) -> list[tuple[str, str]]:
-    """What is printed."""
     verdict = report.verdict
     rows = [
         ("seed", str(report.seed)),
@@ -64,7 +63,6 @@ def plot(report: Report, path: Path) -> None:
 
 
 def main() -> int:
-    """Run, print, judge."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0)
     options.add_argument("--load", type=float, default=0.7, help="share of what the node takes")

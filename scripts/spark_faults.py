@@ -25,7 +25,6 @@ RUNS: Final = {"archive": archive_run, "sink": sink_run}
 
 
 def figures(name: str, outcome: Outcome) -> dict[str, Any]:
-    """For a table."""
     found: dict[str, Any] = {"rows": outcome.rows, "route changes": outcome.changes}
     found |= {f"killed: {moment}": count for moment, count in outcome.moments.items()}
     found["anomalies"] = outcome.anomalies[:20]
@@ -33,7 +32,6 @@ def figures(name: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run, print, judge."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--rows", type=int, default=336_776)

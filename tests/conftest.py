@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from support import NodeProcess, node_config, running
 
-from qmq.broker.upkeep import EXIT_FATAL
-from qmq.node.dev import Node
+from qmq.broker.maintenance import EXIT_FATAL
+from qmq.node.dev_node import Node
 
 settings.register_profile("qmq", deadline=None, max_examples=forms.examples(100), derandomize=False)
 settings.load_profile("qmq")

@@ -9,8 +9,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from qmq_coordination.coordination_store import Compare, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.store import Compare, Operation, TxnResult
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

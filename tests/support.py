@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from qmq.batch import encode, sent_sizes
-from qmq.broker.config import BrokerConfig
-from qmq.directed import LOOK_INSIDE
+from qmq.batch_columns import BatchFlag, Columns, parse_header
+from qmq.broker.broker_config import BrokerConfig
 from qmq.errors import DiskFull
-from qmq.log.config import LogConfig
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.store import Intake
-from qmq.node.dev import Node, NodeConfig
-from qmq.region import BatchFlag, Columns, parse_header
+from qmq.node.dev_node import Node, NodeConfig
+from qmq.targeted import LOOK_INSIDE
 
 
 class ManualClock:

@@ -14,7 +14,7 @@ import pytest
 from support import node_config, running
 
 import replication
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 
 @pytest.fixture

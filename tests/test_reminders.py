@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import reminders
 
-from qmq.node.dev import Node, NodeConfig
+from qmq.node.dev_node import Node, NodeConfig
 
 MINUTES = 0.2
 

@@ -19,24 +19,24 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import Compacted, CoordinationError, FolderInUse, LeaseNotFound
-from qmq.folders import FILE_MODE, make_private
-from qmq_coordination.rows import Rows
-from qmq_coordination.store import (
+from qmq.private_files import FILE_MODE, make_private
+from qmq_coordination.coordination_store import (
     NO_LEASE,
-    Changes,
     Compare,
+    CompareTarget,
     Delete,
-    Event,
     Get,
+    KeyListing,
     KeyValue,
     LeaseId,
-    Listing,
     Operation,
     Put,
     Revision,
-    Target,
     TxnResult,
+    WatchedChanges,
+    WatchEvent,
 )
+from qmq_coordination.sqlite_rows import Rows
 
 OPERATIONS_MAX: Final = 128
 """In one transaction; etcd's default (--max-txn-ops). Refused here too, so that what works on one node works on etcd."""
@@ -70,21 +70,19 @@ class EmbeddedStore:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        """See CoordinationStore."""
         _require_key(key)
         self.expire_leases()
         found = self._rows.select(key, is_prefix=False, revision=self._revision())
         return found[0] if found else None
 
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
-        """See CoordinationStore."""
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
         self.expire_leases()
         now = self._revision()
         self._require_kept(revision or now)
         if revision > now:
             raise CoordinationError(f"revision {revision} is in the future: now is {now}")
         items = self._rows.select(prefix, is_prefix=True, revision=revision or now)
-        return Listing(Revision(now), tuple(items[:limit] if limit else items))
+        return KeyListing(Revision(now), tuple(items[:limit] if limit else items))
 
     def _revision(self) -> int:
         if self._is_closed:
@@ -99,15 +97,12 @@ class EmbeddedStore:
     # --- changing ------------------------------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
-        """See CoordinationStore."""
         return (await self.txn((), (Put(key, value, lease),))).revision
 
     async def delete(self, key: str, *, is_prefix: bool = False) -> int:
-        """See CoordinationStore."""
         return len((await self.txn((), (Delete(key, is_prefix),))).results[0])
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
-        """See CoordinationStore."""
         _check_request(compares, success, failure)
         self.expire_leases()
         return self._txn(compares, success, failure)
@@ -129,7 +124,7 @@ class EmbeddedStore:
 
     def _holds(self, compare: Compare, revision: int) -> bool:
         found = self._rows.select(compare.key, is_prefix=False, revision=revision)
-        if compare.target is Target.VALUE:
+        if compare.target is CompareTarget.VALUE:
             actual: int | bytes | None = found[0].value if found else None
         else:
             actual = getattr(found[0], compare.target.value) if found else 0
@@ -142,7 +137,6 @@ class EmbeddedStore:
             self._rows.set_number("compacted", oldest)
 
     async def compact(self, revision: int) -> None:
-        """See CoordinationStore."""
         now = self._revision()
         if revision > now:
             raise CoordinationError(f"revision {revision} is in the future: now is {now}")
@@ -155,7 +149,6 @@ class EmbeddedStore:
     # --- leases --------------------------------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: float) -> LeaseId:
-        """See CoordinationStore."""
         self._revision()
         with self._rows.transaction():
             lease = self._rows.add_lease(ttl_s)
@@ -164,7 +157,6 @@ class EmbeddedStore:
         return lease
 
     async def keep_alive(self, lease: LeaseId) -> float:
-        """See CoordinationStore."""
         self.expire_leases()
         self._require_lease(lease)
         ttl_s = self._rows.leases()[lease]
@@ -172,7 +164,6 @@ class EmbeddedStore:
         return ttl_s
 
     async def revoke(self, lease: LeaseId) -> None:
-        """See CoordinationStore."""
         self.expire_leases()
         self._require_lease(lease)
         self._end_lease(lease)
@@ -207,8 +198,7 @@ class EmbeddedStore:
 
     # --- watching ------------------------------------------------------------------------------------------------------
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[Changes]:
-        """See CoordinationStore."""
+    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
         changed = asyncio.Event()
         self._changed.add(changed)
         after = start_revision - 1
@@ -235,7 +225,6 @@ class EmbeddedStore:
             changed.set()
 
     async def close(self) -> None:
-        """See CoordinationStore."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -319,11 +308,11 @@ def _check_overlap(operations: Sequence[Operation]) -> None:
                 raise CoordinationError(f"{hit} is set and deleted in one transaction")
 
 
-def _by_revision(events: list[Event]) -> list[Changes]:
-    grouped: dict[int, list[Event]] = {}
+def _by_revision(events: list[WatchEvent]) -> list[WatchedChanges]:
+    grouped: dict[int, list[WatchEvent]] = {}
     for event in events:
         grouped.setdefault(event.mod_revision, []).append(event)
-    return [Changes(Revision(revision), tuple(group)) for revision, group in grouped.items()]
+    return [WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()]
 
 
 def _lock(path: Path) -> int:

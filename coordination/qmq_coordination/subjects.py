@@ -17,7 +17,7 @@ from typing import Final
 
 from qmq.errors import CoordinationUnknown, SubjectExists, UnknownSubject
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name
-from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
 PAUSE_S: Final = 0.1
@@ -33,7 +33,6 @@ def subject_key(name: str) -> str:
 
 
 def encode_subject(config: SubjectConfig) -> bytes:
-    """As stored."""
     found = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
     return json.dumps(found, sort_keys=True).encode()
 

@@ -28,10 +28,10 @@ from qmq_ordering.lane import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import SubjectConfig
-from qmq_coordination.delivery import PAUSES, SETTINGS, Delivery
-from qmq_coordination.groups import GROUPS, PRESENCE, REPLICAS, GroupState, ReplicaRecord
-from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
-from qmq_coordination.store import Changes, CoordinationStore, KeyValue, Listing
+from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
+from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, WatchedChanges
+from qmq_coordination.delivery_settings import PAUSES, SETTINGS, DeliverySettings
+from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
 from qmq_coordination.subjects import PREFIX as SUBJECTS
 from qmq_coordination.subjects import decode_subject, is_deleting
 
@@ -49,7 +49,7 @@ _K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ViewChange:
     """What became different: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
     members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
     messages are tried again, or who is paused.
@@ -66,7 +66,7 @@ class Change:
         return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery)
 
 
-OnChange = Callable[[Change], None]
+OnChange = Callable[[ViewChange], None]
 
 
 @dataclass(slots=True)
@@ -80,36 +80,36 @@ class Picture:
     """Those that are being deleted: not among `subjects` any more."""
     subject_counts: Counter[str] = field(default_factory=Counter)
     """How many subjects each broker group takes messages of: counted as they come and go, since each new one asks."""
-    groups: dict[str, GroupState] = field(default_factory=dict)
+    groups: dict[str, BrokerGroupState] = field(default_factory=dict)
     replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     ordered: dict[str, OrderedState] = field(default_factory=dict)
     fences: dict[str, dict[tuple[str, int], Fence]] = field(default_factory=dict)
     members: dict[tuple[str, str], dict[str, MemberRecord]] = field(default_factory=dict)
     assignments: dict[tuple[str, str], Assignment] = field(default_factory=dict)
-    delivery: Delivery = field(default_factory=Delivery)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
 
-    def show(self, listing: Listing) -> Change:
+    def show(self, listing: KeyListing) -> ViewChange:
         """Replace all by a listing, unless it is older than the picture."""
         if listing.revision < self.revision:
-            return Change()
+            return ViewChange()
         now = {item.key: item for item in listing.items}
         gone = [item for key, item in self.items.items() if key not in now and item.mod_revision <= listing.revision]
         changed = [self._put(item) for item in now.values()] + [self._drop(item.key) for item in gone]
         self.revision = listing.revision
         return _change([key for key in changed if key])
 
-    def follow(self, changes: Changes) -> Change:
+    def follow(self, changes: WatchedChanges) -> ViewChange:
         """Apply one revision of a watch, unless the picture has it."""
         if changes.revision <= self.revision:
-            return Change()
+            return ViewChange()
         self.revision = changes.revision
         return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))])
 
-    def learn(self, item: KeyValue) -> Change:
+    def learn(self, item: KeyValue) -> ViewChange:
         """One key that was read by itself: it may be newer than the picture's revision."""
         if item.mod_revision <= self.revision and item.key not in self.items:
-            return Change()  # it was deleted since it was read
+            return ViewChange()  # it was deleted since it was read
         return _change([key] if (key := self._put(item)) else [])
 
     def _event(self, key: str, revision: int, now: KeyValue | None) -> str:
@@ -167,7 +167,7 @@ class Picture:
         name, _, what = key[len(GROUPS) :].rpartition("/")
         items = dict(self.groups[name].items) if name in self.groups else {}
         _keep(items, what, item)
-        state = GroupState(name, items)
+        state = BrokerGroupState(name, items)
         _ = (state.master, state.mode, state.claim, state.voters, state.learners)  # what cannot be read is found now, not by whoever asks
         _keep(self.groups, name, state if items else None)
 
@@ -201,8 +201,8 @@ def _keep(where: dict[_K, _T], name: _K, value: _T | None) -> None:
         where[name] = value
 
 
-def _change(keys: list[str]) -> Change:
-    return Change(
+def _change(keys: list[str]) -> ViewChange:
+    return ViewChange(
         frozenset(
             [key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)]
             + [key[len(ROUTES) :].partition("/")[0] for key in keys if key.startswith(ROUTES) and key.endswith("/latest")]
@@ -261,11 +261,11 @@ class ClusterView:
         """How many subjects the broker group takes messages of."""
         return self._picture.subject_counts[group]
 
-    def group(self, name: str) -> GroupState:
+    def group(self, name: str) -> BrokerGroupState:
         """A broker group; one without any keys if it is not known."""
-        return self._picture.groups.get(name) or GroupState(name)
+        return self._picture.groups.get(name) or BrokerGroupState(name)
 
-    def groups(self) -> list[GroupState]:
+    def groups(self) -> list[BrokerGroupState]:
         """All broker groups, in order."""
         return [state for _, state in sorted(self._picture.groups.items())]
 
@@ -294,7 +294,7 @@ class ClusterView:
         return self._picture.assignments.get((subject, group)) or Assignment()
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> DeliverySettings:
         """Settings of consumer groups, and who is paused. Changes as the picture does: not to be kept."""
         return self._picture.delivery
 
@@ -341,7 +341,7 @@ class ClusterView:
             self._tell(self._picture.learn(item))
         return item
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: ViewChange) -> None:
         if not change:
             return
         for callback in list(self._callbacks):

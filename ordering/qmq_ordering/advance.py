@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from qmq.errors import RouteChanged
-from qmq_ordering.frontier import Frontier, Gate, Piece, Readable
+from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, Readable
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 Finished: TypeAlias = Callable[[int, LpRange], bool]
@@ -34,7 +34,7 @@ Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
 
 def first_frontier(logical_partitions: int, version: int) -> Frontier:
     """Where a group begins: at one version everywhere."""
-    return Frontier((Piece(LpRange(0, logical_partitions), version),))
+    return Frontier((FrontierPiece(LpRange(0, logical_partitions), version),))
 
 
 def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable, ...]:
@@ -86,7 +86,7 @@ def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) 
         for moved in after.pieces:
             lps = piece.range.cut(moved.range)
             if lps.width > 0 and moved.version > piece.version:
-                for part in _closed_in(Piece(lps, piece.version), routes):
+                for part in _closed_in(FrontierPiece(lps, piece.version), routes):
                     yield part, part.range.cut(lps), piece.version
 
 
@@ -95,10 +95,12 @@ def _advance_together(frontier: Frontier, routes: Mapping[int, Route], latest: i
     pieces = [piece for piece in frontier.pieces if piece.version == lowest]
     if lowest >= latest or not all(finished(part.number, part.range.cut(p.range)) for p in pieces for part in _closed_in(p, routes)):
         return frontier
-    return Frontier(_joined([Piece(p.range, lowest + 1) if p.version == lowest else p for p in frontier.pieces]))
+    return Frontier(_joined([FrontierPiece(p.range, lowest + 1) if p.version == lowest else p for p in frontier.pieces]))
 
 
-def _advance_piece(piece: Piece, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None) -> list[Piece]:
+def _advance_piece(
+    piece: FrontierPiece, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None
+) -> list[FrontierPiece]:
     if piece.version >= latest:
         return [piece]
     closed = {part.number for part in _closed_in(piece, routes)}
@@ -108,22 +110,22 @@ def _advance_piece(piece: Piece, routes: Mapping[int, Route], latest: int, finis
         for lps in cuts(part.number) if is_asked and cuts is not None else [part.range]:
             here = lps.cut(part.range).cut(piece.range)
             if here.width > 0:
-                moved.append(Piece(here, piece.version + (not is_asked or finished(part.number, here))))
+                moved.append(FrontierPiece(here, piece.version + (not is_asked or finished(part.number, here))))
     return moved
 
 
-def _closed_in(piece: Piece, routes: Mapping[int, Route]) -> list[PhysicalPartition]:
+def _closed_in(piece: FrontierPiece, routes: Mapping[int, Route]) -> list[PhysicalPartition]:
     """The partitions of a piece that the change to the next version closed."""
     after = {part.number for part in _route(routes, piece.version + 1).partitions}
     return [part for part in _route(routes, piece.version).overlapping(piece.range) if part.number not in after]
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
     """The same with neighbours of one version made one."""
-    joined: list[Piece] = []
+    joined: list[FrontierPiece] = []
     for piece in pieces:
         if joined and joined[-1].version == piece.version:
-            joined[-1] = Piece(LpRange(joined[-1].range.first, piece.range.end), piece.version)
+            joined[-1] = FrontierPiece(LpRange(joined[-1].range.first, piece.range.end), piece.version)
         else:
             joined.append(piece)
     return tuple(joined)

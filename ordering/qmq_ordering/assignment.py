@@ -30,9 +30,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from qmq_ordering.cutting import even_cuts, ranges_between
 from qmq_ordering.frontier import Readable
 from qmq_ordering.lane import Assignment, Lane
+from qmq_ordering.range_cuts import even_cuts, ranges_between
 from qmq_ordering.route import LpRange
 
 Backlog: TypeAlias = Callable[[int, LpRange], float]

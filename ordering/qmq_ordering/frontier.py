@@ -24,7 +24,7 @@ class Gate(Enum):
     """Range by range, when that range of its source is finished."""
 
 
-class Piece(NamedTuple):
+class FrontierPiece(NamedTuple):
     """The group reads `version` in `range`."""
 
     range: LpRange
@@ -41,9 +41,9 @@ class Readable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """See the module. Raises InvalidArgument if the rules do not hold."""
+    """Raises InvalidArgument if the rules do not hold."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FrontierPiece, ...]
 
     def __post_init__(self) -> None:
         pieces = self.pieces
@@ -80,14 +80,12 @@ class GroupRecord:
     is_ready: bool = True
 
     def encode(self) -> bytes:
-        """As stored."""
         pieces = [[piece.range.first, piece.range.end, piece.version] for piece in self.frontier.pieces]
         found = {"frontier": pieces, "gate": self.gate.value, "start": self.start, "is_ready": self.is_ready}
         return json.dumps(found, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> GroupRecord:
-        """The inverse."""
         found = json.loads(data)
-        frontier = Frontier(tuple(Piece(LpRange(first, end), version) for first, end, version in found["frontier"]))
+        frontier = Frontier(tuple(FrontierPiece(LpRange(first, end), version) for first, end, version in found["frontier"]))
         return cls(frontier, Gate(found["gate"]), found["start"], found["is_ready"])

@@ -29,17 +29,14 @@ class Assignment:
     """Each lane with its consumer, sorted by lane."""
 
     def of(self, consumer: str) -> tuple[Lane, ...]:
-        """The consumer's lanes."""
         return tuple(lane for lane, owner in self.lanes if owner == consumer)
 
     def encode(self) -> bytes:
-        """As stored."""
         lanes = [[lane.partition, lane.range.first, lane.range.end, lane.group, lane.version, who] for lane, who in self.lanes]
         return json.dumps({"generation": self.generation, "lanes": lanes}, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Assignment:
-        """The inverse."""
         found = json.loads(data)
         lanes = tuple((Lane(number, LpRange(a, b), group, version), who) for number, a, b, group, version, who in found["lanes"])
         return cls(found["generation"], lanes)

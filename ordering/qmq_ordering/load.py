@@ -12,7 +12,7 @@ from qmq.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ReshardPolicy:
     """When a subject's partitions are split and merged. Off unless switched on. Raises InvalidArgument for what cannot be meant.
 
     The defaults take Pulsar's figures (PIP-483: split above 10,000 messages/s or 50 MB/s in, at most one a minute; merge below 1,000
@@ -53,12 +53,10 @@ class Policy:
             raise InvalidArgument(f"1 <= partitions_min <= partitions_max does not hold: {self.partitions_min}, {self.partitions_max}")
 
     def encode(self) -> bytes:
-        """As stored."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Policy:
-        """The inverse."""
+    def decode(cls, data: bytes) -> ReshardPolicy:
         return cls(**json.loads(data))
 
 
@@ -75,7 +73,7 @@ class PartitionLoad(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class LoadHistory:
     """What is remembered between looks. The empty one is the past of a subject at which nobody has looked yet."""
 
     version: int = 0
@@ -86,12 +84,10 @@ class Past:
     """Neighbours that are cold, by number, left to right: since when."""
 
     def encode(self) -> bytes:
-        """As stored."""
         cold = [[left, right, since] for (left, right), since in sorted(self.cold_since_ms.items())]
         return json.dumps({"version": self.version, "changed_ms": self.changed_ms, "cold_since_ms": cold}, sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Past:
-        """The inverse."""
+    def decode(cls, data: bytes) -> LoadHistory:
         found = json.loads(data)
         return cls(found["version"], found["changed_ms"], {(left, right): since for left, right, since in found["cold_since_ms"]})

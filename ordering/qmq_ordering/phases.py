@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from qmq_ordering.route import FENCED, Change, Phase
 
 
-class Event(Enum):
+class PhaseEvent(Enum):
     """What becomes known of a change."""
 
     SOURCE_SEALED = "a source is closed"
@@ -29,7 +29,7 @@ class Transition(NamedTuple):
     """A row: from a phase by an event to the next phase; what makes it certain; what a crash leaves."""
 
     phase: Phase
-    event: Event
+    event: PhaseEvent
     next: Phase
     compared: str
     put: str
@@ -42,7 +42,7 @@ _LATE: Final = ("the record as read", "the sequence instead of -1", "a fence wit
 TRANSITIONS: Final = (
     Transition(
         Phase.PREPARED,
-        Event.SOURCE_SEALED,
+        PhaseEvent.SOURCE_SEALED,
         Phase.PREPARED,
         "nothing: the partition's log, or the fence, is what counts",
         "nothing; known by asking",
@@ -51,7 +51,7 @@ TRANSITIONS: Final = (
     ),
     Transition(
         Phase.PREPARED,
-        Event.ALL_SEALED,
+        PhaseEvent.ALL_SEALED,
         Phase.SEALED,
         "the record as read",
         "phase sealed, and the sequence of each command message (-1: fenced)",
@@ -60,7 +60,7 @@ TRANSITIONS: Final = (
     ),
     Transition(
         Phase.SEALED,
-        Event.PUBLISHED,
+        PhaseEvent.PUBLISHED,
         Phase.PUBLISHED,
         "the record as read, and `latest` is v",
         "the route of v + 1, `latest` = v + 1, phase published: one transaction",
@@ -69,28 +69,28 @@ TRANSITIONS: Final = (
     ),
     Transition(
         Phase.PUBLISHED,
-        Event.EVERY_GROUP_ADVANCED,
+        PhaseEvent.EVERY_GROUP_ADVANCED,
         Phase.DONE,
         "the record as read",
         "phase done",
         "the groups are looked at again; nothing waits for it",
         "done",
     ),
-    *(Transition(phase, Event.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
+    *(Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
 )
 """Every step that there is. The last three: a broker group that was fenced is back, and says where its command message is."""
 
-_NEXT: Final[Mapping[tuple[Phase, Event], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}
+_NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}
 
 
-def step(change: Change, event: Event, *, number: int | None = None, sequence: int | None = None, now_ms: int | None = None) -> Change:
+def step(change: Change, event: PhaseEvent, *, number: int | None = None, sequence: int | None = None, now_ms: int | None = None) -> Change:
     """The change behind an event; `number` and `sequence` go with SOURCE_SEALED. `now_ms`, if given, is noted for a new phase.
 
     Saying again what is known changes nothing. Raises AssertionError for what cannot happen.
     """
     following = _NEXT.get((change.phase, event))
     assert following is not None, f"change {change.id} is {change.phase.value}: {event.value!r} cannot happen now"
-    if event is Event.SOURCE_SEALED:
+    if event is PhaseEvent.SOURCE_SEALED:
         return _with_sealed(change, number, sequence)
     open_still = [source for source in change.sources if source not in change.sealed]
     assert not open_still, f"change {change.id} is {change.phase.value}: {event.value!r}, and its sources {open_still} are not closed"

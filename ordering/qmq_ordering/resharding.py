@@ -25,11 +25,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from qmq_ordering.algebra import merge, split
-from qmq_ordering.cutting import cut_by_load, ranges_between
-from qmq_ordering.load import PartitionLoad, Past, Policy
+from qmq_ordering.load import LoadHistory, PartitionLoad, ReshardPolicy
+from qmq_ordering.range_cuts import cut_by_load, ranges_between
 from qmq_ordering.route import Change, PhysicalPartition, Route
 
-__all__ = ["Decision", "Merge", "PartitionLoad", "Past", "Policy", "Split", "decide"]
+__all__ = ["LoadHistory", "Merge", "PartitionLoad", "ReshardDecision", "ReshardPolicy", "Split", "decide"]
 
 
 class Split(NamedTuple):
@@ -62,7 +62,7 @@ class Merge(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReshardDecision:
     """What is to be done now, if anything, and why, or why not: full sentences for people."""
 
     operation: Split | Merge | None
@@ -84,8 +84,8 @@ class _Pair(NamedTuple):
 
 
 def decide(
-    policy: Policy, route: Route, loads: Sequence[PartitionLoad], groups: Sequence[str], past: Past, now_ms: int
-) -> tuple[Decision, Past]:
+    policy: ReshardPolicy, route: Route, loads: Sequence[PartitionLoad], groups: Sequence[str], past: LoadHistory, now_ms: int
+) -> tuple[ReshardDecision, LoadHistory]:
     """The decision, and the past for the next look. `groups`: the broker groups that may take partitions, least loaded first.
 
     Partitions without a load are left alone: their broker group did not answer, and silence is not coldness. With the policy off nothing is
@@ -101,11 +101,11 @@ def decide(
     reasons += [f"Partition {part.number} is left alone: no figures came from its broker group {part.group}." for part in silent]
     waited_ms = policy.cool_down_ms if seen.changed_ms is None else now_ms - seen.changed_ms
     if not policy.is_enabled:
-        return Decision(None, ("Automatic resharding is off for this subject; this is what would be, were it on.", *reasons)), seen
+        return ReshardDecision(None, ("Automatic resharding is off for this subject; this is what would be, were it on.", *reasons)), seen
     if operation is not None and waited_ms < policy.cool_down_ms:
         wait = f"Nothing is done yet: the last change was {_s(waited_ms)} ago, and the cool-down is {_s(policy.cool_down_ms)}."
-        return Decision(None, (*reasons, wait)), seen
-    return Decision(operation, tuple(reasons)), seen if operation is None else replace(seen, changed_ms=now_ms)
+        return ReshardDecision(None, (*reasons, wait)), seen
+    return ReshardDecision(operation, tuple(reasons)), seen if operation is None else replace(seen, changed_ms=now_ms)
 
 
 # --- what is seen ----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def _pairs(route: Route, known: dict[int, PartitionLoad]) -> Iterator[_Pair]:
             yield _Pair(left, right, a.messages_per_s + b.messages_per_s, a.bytes_per_s + b.bytes_per_s, a.backlog + b.backlog)
 
 
-def _is_cold(policy: Policy, pair: _Pair) -> bool:
+def _is_cold(policy: ReshardPolicy, pair: _Pair) -> bool:
     """Below what merges, and so far below what splits that the two never take turns."""
     return (
         pair.messages_per_s < policy.merge_messages_per_s
@@ -129,26 +129,26 @@ def _is_cold(policy: Policy, pair: _Pair) -> bool:
     )
 
 
-def _looked(route: Route, cold: Sequence[_Pair], past: Past, now_ms: int) -> Past:
+def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int) -> LoadHistory:
     """The past with this look in it. A time from a clock that was ahead counts as now: else it would hold everything up."""
     changed_ms = past.changed_ms
     if past.version not in (0, route.version):
         changed_ms = now_ms
     since = {pair.key: min(past.cold_since_ms.get(pair.key, now_ms), now_ms) for pair in cold}
-    return Past(route.version, None if changed_ms is None else min(changed_ms, now_ms), since)
+    return LoadHistory(route.version, None if changed_ms is None else min(changed_ms, now_ms), since)
 
 
 # --- what is hot -----------------------------------------------------------------------------------------------------------
 
 
-def _heat(policy: Policy, load: PartitionLoad) -> float:
+def _heat(policy: ReshardPolicy, load: PartitionLoad) -> float:
     """How many times the figure that is passed furthest; above 1 is hot."""
     by_rate = max(load.messages_per_s / policy.split_messages_per_s, load.bytes_per_s / policy.split_bytes_per_s)
     return max(by_rate, load.backlog / policy.split_backlog)
 
 
 def _split_hottest(
-    policy: Policy, route: Route, known: dict[int, PartitionLoad], groups: Sequence[str], reasons: list[str]
+    policy: ReshardPolicy, route: Route, known: dict[int, PartitionLoad], groups: Sequence[str], reasons: list[str]
 ) -> Split | None:
     """The hottest partition that can be split; why others cannot is added to the reasons."""
     hot = [(_heat(policy, known[part.number]), part) for part in route.partitions if part.number in known]
@@ -164,7 +164,7 @@ def _split_hottest(
     return None
 
 
-def _split(policy: Policy, route: Route, part: PhysicalPartition, load: PartitionLoad, groups: Sequence[str]) -> Split | str:
+def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: PartitionLoad, groups: Sequence[str]) -> Split | str:
     """How to split a hot partition, or why it cannot be."""
     if part.range.width == 1:
         return f"it holds logical partition {part.range.first} only and cannot be split: the load is in keys that hash to the same place"
@@ -201,7 +201,7 @@ def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple
 
 
 def _merge_coldest(
-    policy: Policy, route: Route, cold: Sequence[_Pair], groups: Sequence[str], seen: Past, now_ms: int, reasons: list[str]
+    policy: ReshardPolicy, route: Route, cold: Sequence[_Pair], groups: Sequence[str], seen: LoadHistory, now_ms: int, reasons: list[str]
 ) -> Merge | None:
     """The coldest neighbours that have been cold for long enough; otherwise those that will be first are added to the reasons."""
     if not cold:
@@ -224,7 +224,7 @@ def _merge_coldest(
 # --- sentences -------------------------------------------------------------------------------------------------------------
 
 
-def _too_much(policy: Policy, load: PartitionLoad) -> str:
+def _too_much(policy: ReshardPolicy, load: PartitionLoad) -> str:
     found = []
     if load.messages_per_s > policy.split_messages_per_s:
         found.append(f"takes {load.messages_per_s:,.0f} messages/s, above {policy.split_messages_per_s:,.0f}")
@@ -235,7 +235,7 @@ def _too_much(policy: Policy, load: PartitionLoad) -> str:
     return " and ".join(found)
 
 
-def _little(policy: Policy, pair: _Pair, quiet_ms: int) -> str:
+def _little(policy: ReshardPolicy, pair: _Pair, quiet_ms: int) -> str:
     return (
         f"Partitions {pair.left.number} and {pair.right.number} have been cold for {_s(quiet_ms)}: together "
         f"{pair.messages_per_s:,.0f} messages/s and {pair.bytes_per_s:,.0f} bytes/s, "

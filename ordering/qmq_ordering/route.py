@@ -26,7 +26,6 @@ class LpRange(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many."""
         return self.end - self.first
 
     def overlaps(self, other: LpRange) -> bool:
@@ -58,7 +57,6 @@ class PhysicalPartition(NamedTuple):
 
     @classmethod
     def of_json(cls, found: list[Any]) -> PhysicalPartition:
-        """The inverse."""
         return cls(found[0], LpRange(found[1], found[2]), found[3])
 
 
@@ -96,7 +94,6 @@ class Route:
         return [part for part in self.partitions if part.range.overlaps(lps)]
 
     def encode(self) -> bytes:
-        """As stored."""
         found = {
             "version": self.version,
             "logical_partitions": self.logical_partitions,
@@ -107,7 +104,6 @@ class Route:
 
     @classmethod
     def decode(cls, data: bytes) -> Route:
-        """The inverse."""
         found = json.loads(data)
         parts = tuple(PhysicalPartition.of_json(each) for each in found["partitions"])
         return cls(found["version"], found["logical_partitions"], found["next_number"], parts)
@@ -152,7 +148,6 @@ class Change:
     """When it came into each phase, by the metaserver's clock; for people, nothing is decided by it."""
 
     def encode(self) -> bytes:
-        """As stored."""
         found = {
             "id": self.id,
             "kind": self.kind.value,
@@ -168,7 +163,6 @@ class Change:
 
     @classmethod
     def decode(cls, data: bytes) -> Change:
-        """The inverse."""
         found = json.loads(data)
         return cls(
             found["id"],

@@ -11,16 +11,16 @@ from typing import Final, TypeVar
 
 from qmq.batch import ENVELOPE_BYTES
 from qmq.broker.broker import Broker
-from qmq.broker.finding import Finding, Found
-from qmq.broker.sessions import GroupState
-from qmq.broker.trails import Trails
+from qmq.broker.message_history import MessageHistory
+from qmq.broker.message_search import FoundMessage, MessageSearch
+from qmq.broker.sessions import QueueGroup
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
 from qmq.limits import MIB
-from qmq.log.dropping import drop
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
+from qmq.log.queue_deletion import drop
+from qmq.log.recent_writes import ACTIONS, MESSAGES
 from qmq.log.store import Store
-from qmq.log.tail import ACTIONS, MESSAGES
 from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name, is_dead_letters
 
 log = logging.getLogger("qmq.broker")
@@ -62,8 +62,6 @@ Target = Earliest | Latest | AtTime | AtSequence
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """See `Queue` in control.proto."""
-
     queue: Queue
     start_sequence: int
     next_sequence: int
@@ -73,8 +71,6 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """See `Consumer` in control.proto."""
-
     name: str
     unacked: int
     seen_ms_ago: int
@@ -85,8 +81,6 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """See `Group` in control.proto."""
-
     queue: Queue
     group: str
     next_sequence: int
@@ -106,8 +100,8 @@ class BrokerAdmin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.finding = Finding(broker)
-        self.trails = Trails(broker)
+        self.finding = MessageSearch(broker)
+        self.trails = MessageHistory(broker)
 
     @property
     def retries(self) -> GroupSettings:
@@ -146,10 +140,10 @@ class BrokerAdmin:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
         return sorted(found, key=lambda info: (info.queue.id, info.group))
 
-    def _states(self, subject: str, group: str) -> list[GroupState]:
+    def _states(self, subject: str, group: str) -> list[QueueGroup]:
         return [state for state in self._broker.dispatch.groups if subject in ("", state.queue.id.subject) and group in ("", state.name)]
 
-    def _group_info(self, state: GroupState, clients: dict[tuple[int, str], str]) -> GroupInfo:
+    def _group_info(self, state: QueueGroup, clients: dict[tuple[int, str], str]) -> GroupInfo:
         queue, share, now_ms = state.queue, state.share, self._broker.clock.monotonic_ms()
         done = share.settled_before()
 
@@ -246,7 +240,7 @@ class BrokerAdmin:
         target = AtTime(TimeMs(time_ms))
         return [(queue, resolve(queue, target)) async for queue in self._unhurried(self._queues(subject))]
 
-    async def find_message(self, subject: str, message_id: MessageId) -> Found:
+    async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
         """A message by its id, sought by its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
         self._broker.subject(check_name("subject", subject))
         store = self._store

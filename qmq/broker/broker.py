@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq import limits
-from qmq.broker.answers import Answers
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.broker_counters import BrokerCounters
 from qmq.broker.committer import Alone, Committer
-from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch import Dispatch
-from qmq.broker.fetching import Fetching
-from qmq.broker.intake import Destination, read_batches
+from qmq.broker.fetches import Fetching
+from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.lanes import Lanes
-from qmq.broker.loads import Loads
-from qmq.broker.ordering import Admission, Barrier, NoRouting, Routing
+from qmq.broker.load_meters import LoadMeters
+from qmq.broker.ordered_writes import Admission, Barrier, NoRouting, Routing
 from qmq.broker.peers import ReplicaDoor, ReplicaPeer
-from qmq.broker.rules import NoRules, Rules
-from qmq.broker.sessions import Held, Peer
-from qmq.broker.tallies import Tallies
+from qmq.broker.pending_responses import PendingResponses
+from qmq.broker.produce_checks import Destination, read_batches
+from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
@@ -50,14 +50,14 @@ from qmq.errors import (
     Stopping,
     UnknownSubject,
 )
-from qmq.log.config import Flush
+from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
 
@@ -80,7 +80,7 @@ class _Staged:
 
 
 class Broker:
-    """One broker on one store, in one event loop. `flusher` is set by whoever runs it (see `qmq.broker.upkeep`)."""
+    """One broker on one store, in one event loop. `flusher` is set by whoever runs it (see `qmq.broker.maintenance`)."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class Broker:
         """Drained by an operator: no new messages."""
         self.master_address = ""
         """Where the master is, if it is known and not here."""
-        self.settled: list[Held] = []
+        self.settled: list[HeldAnswer] = []
         """Answers to SETTLE whose actions are not written yet."""
-        self.tallies = Tallies()
+        self.tallies = BrokerCounters()
         if is_serving:
             self.tallies.begin(store)
         self.dispatch = Dispatch(self)
@@ -125,12 +125,12 @@ class Broker:
         """Which partitions of ordered subjects are here."""
         self.right: Callable[[], bool] = lambda: True
         """Whether this master's lease in the coordination store holds, by its own clock."""
-        self.rules: Rules = NoRules()
+        self.rules: GroupRules = NoGroupRules()
         """What operators said about consumer groups; `look_again` when there are news."""
-        self.loads = Loads(clock)
+        self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
-        self._answers = Answers()
+        self._answers = PendingResponses()
         self._flushed_index = 0
         """Committed, and flushed on a majority."""
         self._full: dict[Flushable, None] = {}
@@ -148,7 +148,7 @@ class Broker:
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
-        self.loads = Loads(self.clock)
+        self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
 
@@ -157,7 +157,6 @@ class Broker:
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on."""
         self.is_paused = False
         self.look_again()
 
@@ -323,7 +322,7 @@ class Broker:
             if each.is_fast and not each.awaits_flush:
                 each.peer.send(answer)
             else:
-                self._answers.hold(Held(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+                self._answers.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
         if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
             self.store.flush_wanted = index
             self.committer.flush_wanted(index)
@@ -379,10 +378,10 @@ class Broker:
         """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
         waiter = Barrier(self.loop)
         if self.store.unwritten:
-            self.settled.append(Held(0, waiter, 0, b""))
+            self.settled.append(HeldAnswer(0, waiter, 0, b""))
             self.schedule()
         else:
-            self._answers.hold(Held(self.store.index, waiter, 0, b""))
+            self._answers.hold(HeldAnswer(self.store.index, waiter, 0, b""))
             self._release()
         await waiter.done
 
@@ -479,7 +478,6 @@ class Flushable:
     """Something with an outbox."""
 
     def flush(self) -> None:
-        """Write the outbox."""
         raise NotImplementedError
 
 

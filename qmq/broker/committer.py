@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from qmq.log.config import Flush
+from qmq.log.log_config import Flush
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker

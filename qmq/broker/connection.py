@@ -11,18 +11,18 @@ from typing import Final, TypeVar
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
 from qmq.broker.dispatch import Dispatch
-from qmq.broker.fetching import pack
+from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
-from qmq.broker.sessions import Held
-from qmq.broker.stalls import Ending, Patience
-from qmq.descriptors import SHORT_OF
+from qmq.broker.sessions import HeldAnswer
+from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
+from qmq.file_descriptors import SHORT_OF
 from qmq.model import check_client
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
-from qmq.wire.stream import FrameStream
+from qmq.wire.frame_stream import FrameStream
 
 log = logging.getLogger("qmq.broker")
 
@@ -68,7 +68,7 @@ class Connection(Flushable):
             frame_bytes_max=limits.HELLO_BYTES_MAX,
             shared=shared,
         )
-        self._patience = Patience()
+        self._patience = StallWatch()
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -171,7 +171,6 @@ class Connection(Flushable):
     # --- a replica at the other end ------------------------------------------------------------------------------------
 
     def answer_peer(self, payload: bytes) -> None:
-        """See ReplicaDoor."""
         self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
         self.stream.flush()
 
@@ -182,7 +181,6 @@ class Connection(Flushable):
         self.stream.reader.grow(REPLICA_BUFFER_BYTES)
 
     def close_peer(self) -> None:
-        """See ReplicaDoor."""
         self.stream.close()
 
     # --- requests ------------------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ class Connection(Flushable):
             self.send(answer)
         else:  # who hears it forgets what it said last: that must be committed
             self._consuming().detach(self, number)
-            self._broker.settled.append(Held(0, self, each.request_id, answer))
+            self._broker.settled.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))

@@ -7,30 +7,32 @@ from collections.abc import Callable
 import grpc
 from qmq_ordering.route import LpRange
 
+from qmq.batch_columns import UNREADABLE
 from qmq.broker.admin import AtSequence, AtTime, BrokerAdmin, Earliest, GroupInfo, Latest, QueueInfo, Target
 from qmq.broker.broker import Broker
-from qmq.broker.finding import Found
+from qmq.broker.group_status import GroupStatus, ReplicaInfo
 from qmq.broker.lane_admin import LaneAdmin, PartitionInfo, Place
-from qmq.broker.standing import ReplicaInfo, Standing
-from qmq.broker.trail_states import State
+from qmq.broker.message_search import FoundMessage
+from qmq.broker.message_state import MessageState
 from qmq.clock import Clock, SystemClock
-from qmq.directed import is_directed
 from qmq.errors import CorruptBatch, InvalidArgument
-from qmq.log.lanes import LaneShare, ParkedKey
+from qmq.log.lane_share import LaneShare, ParkedKey
 from qmq.log.queue import Queue
-from qmq.log.trail import Event
+from qmq.log.trail import TrailEvent
 from qmq.model import MessageId, Sequence, TimeMs
 from qmq.network import bind
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.region import UNREADABLE
 from qmq.rpc import SERVER_OPTIONS, answering
+from qmq.targeted import is_directed
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
     """See control.proto. `wall` is the machine's clock, which bears witness for others: never a kept time, which would only echo theirs."""
 
-    def __init__(self, admin: BrokerAdmin, lanes: LaneAdmin, standing: Standing, broker_group: str, *, wall: Clock | None = None) -> None:
+    def __init__(
+        self, admin: BrokerAdmin, lanes: LaneAdmin, standing: GroupStatus, broker_group: str, *, wall: Clock | None = None
+    ) -> None:
         self._admin = admin
         self._lanes = lanes
         self._standing = standing
@@ -39,7 +41,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
-        """See control.proto."""
         return pb.DescribeQueuesResponse(queues=[self._queue(info) for info in await self._admin.queues(request.subject)])
 
     def _queue(self, info: QueueInfo) -> pb.Queue:
@@ -55,7 +56,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
-        """See control.proto."""
         found = await self._admin.groups(request.subject, request.group)
         return pb.DescribeGroupsResponse(groups=[self._describe(info) for info in found])
 
@@ -90,13 +90,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.ResetGroupResponse:
-        """See control.proto."""
         moved = self._admin.reset(request.subject, request.group, _target(request))
         return pb.ResetGroupResponse(moved=[self._moved(queue, begin, end) for queue, begin, end in moved])
 
     @answering
     async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:
-        """See control.proto."""
         if request.record_revision:
             partitions = await self._lanes.delete_group(request.subject, request.group, record_revision=request.record_revision)
             return pb.DeleteGroupResponse(queues=partitions)
@@ -104,7 +102,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DropSubject(self, request: pb.DropSubjectRequest) -> pb.DropSubjectResponse:
-        """See control.proto."""
         return pb.DropSubjectResponse(queues=await self._admin.drop_subject(request.subject))
 
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
@@ -112,7 +109,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
-        """See control.proto."""
         message_id = MessageId.parse(request.message_id)
         if not request.every:
             found = await self._admin.find_message(request.subject, message_id)
@@ -121,14 +117,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         found_at = [self._message(each, request.message_id) for each in places]
         return pb.FindMessageResponse(message=found_at[0] if found_at else None, others=found_at[1:], is_incomplete=is_incomplete)
 
-    def _message(self, found: Found, message_id: str) -> pb.StoredMessage:
+    def _message(self, found: FoundMessage, message_id: str) -> pb.StoredMessage:
         try:
             return self._readable(found, message_id)
         except UNREADABLE as cause:
             sequence = found.view.base_sequence + found.index
             raise CorruptBatch(f"what is stored at sequence {sequence} of {found.queue.id} is no message: {cause}") from cause
 
-    def _readable(self, found: Found, message_id: str) -> pb.StoredMessage:
+    def _readable(self, found: FoundMessage, message_id: str) -> pb.StoredMessage:
         view, index = found.view, found.index
         keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
         return pb.StoredMessage(
@@ -149,7 +145,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def TraceMessage(self, request: pb.TraceMessageRequest) -> pb.TraceMessageResponse:
-        """See control.proto."""
         page = await self._admin.trails.follow(request.subject, request.partition, request.sequence, request.group, request.cursor)
         return pb.TraceMessageResponse(
             events=[_event(each) for each in page.events],
@@ -159,7 +154,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             time_ms=self._wall.time_ms(),
         )
 
-    def _state(self, each: State) -> pb.MessageState:
+    def _state(self, each: MessageState) -> pb.MessageState:
         letter = self._message(each.dead_letter, "") if each.dead_letter is not None else None
         if letter is not None:
             letter.ClearField("body")
@@ -182,7 +177,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
-        """See control.proto."""
         found = await self._admin.find_time(request.subject, request.time_ms)
         return pb.FindTimeResponse(found=[self._moved(queue, sequence, sequence) for queue, sequence in found])
 
@@ -190,7 +184,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeReplica(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaStatus:
-        """See control.proto."""
         return self._status(self._standing.describe())
 
     def _status(self, info: ReplicaInfo) -> pb.ReplicaStatus:
@@ -222,13 +215,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
-        """See control.proto."""
         done = await self._standing.transfer(request.to)
         return pb.TransferResponse(master=done.master, epoch=done.epoch, refused_ms=done.refused_ms)
 
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
-        """See control.proto."""
         if request.only_committed:
             position, entries = self._admin.read_committed(request.log, request.position, request.bytes_max)
             return pb.ReadLogResponse(entries=entries, position=position)
@@ -236,7 +227,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
-        """See control.proto."""
         info = await self._standing.change(add=request.add, remove=request.remove)
         return pb.ChangeReplicasResponse(membership_version=info.membership_version, voters=info.voters, learners=info.learners)
 
@@ -244,7 +234,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
-        """See control.proto."""
         if not request.change_id:
             raise InvalidArgument("a change that closes a partition has an id")
         await self._lanes.require_change(request.subject, request.partition, request.change_id, request.to_version)
@@ -253,7 +242,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeLanes(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
-        """See control.proto."""
         found = await self._lanes.describe(request.subject, list(request.partitions), request.group)
         return pb.DescribeLanesResponse(partitions=[self._partition(each, request) for each in found])
 
@@ -306,21 +294,18 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
-        """See control.proto."""
         places = [(each.partition, _place(each)) for each in request.places]
         await self._lanes.place(request.subject, request.group, places, moves=request.moves, record_revision=request.record_revision)
         return pb.PlaceLanesResponse()
 
     @answering
     async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
-        """See control.proto."""
         only = request.key if request.HasField("key") else None
         found = self._lanes.parked(request.subject, request.group, request.keys_max, only)
         return pb.DescribeParkedResponse(keys=[_parked_key(*each) for each in found])
 
     @answering
     async def InheritParked(self, request: pb.InheritParkedRequest) -> pb.InheritParkedResponse:
-        """See control.proto."""
         lps = LpRange(request.lps.first, request.lps.end)
         keys = [(each.logical_partition, each.key) for each in request.keys]
         await self._lanes.inherit(request.subject, request.group, request.partition, lps, keys, record_revision=request.record_revision)
@@ -328,7 +313,6 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def Unpark(self, request: pb.UnparkRequest) -> pb.UnparkResponse:
-        """See control.proto."""
         count = await self._lanes.unpark(
             request.subject, request.group, request.partition, request.key, replays=request.replay, record_revision=request.record_revision
         )
@@ -345,7 +329,7 @@ def _parked_key(queue: Queue, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
     )
 
 
-def _event(event: Event) -> pb.MessageEvent:
+def _event(event: TrailEvent) -> pb.MessageEvent:
     return pb.MessageEvent(
         time_ms=event.time_ms,
         group=event.group,
@@ -381,7 +365,7 @@ def _target(request: pb.ResetGroupRequest) -> Target:
 
 async def serve_control(
     broker: Broker,
-    standing: Standing,
+    standing: GroupStatus,
     broker_group: str,
     host: str,
     port: int,

@@ -12,21 +12,21 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from qmq import limits
-from qmq.broker.burial import Burials
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
-from qmq.broker.delivery import TagFilter, check_tags, collect, lay_out
-from qmq.broker.failures import failures_in
-from qmq.broker.retrying import Begun, Decided, Failures, decide, put_back
-from qmq.broker.sessions import Groups, GroupState, Held, Peer, Session, Waiter
-from qmq.descriptors import shortage_is_overload
+from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.dead_letter_writer import DeadLetterWriter
+from qmq.broker.failure_counts import failures_in
+from qmq.broker.pull_results import TagFilter, check_tags, collect, lay_out
+from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
+from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
+from qmq.file_descriptors import shortage_is_overload
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.verdicts import Verdict
+from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -52,13 +52,13 @@ class Dispatch:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.groups = Groups(broker.tallies)
-        self.to_wake: dict[int, GroupState] = {}
+        self.groups = QueueGroups(broker.tallies)
+        self.to_wake: dict[int, QueueGroup] = {}
         """Groups that something happened to during this turn."""
-        self._waiting: dict[int, GroupState] = {}
+        self._waiting: dict[int, QueueGroup] = {}
         """Groups in which a pull waited when it was looked last."""
         self._looked_ms = 0
-        self.burials = Burials(broker)
+        self.burials = DeadLetterWriter(broker)
         for queue in broker.store.queues.values():
             for group in queue.shares:
                 self.burials.found(self.groups.state(queue, group))
@@ -100,13 +100,13 @@ class Dispatch:
         """What is granted; one that an older version granted may be longer."""
         return min(asked_ms, self._broker.config.lease_ms_max)
 
-    def _settings(self, state: GroupState) -> GroupSettings:
+    def _settings(self, state: QueueGroup) -> GroupSettings:
         """How the group's messages are tried again. Those of a dead-letter queue never die."""
         subject = state.queue.id.subject
         found = self._broker.rules.settings(subject, base_group(state.name))
         return replace(found, attempts_max=0) if is_dead_letters(subject) else found
 
-    def _failures(self, state: GroupState) -> Failures:
+    def _failures(self, state: QueueGroup) -> Failures:
         return failures_in(self._broker.store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
@@ -128,7 +128,7 @@ class Dispatch:
             self._answer_empty(waiter)
         self._broker.schedule()
 
-    def _wake_when_due(self, state: GroupState) -> None:
+    def _wake_when_due(self, state: QueueGroup) -> None:
         """Somebody waits: look again when the next message that came back may go out."""
         due_ms = state.share.next_due_ms()
         if due_ms is None or due_ms == state.wakes_ms:
@@ -139,11 +139,11 @@ class Dispatch:
         delay_ms = min(max(due_ms - self._broker.clock.time_ms(), 1), _DUE_WAIT_MS)
         state.timer = self._broker.loop.call_later(delay_ms / 1000, self._due, state)
 
-    def _due(self, state: GroupState) -> None:
+    def _due(self, state: QueueGroup) -> None:
         state.timer, state.wakes_ms = None, -1
         self.wake(state)
 
-    def wake(self, state: GroupState) -> None:
+    def wake(self, state: QueueGroup) -> None:
         """The group may have messages: serve its waiting pulls, the longest waiting first.
 
         A consumer that is paused, or must acknowledge or read its answers first, keeps its place, and does not keep others waiting.
@@ -243,12 +243,12 @@ class Dispatch:
         asked = sum([each.last - each.first + 1 for each in settlements])
         state.tally.settled(settlements, asked - settled)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
-        self._broker.settled.append(Held(0, peer, request_id, answer))
+        self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
         self._broker.schedule()
 
-    def _act_settled(self, state: GroupState, consumer: str, decided: Decided, cause: Cause) -> int:
+    def _act_settled(self, state: QueueGroup, consumer: str, decided: Decided, cause: Cause) -> int:
         """Do what was decided; how many messages it settled."""
         queue_id = state.queue.id
         deaths = state.share.deaths
@@ -269,7 +269,7 @@ class Dispatch:
             self.burials.died(state)
         return done.settled
 
-    def _put_back(self, state: GroupState, consumer: str, cause: Cause) -> None:
+    def _put_back(self, state: QueueGroup, consumer: str, cause: Cause) -> None:
         """What a lost consumer held goes back, or dies."""
         holder = state.share.holders.get(consumer)
         begun = state.begun.pop(consumer, Begun())
@@ -297,7 +297,7 @@ class Dispatch:
         self.groups.detach(session)
         self._leave(session.group, session.consumer, expired=False)
 
-    def _leave(self, state: GroupState, consumer: str, *, expired: bool) -> None:
+    def _leave(self, state: QueueGroup, consumer: str, *, expired: bool) -> None:
         self._put_back(state, consumer, Cause.LOST if expired else Cause.LEFT)
         queue_id = state.queue.id
         self._broker.store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
@@ -312,7 +312,7 @@ class Dispatch:
         session.group.seen_ms[session.consumer] = self._broker.clock.monotonic_ms()
         return session
 
-    def reset(self, state: GroupState, sequence: int) -> None:
+    def reset(self, state: QueueGroup, sequence: int) -> None:
         """Move the group to `sequence`; everything handed out is void."""
         queue_id = state.queue.id
         self._broker.store.act(Reset(queue_id.subject, queue_id.partition, state.name, "", sequence))
@@ -344,7 +344,7 @@ class Dispatch:
                 state.tally.leases_lost += 1
                 self._leave(state, consumer, expired=True)
 
-    def _forget_idle(self, state: GroupState, now_ms: int) -> None:
+    def _forget_idle(self, state: QueueGroup, now_ms: int) -> None:
         """A consumer of a broadcast group that stays away for long is nobody's progress."""
         if state.share.holders or state.share.dying:
             state.idle_since_ms = -1
@@ -354,7 +354,7 @@ class Dispatch:
             log.info("%s has been away from %s for too long: its progress is forgotten", state.name, state.queue.id)
             self.forget(state)
 
-    def forget(self, state: GroupState) -> None:
+    def forget(self, state: QueueGroup) -> None:
         """The group is gone, with its progress. It has no consumers, and nothing of it is dying."""
         self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
         self.groups.drop(state)
@@ -394,7 +394,7 @@ class Dispatch:
         for state in self.groups:
             self._end(state, failure)
 
-    def _end(self, state: GroupState, failure: QmqError) -> None:
+    def _end(self, state: QueueGroup, failure: QmqError) -> None:
         if state.timer is not None:
             state.timer.cancel()
         for waiter in state.waiters:

@@ -12,21 +12,19 @@ from qmq_ordering.route import LpRange
 
 from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
 from qmq.broker.broker import Broker
-from qmq.broker.loads import Load
+from qmq.broker.load_meters import LoadMeter
 from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
-from qmq.log.lanes import LaneHolder, LaneShare, ParkedKey
+from qmq.log.lane_share import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.model import check_name
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """See `PartitionStatus` in control.proto."""
-
     info: QueueInfo
     lps: LpRange
-    load: Load
+    load: LoadMeter
     share: LaneShare | None
     """The group's; None if it never began here, or none was asked about."""
     lag_ms: int

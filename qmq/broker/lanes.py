@@ -19,12 +19,12 @@ from qmq_ordering.route import LpRange
 
 from qmq import limits
 from qmq.batch import BatchView
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
-from qmq.broker.delivery import lay_out
-from qmq.broker.lane_reading import LaneReader
-from qmq.broker.sessions import Held, Peer
-from qmq.broker.tallies import GroupTally
-from qmq.descriptors import shortage_is_overload
+from qmq.batch_columns import UNREADABLE
+from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.broker_counters import GroupCounters
+from qmq.broker.lane_results import LaneResultReader
+from qmq.broker.pull_results import lay_out
+from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -37,15 +37,15 @@ from qmq.errors import (
     RouteChanged,
     UnknownConsumer,
 )
+from qmq.file_descriptors import shortage_is_overload
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
-from qmq.log.lanes import LaneHolder, LaneShare
+from qmq.log.lane_share import LaneHolder, LaneShare
 from qmq.log.queue import Queue
 from qmq.model import Order, check_name
-from qmq.region import UNREADABLE
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import LaneVerdict
+from qmq.wire.frame_payloads import LaneVerdict
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -79,13 +79,13 @@ class LaneSession:
     group: str
     consumer: str
     token: int
-    reader: LaneReader
-    tally: GroupTally
+    reader: LaneResultReader
+    tally: GroupCounters
     waiting: LanePuller | None = None
 
 
 class Lanes:
-    """See the module. Made anew whenever the broker begins to serve."""
+    """Made anew whenever the broker begins to serve."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -116,7 +116,7 @@ class Lanes:
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = self._broker.clock.monotonic_ms()
-        session = self._open(peer, queue, request, token, LaneReader(self._broker.store, queue, share, lps, whole))
+        session = self._open(peer, queue, request, token, LaneResultReader(self._broker.store, queue, share, lps, whole))
         parked = [key.hex() for key in share.parked_in(lps)]
         lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
@@ -124,7 +124,7 @@ class Lanes:
         if kept is not None:
             peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
         else:
-            self._broker.settled.append(Held(0, peer, request_id, answer))
+            self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
@@ -175,7 +175,7 @@ class Lanes:
         """What is granted; one that an older version granted may be longer."""
         return min(asked_ms, self._broker.config.lease_ms_max)
 
-    def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneReader) -> LaneSession:
+    def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneResultReader) -> LaneSession:
         group = request.group
         for old in [each for each in self._of_queue(queue) if each.group == group and each.token == token]:
             self._close(old, LaneLost("the consumer attached again elsewhere"))
@@ -275,7 +275,7 @@ class Lanes:
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
-        self._broker.settled.append(Held(0, peer, request_id, answer))
+        self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:

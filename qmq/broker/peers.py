@@ -10,17 +10,13 @@ from qmq.wire.frame import Frame
 class ReplicaDoor(Protocol):
     """The connection."""
 
-    def answer_peer(self, payload: bytes) -> None:
-        """Send a REPLICA_HELLO."""
-        ...
+    def answer_peer(self, payload: bytes) -> None: ...
 
     def trust_peer(self) -> None:
         """The other end has proved what it is: take frames as large as replicas send them."""
         ...
 
-    def close_peer(self) -> None:
-        """End the connection."""
-        ...
+    def close_peer(self) -> None: ...
 
 
 class ReplicaPeer(Protocol):

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qmq import limits
-from qmq.broker.delivery import Reader, TagFilter
-from qmq.broker.outstanding import Outstanding
-from qmq.broker.retrying import Begun
-from qmq.broker.tallies import GroupTally, Tallies
+from qmq.broker.broker_counters import BrokerCounters, GroupCounters
+from qmq.broker.pull_results import BatchReader, TagFilter
+from qmq.broker.redelivery import Begun
+from qmq.broker.unacked_bytes import UnackedBytes
 from qmq.errors import Overloaded
-from qmq.log.consumption import Share
 from qmq.log.queue import Queue
+from qmq.log.share import Share
 
 
 class Cancellable(Protocol):
@@ -51,7 +51,7 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldAnswer:
     """An answer that waits until its index is committed."""
 
     index: int
@@ -77,22 +77,22 @@ class Session:
 
     number: int
     peer: Peer
-    group: GroupState
+    group: QueueGroup
     consumer: str
     tags: TagFilter | None
-    outstanding: Outstanding = field(default_factory=Outstanding)
+    outstanding: UnackedBytes = field(default_factory=UnackedBytes)
     """The bytes of what it holds."""
 
 
 @dataclass(slots=True)
-class GroupState:
+class QueueGroup:
     """One group on one queue, as the running broker sees it."""
 
     queue: Queue
     name: str
     share: Share
-    reader: Reader
-    tally: GroupTally
+    reader: BatchReader
+    tally: GroupCounters
     waiters: deque[Waiter] = field(default_factory=deque)
     seen_ms: dict[str, int] = field(default_factory=dict)
     """Last sign of life of each holder, monotonic."""
@@ -124,42 +124,42 @@ class GroupState:
         self.waiters = deque([waiter for waiter in self.waiters if waiter.session is not session])
 
 
-class Groups:
+class QueueGroups:
     """All groups of the broker, and all sessions."""
 
-    def __init__(self, tallies: Tallies) -> None:
+    def __init__(self, tallies: BrokerCounters) -> None:
         self._tallies = tallies
-        self._states: dict[tuple[int, str], GroupState] = {}
-        self._by_queue: dict[int, list[GroupState]] = {}
+        self._states: dict[tuple[int, str], QueueGroup] = {}
+        self._by_queue: dict[int, list[QueueGroup]] = {}
         self._sessions: dict[int, Session] = {}
         self._by_peer: dict[Peer, dict[int, Session]] = {}
         self._by_consumer: dict[tuple[int, str], Session] = {}
         """By `id` of the group's state and consumer: it has one session at most."""
         self._next_session = 1
 
-    def state(self, queue: Queue, group: str) -> GroupState:
+    def state(self, queue: Queue, group: str) -> QueueGroup:
         """The group on the queue; the share must exist or is made."""
         key = (id(queue), group)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = GroupState(
-                queue, group, queue.share(group), Reader(queue), self._tallies.group(queue.id.subject, group)
+            state = self._states[key] = QueueGroup(
+                queue, group, queue.share(group), BatchReader(queue), self._tallies.group(queue.id.subject, group)
             )
             self._by_queue.setdefault(id(queue), []).append(state)
         return state
 
-    def drop(self, state: GroupState) -> None:
+    def drop(self, state: QueueGroup) -> None:
         """The group is forgotten; who was attached to it attaches again."""
         for session in [each for each in self._sessions.values() if each.group is state]:
             self.detach(session)
         self._states.pop((id(state.queue), state.name), None)
         self._by_queue[id(state.queue)].remove(state)
 
-    def of_queue(self, queue: Queue) -> list[GroupState]:
+    def of_queue(self, queue: Queue) -> list[QueueGroup]:
         """The groups that consume the queue."""
         return self._by_queue.get(id(queue), [])
 
-    def __iter__(self) -> Iterator[GroupState]:
+    def __iter__(self) -> Iterator[QueueGroup]:
         return iter(list(self._states.values()))
 
     def require_room(self, peer: Peer, share: Share | None, consumer: str) -> None:
@@ -170,7 +170,7 @@ class Groups:
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
             raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, its most: use a client for each part")
 
-    def attach(self, peer: Peer, state: GroupState, consumer: str, tags: TagFilter | None) -> Session:
+    def attach(self, peer: Peer, state: QueueGroup, consumer: str, tags: TagFilter | None) -> Session:
         """A new session; one that the consumer had before ends."""
         old = self._by_consumer.get((id(state), consumer))
         if old is not None:

@@ -89,9 +89,9 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return
-    from qmq.broker.config import BrokerConfig
+    from qmq.broker.broker_config import BrokerConfig
     from qmq.node.exposure import require_guarded
-    from qmq.node.replica import ReplicaConfig, ReplicaNode, run_replica
+    from qmq.node.replica_node import ReplicaConfig, ReplicaNode, run_replica
 
     set_up_logging(verbose)
     require_flush(flush)

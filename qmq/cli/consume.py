@@ -13,11 +13,11 @@ import typer
 import qmq
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.errors import InvalidArgument, OrderMismatch
-from qmq.visible import visible
+from qmq.printable import visible
 
 if TYPE_CHECKING:
     from qmq.client.message import StoredMessage
-    from qmq.client.ordered.message import OrderedMessage
+    from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 def consume(

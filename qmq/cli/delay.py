@@ -14,7 +14,7 @@ from qmq.cli.delay_view import list_table, message_facts, message_view, moment, 
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show, tell_silent
 from qmq.cli.route import emit
 from qmq.cli.times import parse_duration, parse_when
-from qmq.client.dues import due_ms
+from qmq.client.due_times import due_ms
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, TooLate
 

@@ -36,7 +36,7 @@ class Due(NamedTuple):
     pending: int
 
 
-class Histogram(NamedTuple):
+class DelayHistogram(NamedTuple):
     """Bars that adjoin: `hours`, then `days`, then as many `months` as anything is due in. `late` was due before."""
 
     late: int
@@ -45,7 +45,7 @@ class Histogram(NamedTuple):
     months: list[Bar]
 
 
-def histogram(buckets: Iterable[Due], now: datetime) -> Histogram:
+def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
     """Count; `now` has a time zone."""
     known = list(buckets)
     this_hour = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
@@ -58,7 +58,7 @@ def histogram(buckets: Iterable[Due], now: datetime) -> Histogram:
         else:
             counts[bisect_right(edges, max(each.start, this_hour)) - 1] += each.pending
     bars = [Bar(start, end, count) for start, end, count in zip(edges, edges[1:], counts, strict=False)]
-    return Histogram(late, bars[:hours], bars[hours : hours + days], bars[hours + days :])
+    return DelayHistogram(late, bars[:hours], bars[hours : hours + days], bars[hours + days :])
 
 
 def _edges(first: datetime, last: datetime) -> tuple[list[datetime], int, int]:

@@ -95,13 +95,13 @@ def delay(
     """
     if context.invoked_subcommand is not None:
         return
-    from qmq_coordination.groups import DelaySettings
+    from qmq_coordination.broker_groups import DelaySettings
 
-    from qmq.broker.config import BrokerConfig
-    from qmq.delay.config import DelayConfig
-    from qmq.node.delay import DelayNode, DelayReplicaConfig
+    from qmq.broker.broker_config import BrokerConfig
+    from qmq.delay.delay_config import DelayConfig
+    from qmq.node.delay_node import DelayNode, DelayReplicaConfig
     from qmq.node.exposure import require_guarded
-    from qmq.node.replica import run_replica
+    from qmq.node.replica_node import run_replica
 
     set_up_logging(verbose)
     require_flush(flush)

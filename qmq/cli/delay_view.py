@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qmq.cli.delay_histogram import Bar, Due, Histogram, histogram, shown
+from qmq.cli.delay_histogram import Bar, DelayHistogram, Due, histogram, shown
 from qmq.cli.parked import key_text
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _ms(time: timedelta) -> int:
     return round(time.total_seconds() * 1000)
 
 
-def _histogram_facts(found: Histogram) -> dict[str, Any]:
+def _histogram_facts(found: DelayHistogram) -> dict[str, Any]:
     bars = {"hours": found.hours, "days": found.days, "months": found.months}
     return {"late": found.late} | {
         name: [{"from": moment(bar.start), "to": moment(bar.end), "pending": bar.pending} for bar in each] for name, each in bars.items()

@@ -28,7 +28,7 @@ from qmq.errors import QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
 
 if TYPE_CHECKING:
-    from qmq.node.dev import Node
+    from qmq.node.dev_node import Node
 
 
 def dev(
@@ -58,9 +58,9 @@ def dev(
 
     Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.broker.config import BrokerConfig
-    from qmq.delay.config import DelayConfig
-    from qmq.node.dev import Node, NodeConfig
+    from qmq.broker.broker_config import BrokerConfig
+    from qmq.delay.delay_config import DelayConfig
+    from qmq.node.dev_node import Node, NodeConfig
     from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
@@ -90,7 +90,7 @@ def dev(
 
 
 async def _serve(node: Node) -> None:
-    from qmq.node.tuning import calm_collector, tune_process
+    from qmq.node.process_tuning import calm_collector, tune_process
 
     tune_process()
     await node.start()

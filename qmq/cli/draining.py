@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
 
 @dataclass(slots=True)
-class Load:
+class DrainLoad:
     """What a broker group takes of ordered subjects."""
 
     partitions: int = 0
@@ -50,7 +50,7 @@ def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates:
     Raises InvalidArgument if something is to move and there is nowhere to move it.
     """
     known = list(subjects)
-    loads = {name: Load() for name in candidates}
+    loads = {name: DrainLoad() for name in candidates}
     leaving: list[tuple[str, int, float]] = []
     for subject in known:
         rates = {each.partition: each.messages_per_s for each in subject.partitions}
@@ -73,12 +73,12 @@ def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates:
     return moves
 
 
-def _add(load: Load, rate: float) -> None:
+def _add(load: DrainLoad, rate: float) -> None:
     load.partitions += 1
     load.messages_per_s += rate
 
 
-def _least(loads: Mapping[str, Load]) -> str:
+def _least(loads: Mapping[str, DrainLoad]) -> str:
     return min(loads, key=lambda name: (loads[name].partitions, loads[name].messages_per_s, name))
 
 

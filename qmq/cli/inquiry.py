@@ -40,8 +40,6 @@ class Followed:
 
 @dataclass(slots=True)
 class Inquiry:
-    """See the module."""
-
     message_id: str
     followed: list[Followed]
     delayed: list[DelayedMessage]

@@ -21,7 +21,7 @@ def dump(
     as_json: Json = False,
 ) -> None:
     """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a checksum does not hold."""
-    from qmq.log.dump import Line, dump_segment
+    from qmq.log.segment_dump import Line, dump_segment
 
     if not segment.is_file():
         fail(InvalidArgument(f"{segment} is no file: segments are in DATA/broker/message and DATA/broker/action"))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.cli.inquiry import Followed, Inquiry, directed_to
 from qmq.cli.output import time_text
 from qmq.cli.parked import key_text
-from qmq.directed import failures
 from qmq.headers import GROUP
 from qmq.model import OPERATORS, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
+from qmq.targeted import failures
 
 if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage

@@ -24,8 +24,8 @@ from qmq.cli.roles import (
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
-    from qmq.meta.server import MetaConfig
-    from qmq.metrics.endpoint import Endpoint
+    from qmq.meta.meta_server import MetaConfig
+    from qmq.metrics.endpoint import MetricsServer
     from qmq.node.etcd_options import EtcdOptions
 
 ETCD_S: Final = 3.0
@@ -57,7 +57,7 @@ def meta(
 
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.meta.server import MetaConfig
+    from qmq.meta.meta_server import MetaConfig
     from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
@@ -72,19 +72,19 @@ def meta(
 async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None) -> None:
     from qmq_coordination.view import ClusterView
 
-    from qmq.meta.server import MetaServer
+    from qmq.meta.meta_server import MetaServer
     from qmq.node.metering import serving
-    from qmq.node.metering.coordination import CoordinationSource, CountedStore
-    from qmq.node.metering.exposure import ExposureSource
-    from qmq.node.metering.meta import MetaSource
-    from qmq.node.readiness import of_meta
-    from qmq.node.running import until_signal
+    from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
+    from qmq.node.metering.exposure_metrics import ExposureSource
+    from qmq.node.metering.meta_metrics import MetaSource
+    from qmq.node.replica_readiness import of_meta
+    from qmq.node.role_process import until_signal
 
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
     server = MetaServer(store, view, config)
     sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options))
-    metrics: Endpoint | None = None
+    metrics: MetricsServer | None = None
 
     is_serving = False
 

@@ -16,9 +16,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from qmq.descriptors import raise_limit
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
-from qmq.visible import visible
+from qmq.file_descriptors import raise_limit
+from qmq.printable import visible
 
 EXIT_CALLER: Final = 2
 EXIT_UNAVAILABLE: Final = 3

@@ -16,19 +16,19 @@ import qmq
 from qmq.cli.output import SERVER, Server, errors, fail, run, show, time_text
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.dues import When
+from qmq.client.due_times import When
 from qmq.client.receipts import DelayedReceipt
 from qmq.errors import InvalidArgument, OrderMismatch
 
 if TYPE_CHECKING:
-    from qmq.client.ordered.producer import OrderedProducer
+    from qmq.client.ordered.ordered_producer import OrderedProducer
     from qmq.client.producer import Producer
     from qmq.client.receipts import Receipt, Ticket
 
 Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 
 
-class Job(NamedTuple):
+class ProduceJob(NamedTuple):
     """What is to be done."""
 
     server: str
@@ -64,7 +64,7 @@ def produce(
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"format is 'lines' or 'json', not {form!r}")
     try:
-        job = Job(server, subject, compression, _due(delay, at), as_json)
+        job = ProduceJob(server, subject, compression, _due(delay, at), as_json)
         if job.due is not None and compression is not None:
             raise InvalidArgument("delayed messages are not compressed by the batch: leave --compression out")
     except InvalidArgument as failure:
@@ -89,7 +89,7 @@ def _due(delay: str | None, at: str | None) -> When | None:
     return None if at is None else parse_when(at)
 
 
-async def _produce(job: Job, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
+async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
     """How many messages each broker group stored; and of delayed messages their receipts, if they are wanted or there is but one.
 
     What is wrong with the first message is mostly wrong with all, so it goes alone.
@@ -121,7 +121,7 @@ def _send(producer: Producer | OrderedProducer, content: Content, due: When | No
     return producer.send(*content)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
 
 
-async def _begin(mq: qmq.Client, job: Job, first: Content, tickets: list[Ticket]) -> Producer | OrderedProducer:
+async def _begin(mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]) -> Producer | OrderedProducer:
     """The producer that stored the first message; of a delayed one also the ticket. Which kind of subject it is, its broker says."""
     subject, compression = job.subject, job.compression
     if job.due is not None:

@@ -13,7 +13,7 @@ from qmq.errors import InvalidArgument
 from qmq.model import GroupSettings
 
 if TYPE_CHECKING:
-    from qmq.log.config import LogConfig
+    from qmq.log.log_config import LogConfig
     from qmq.node.etcd_options import EtcdOptions
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
@@ -111,7 +111,7 @@ def log_config(
     disk_free_mib: int,
 ) -> LogConfig:
     """Storage as the options say it. Raises InvalidArgument."""
-    from qmq.log.config import Flush, LogConfig
+    from qmq.log.log_config import Flush, LogConfig
 
     return LogConfig(
         segment_bytes=segment_mib << 20,

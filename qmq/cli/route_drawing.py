@@ -25,7 +25,7 @@ COLORS: Final = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _WALL: Final = "│"
 
 
-class Cell(NamedTuple):
+class DrawnRange(NamedTuple):
     """Logical partitions `first` to `end` - 1; `kind` chooses the pattern."""
 
     first: int
@@ -34,18 +34,18 @@ class Cell(NamedTuple):
     kind: str
 
 
-def draw(cells: Sequence[Cell], columns: int, kinds: Sequence[str]) -> Text:
+def draw(cells: Sequence[DrawnRange], columns: int, kinds: Sequence[str]) -> Text:
     """The bar, the numbers below it, and the legend, in so many columns."""
     bar, ruler = draw_bar(cells, columns, kinds), draw_ruler(cells, columns)
     return Text("\n").join([bar, ruler, draw_legend(kinds, columns)])
 
 
-def kinds_of(*bars: Sequence[Cell]) -> list[str]:
+def kinds_of(*bars: Sequence[DrawnRange]) -> list[str]:
     """All kinds of some bars, in order."""
     return sorted({cell.kind for bar in bars for cell in bar})
 
 
-def walls(cells: Sequence[Cell], columns: int) -> list[int]:
+def walls(cells: Sequence[DrawnRange], columns: int) -> list[int]:
     """Where each cell begins, and, last, where the closing wall is. There are to be more columns than cells."""
     whole = cells[-1].end - cells[0].first
     inner = columns - 1
@@ -58,7 +58,7 @@ def walls(cells: Sequence[Cell], columns: int) -> list[int]:
     return found
 
 
-def draw_bar(cells: Sequence[Cell], columns: int, kinds: Sequence[str]) -> Text:
+def draw_bar(cells: Sequence[DrawnRange], columns: int, kinds: Sequence[str]) -> Text:
     """The line of cells."""
     shown = cells[: _room(cells, columns)]
     at = walls(shown, columns) if len(shown) == len(cells) else range(len(shown) + 1)
@@ -74,12 +74,12 @@ def draw_bar(cells: Sequence[Cell], columns: int, kinds: Sequence[str]) -> Text:
     return line
 
 
-def _room(cells: Sequence[Cell], columns: int) -> int:
+def _room(cells: Sequence[DrawnRange], columns: int) -> int:
     """How many cells can be shown."""
     return len(cells) if len(cells) < columns else max(1, columns - 1 - len(f" and {len(cells)} more"))
 
 
-def draw_ruler(cells: Sequence[Cell], columns: int) -> Text:
+def draw_ruler(cells: Sequence[DrawnRange], columns: int) -> Text:
     """Where each cell begins, below its wall, where there is room; and the end of all below the closing wall."""
     room = _room(cells, columns)
     if room < len(cells):

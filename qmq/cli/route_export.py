@@ -30,7 +30,7 @@ def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None
     Spark reads ordered subjects from files with it: option qmq.routes. What is published later is not in it; export again then.
     """
 
-    from pyspark_qmq.files.routes import to_json
+    from pyspark_qmq.files.file_routes import to_json
 
     async def _export() -> list[dict[str, Any]]:
         async with qmq.connect(server) as mq:
@@ -66,7 +66,7 @@ def routes_of(
     subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
 ) -> dict[str, Any]:
     """A subject's part of the file: of its first route, and of what changed since, the oldest first. Pure."""
-    from pyspark_qmq.files.routes import subject_json
-    from pyspark_qmq.servers.routes import routes_of as followed
+    from pyspark_qmq.files.file_routes import subject_json
+    from pyspark_qmq.servers.server_routes import routes_of as followed
 
     return subject_json(subject, followed(first, changes, order))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qmq.cli.output import time_text
-from qmq.cli.route_drawing import Cell, draw, kinds_of
+from qmq.cli.route_drawing import DrawnRange, draw, kinds_of
 
 _STATES = {"open": "green", "sealed": "dim", "fenced": "red", "unknown": "red"}
 _PHASES = ("prepared", "sealed", "published", "done")
@@ -19,9 +19,9 @@ _NAMES = {"range", "broker group", "state", "consumers", "change", "reason", "pr
 _WIDEST = {"range": "[1023, 1024)", "change": "split 2", "prepared": "2026-11-21", "done ms": "+9,999"}
 
 
-def route_cells(partitions: Iterable[dict[str, Any]]) -> list[Cell]:
+def route_cells(partitions: Iterable[dict[str, Any]]) -> list[DrawnRange]:
     """A route's partitions, for drawing."""
-    return [Cell(each["first"], each["end"], str(each["partition"]), each["broker_group"]) for each in partitions]
+    return [DrawnRange(each["first"], each["end"], str(each["partition"]), each["broker_group"]) for each in partitions]
 
 
 def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
@@ -82,7 +82,7 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
     if len(group["frontier"]) > 1:
-        cells = [Cell(each["first"], each["end"], f"v{each['version']}", f"version {each['version']}") for each in group["frontier"]]
+        cells = [DrawnRange(each["first"], each["end"], f"v{each['version']}", f"version {each['version']}") for each in group["frontier"]]
         view.append(draw(cells, columns, kinds_of(cells)))
     if group["partitions"]:
         view.append(reading_table(group["partitions"]))

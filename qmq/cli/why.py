@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 import qmq
+from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.inquiry import Inquiry, inquire
 from qmq.cli.message_view import why as told
 from qmq.cli.output import SERVER, Json, Server, console, run
-from qmq.cli.words import Words, subject_and_id
 
 Group = Annotated[str, typer.Option("--group", help="Only for this consumer group.")]
 

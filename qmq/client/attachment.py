@@ -20,15 +20,14 @@ import math
 from collections import deque
 
 from qmq.batch import BatchView
-from qmq.client import prefetch
+from qmq.client import prefetch_limits
 from qmq.client.connection import Connection
-from qmq.client.link import Links
+from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession, SessionOwner, Terms
+from qmq.client.links import Links
 from qmq.client.message import Decoded, Slice
-from qmq.client.routes import Master
-from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
+from qmq.client.route_book import Master
 from qmq.client.verdict_store import Origin
 from qmq.client.verdicts import Verdicts
-from qmq.directed import is_directed
 from qmq.errors import (
     CallerError,
     ClientClosed,
@@ -43,20 +42,21 @@ from qmq.errors import (
     Unavailable,
     UnknownConsumer,
 )
-from qmq.wire import messages as wire
+from qmq.targeted import is_directed
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 log = logging.getLogger("qmq.client")
 
 
 class Attachment:
-    """See the module. `slices` are the messages that the application has not seen yet."""
+    """`slices` are the messages that the application has not seen yet."""
 
-    def __init__(self, links: Links, owner: Owner, terms: Terms, group: str) -> None:
+    def __init__(self, links: Links, owner: SessionOwner, terms: Terms, group: str) -> None:
         self.group = group
         self.slices: deque[Slice] = deque()
-        self.session: Session | None = None
+        self.session: ConsumerSession | None = None
         self.failure: QmqError | None = None
         self.asked = self.want = self.asked_bytes = 0
         self._terms = terms
@@ -127,7 +127,7 @@ class Attachment:
             FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
         )
 
-    def _pulled(self, session: Session, answer: Frame | QmqError) -> None:
+    def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
         if session is not self.session:
             return
         asked, self.asked, self.asked_bytes = self.asked, 0, 0
@@ -141,7 +141,7 @@ class Attachment:
             log.debug("%s: %s", self._terms.name, failure)
             self._sent_away(failure)
         else:
-            self.want = prefetch.grown(self.want, asked, got, self._owner.prefetch)
+            self.want = prefetch_limits.grown(self.want, asked, got, self._owner.prefetch)
             self._owner.pull_more()
 
     def _take_delivery(self, payload: memoryview, number: int) -> int:
@@ -284,7 +284,7 @@ class Attachment:
         elif attached.next_pull_sequence <= self._received:
             self._void(attached.next_pull_sequence, attached.next_pull_sequence)
         self._links.locator.confirm(self.group)
-        self.session = Session(connection, attached.session, master)
+        self.session = ConsumerSession(connection, attached.session, master)
         self._lease_ms = attached.lease_ms
         self._alive_s = asked_s
         self._ended.clear()

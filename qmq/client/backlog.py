@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from qmq import limits
-from qmq.client.link import Links
+from qmq.client.links import Links
 from qmq.client.receipts import Ticket
 from qmq.errors import BufferFull, ClientClosed, QmqError
 
@@ -17,7 +17,7 @@ BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 
 
 class Backlog:
-    """See the module. A producer says `_taken` and `_decided`; the rest is for the application."""
+    """A producer says `_taken` and `_decided`; the rest is for the application."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -42,7 +42,6 @@ class Backlog:
         self._undecided += 1
 
     def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
-        """It is decided."""
         self._closed_bytes -= size
         self._undecided -= 1
         if failure is not None and not ticket.seen:
@@ -107,7 +106,6 @@ class Backlog:
         raise NotImplementedError
 
     def _abandon_all(self) -> None:
-        """Fail everything."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:

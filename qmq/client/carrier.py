@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 from qmq import limits
 from qmq.client.connection import Connection
-from qmq.client.link import Links
-from qmq.client.routes import Master
+from qmq.client.links import Links
+from qmq.client.route_book import Master
 from qmq.errors import NotConnected, NotMaster, QmqError
 from qmq.wire.frame import Frame
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 ANSWER_S: Final = 15.0
 """A broker that has not answered a batch by then is asked again."""
@@ -31,9 +31,7 @@ class Load(Protocol):
     """The pure state machine that is carried out."""
 
     @property
-    def flight(self) -> Sized:
-        """What is undecided."""
-        ...
+    def flight(self) -> Sized: ...
 
     def connected(self) -> None:
         """A connection to the group's master stands."""
@@ -53,7 +51,7 @@ class Load(Protocol):
 
 
 class Carrier:
-    """See the module. `changed` tells the owner."""
+    """`changed` tells the owner."""
 
     def __init__(self, links: Links, subject: str, group: str, load: Load, changed: Callable[[], None]) -> None:
         self.group = group

@@ -9,38 +9,38 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from qmq.client import dues, payloads
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.client import due_times, payloads
 from qmq.client.consumer import Consumer, process_name
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
 from qmq.client.interceptors import Chain, Interceptor, chosen
-from qmq.client.link import Links
-from qmq.client.listening.door import ListeningDoor
+from qmq.client.links import Links
+from qmq.client.listening.listener_api import ListeningDoor
 from qmq.client.locator import Locator, Pushed
-from qmq.client.ordered.consumer import OrderedConsumer
-from qmq.client.ordered.producer import OrderedProducer
-from qmq.client.producer import Identity, Producer, ProducerIds
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_producer import OrderedProducer
+from qmq.client.outbox_entry import OutboxDoor
+from qmq.client.producer import Producer, ProducerIdentity, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
-from qmq.client.routes import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
+from qmq.client.route_book import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
 from qmq.client.state_folder import StateDir, store_of
-from qmq.client.transactional import OutboxDoor
 from qmq.clock import Clock
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
 from qmq.network import NETWORK, Network, parse
-from qmq.region import BatchFlag, Columns
 
 if TYPE_CHECKING:
     from qmq_ordering.lane import Lane
 
+    from qmq.client.client_counters import ClientCounters
     from qmq.client.dead_letters import DeadLetters
     from qmq.client.delayed import Delayed
     from qmq.client.metadata import MetadataClient
-    from qmq.client.ordered.membership import Assigned, Member
-    from qmq.client.tallies import Tallies
-    from qmq.metrics.endpoint import Endpoint
+    from qmq.client.ordered.lane_membership import Assigned, Member
+    from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
 
 DEFAULT_PORT: Final = 20880
@@ -97,7 +97,7 @@ class Client(ListeningDoor, OutboxDoor):
             network=network,
             store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
         )
-        self._identity = Identity()
+        self._identity = ProducerIdentity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
         self._choosy_producers: dict[tuple[str, str], Producer | OrderedProducer] = {}
@@ -107,7 +107,7 @@ class Client(ListeningDoor, OutboxDoor):
         self._owned: dict[Producer | OrderedProducer, None] = {}
         """Producers that are not closed yet, and so with consumers."""
         self._consumers: dict[Consumer | OrderedConsumer, None] = {}
-        self._endpoints: list[Endpoint] = []
+        self._endpoints: list[MetricsServer] = []
 
     # --- figures -------------------------------------------------------------------------------------------------------
 
@@ -129,13 +129,13 @@ class Client(ListeningDoor, OutboxDoor):
         return self._endpoints[-1].port
 
     @property
-    def tallies(self) -> Tallies:
-        """What it counts."""
+    def tallies(self) -> ClientCounters:
+        """Counts of what this client sent and consumed since it was made."""
         return self._links.tallies
 
     @property
     def connections(self) -> int:
-        """Connections to brokers."""
+        """How many connections to brokers stand."""
         return self._links.connections
 
     @property
@@ -152,7 +152,7 @@ class Client(ListeningDoor, OutboxDoor):
 
     @property
     def metadata(self) -> MetadataClient:
-        """Administration."""
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
         if self._links.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
         if self._metadata is None:
@@ -239,7 +239,7 @@ class Client(ListeningDoor, OutboxDoor):
         To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
         """
         if delays is not None or ats is not None:
-            due_ms = dues.many_of(delays, ats, len(bodies), self._now_ns())
+            due_ms = due_times.many_of(delays, ats, len(bodies), self._now_ns())
             later = await self._ready_delayed_producer(subject, acks)
             return await later.send_many(bodies, keys, tags, headers, due_ms=due_ms)
         producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
@@ -266,8 +266,8 @@ class Client(ListeningDoor, OutboxDoor):
         if cron is not None and delay is not None:
             raise InvalidArgument("a recurring message has no delay: its times are those of `cron`, from `at` on if that is given")
         if cron is not None:
-            cron, zone = dues.check_recurrence(cron, zone)
-        due_ms = now_ns // 1_000_000 if delay is None and at is None else dues.due_of(delay, at, now_ns)
+            cron, zone = due_times.check_recurrence(cron, zone)
+        due_ms = now_ns // 1_000_000 if delay is None and at is None else due_times.due_of(delay, at, now_ns)
         producer = await self._ready_delayed_producer(subject, acks)
         if cron is None or zone is None:
             ticket = producer.send(body, key, tags, headers, due_ms=due_ms)

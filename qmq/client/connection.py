@@ -16,10 +16,10 @@ from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.stream import FrameStream
+from qmq.wire.frame_stream import FrameStream
 
 SWEEP_S: Final = 0.1
 GONE_S: Final = 3.0

@@ -2,8 +2,8 @@
 
 For each broker group there is one attachment (`attachment.py`), drained groups too; groups that become known later, by push or because
 placements are asked for again now and then, are added. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, over
-all of them (`prefetch.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any order, each
-with the attachment it came from.
+all of them (`prefetch_limits.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any
+order, each with the attachment it came from.
 
     async for message in consumer   acknowledged when the loop comes back for the next one
     ack="explicit"                  acknowledged when you say `await message.ack()`
@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Final
 
 from qmq import limits
 from qmq.client.attachment import Attachment
-from qmq.client.link import Links
+from qmq.client.consumer_session import RETRY_S, Terms
+from qmq.client.links import Links
 from qmq.client.locator import REFRESH_S
+from qmq.client.long_retries import LongRetry, Retries, SendDirected
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
-from qmq.client.prefetch import allowance, bytes_allowance, check_limits, wait_ms
-from qmq.client.retries import Retries, Retry, SendDirected
-from qmq.client.session import RETRY_S, Terms
-from qmq.client.waiting import set_result
+from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
+from qmq.client.waiters import set_result
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
-from qmq.wire.verdicts import BY_GROUP_MS, Verdict
+from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
 
 if TYPE_CHECKING:
     from qmq.client.handing_in import HandingIn
@@ -296,7 +296,7 @@ class Consumer:
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
                 self._pull_turn = (self._pull_turn + step + 1) % count
 
-    def postpone(self, retries: Iterable[Retry]) -> None:
+    def postpone(self, retries: Iterable[LongRetry]) -> None:
         """Messages are to come again by way of a delay group."""
         self._retries.add(retries)
 

@@ -17,11 +17,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from qmq import headers, limits
+from qmq.batch_columns import Columns
 from qmq.client.message import Message, Messages
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies
 from qmq.errors import InvalidArgument
 from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
-from qmq.region import Columns
 
 if TYPE_CHECKING:
     from qmq.client.client import Client

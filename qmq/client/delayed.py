@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from qmq.client import dues
+from qmq.client import due_times
 from qmq.client.delayed_message import DelayedMessage, DelayStats, message_of, stats_of
-from qmq.client.dues import When
+from qmq.client.due_times import When
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, TooLate, Unavailable
 from qmq.model import DelayedId, check_name
 from qmq.proto.v1 import delay_pb2 as pb
@@ -56,7 +56,7 @@ class Delayed:
 
         Raises as `cancel`, and DelayTooLong.
         """
-        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(dues.due_ms(when, self._now_ns()), 1))
+        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(due_times.due_ms(when, self._now_ns()), 1))
         try:
             found = await self._ask("MoveDelayed", request)
         except TooLate as late:
@@ -99,8 +99,8 @@ class Delayed:
             raise InvalidArgument(f"limit is a number of messages, not {limit!r}")
         request = pb.ListDelayedRequest(
             subject=check_name("subject", subject) if subject else "",
-            from_ms=0 if start is None else max(dues.time_ms(start, "start"), 1),
-            to_ms=0 if end is None else max(dues.time_ms(end, "end"), 1),
+            from_ms=0 if start is None else max(due_times.time_ms(start, "start"), 1),
+            to_ms=0 if end is None else max(due_times.time_ms(end, "end"), 1),
         )
         left = limit
         while left is None or left > 0:

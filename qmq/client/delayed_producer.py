@@ -1,7 +1,7 @@
 """The batching producer of delayed messages: as `Producer`, with a column of due times, and to delay groups instead of broker groups.
 
-Any delay group may have any message of an unordered subject. Of an ordered one all go to one, its home (homes.py), one batch at a time, so
-that those of a key that are due in the same millisecond are kept in the order in which they were sent; and each needs a key.
+Any delay group may have any message of an unordered subject. Of an ordered one all go to one, its home (delay_home.py), one batch at a
+time, so that those of a key that are due in the same millisecond are kept in the order in which they were sent; and each needs a key.
 
 Whether the subject is ordered is known when its delay groups have been located: before a batch leaves, but perhaps not when its first
 messages are given. `send` refuses a message without a key when it knows; otherwise its whole batch is refused, and nothing of it is stored.
@@ -15,18 +15,18 @@ from typing import SupportsIndex
 from qmq import headers as system
 from qmq import limits
 from qmq.batch import encode
-from qmq.client import content, dues
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.client import due_times, message_checks
 from qmq.client.backlog import BUFFER_BYTES_MAX
-from qmq.client.dues import Dues, When
-from qmq.client.homes import Home
-from qmq.client.link import Links
-from qmq.client.outbox import Batch
-from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Identity, Producer
+from qmq.client.delay_home import DelayHome
+from qmq.client.due_times import Dues, When
+from qmq.client.links import Links
+from qmq.client.open_batch import Batch
+from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Producer, ProducerIdentity
 from qmq.client.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
-from qmq.client.routes import delayed_target
+from qmq.client.route_book import delayed_target
 from qmq.errors import InvalidArgument
-from qmq.region import BatchFlag, Columns
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 _NS_PER_MS = 1_000_000
 
@@ -37,7 +37,7 @@ class DelayedProducer(Producer):
     def __init__(
         self,
         links: Links,
-        identity: Identity,
+        identity: ProducerIdentity,
         subject: str,
         *,
         batch_messages: int = BATCH_MESSAGES,
@@ -46,7 +46,7 @@ class DelayedProducer(Producer):
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
     ) -> None:
-        self._home = Home(subject)
+        self._home = DelayHome(subject)
         self._latest_ms = 0
         """The latest due time, while this round of the event loop lasts."""
         self._needs_key = False
@@ -80,7 +80,7 @@ class DelayedProducer(Producer):
         past is delivered at once. Raises as `Producer.send`, and DelayTooLong.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
-            body = content.body_bytes(body, self._body_bytes_max)
+            body = message_checks.body_bytes(body, self._body_bytes_max)
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         if type(due_ms) is not int or due is not None or not 0 <= due_ms <= self._latest_ms:
@@ -114,12 +114,12 @@ class DelayedProducer(Producer):
         """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
         if (due is None) == (due_ms is None):
             raise _one_of_two()
-        columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
+        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
         count = len(columns.bodies)
-        content.check_length("keys", keys, count)
-        columns.keys = [content.key_bytes(key) for key in keys] if keys else None
+        message_checks.check_length("keys", keys, count)
+        columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
         now_ns = self._links.now_ns()
-        columns.dues = dues.many_ms(due_ms, count, now_ns) if due is None else dues.many(due, count, now_ns)
+        columns.dues = due_times.many_ms(due_ms, count, now_ns) if due is None else due_times.many(due, count, now_ns)
         return self.put(columns)
 
     def send_recurring(
@@ -137,13 +137,13 @@ class DelayedProducer(Producer):
 
         It travels alone in its batch; its first run is the first one behind `start_ms`. Raises as `send`.
         """
-        cron, zone = dues.check_recurrence(cron, zone)
+        cron, zone = due_times.check_recurrence(cron, zone)
         now_ns = self._links.now_ns()
-        found = content.header_map(headers) | {system.CRON: cron.encode(), system.ZONE: zone.encode()}
-        columns = Columns([content.body_bytes(body, self._body_bytes_max)], headers=[found])
-        columns.keys = [content.key_bytes(key)] if key else None
-        columns.tags = [content.tag_tuple(tags)] if tags is not None else None
-        columns.dues = [now_ns // _NS_PER_MS if start_ms is None else dues.checked(start_ms, now_ns)]
+        found = message_checks.header_map(headers) | {system.CRON: cron.encode(), system.ZONE: zone.encode()}
+        columns = Columns([message_checks.body_bytes(body, self._body_bytes_max)], headers=[found])
+        columns.keys = [message_checks.key_bytes(key)] if key else None
+        columns.tags = [message_checks.tag_tuple(tags)] if tags is not None else None
+        columns.dues = [now_ns // _NS_PER_MS if start_ms is None else due_times.checked(start_ms, now_ns)]
         (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
         return ticket
 
@@ -215,7 +215,7 @@ class DelayedProducer(Producer):
 def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:
     if (due is None) == (due_ms is None):
         raise _one_of_two()
-    return dues.checked(due_ms, now_ns) if due is None else dues.due_ms(due, now_ns)
+    return due_times.checked(due_ms, now_ns) if due is None else due_times.due_ms(due, now_ns)
 
 
 def _one_of_two() -> InvalidArgument:

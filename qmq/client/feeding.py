@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from qmq.client.outbox import Batch
+from qmq.client.open_batch import Batch
 from qmq.errors import QmqError
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 
 class Sender(Protocol):
     """Whose batches these are: the producer."""
 
     target: str
-    """Under what the locator knows where they go (routes.py)."""
+    """Under what the locator knows where they go (route_book.py)."""
     kind: int
     """See `Feeder`."""
 
@@ -35,13 +35,9 @@ class Sender(Protocol):
         """The batch as it travels. Raises QmqError."""
         ...
 
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """Decided."""
-        ...
+    def stored(self, group: str, batch: Batch, produced: Produced) -> None: ...
 
-    def failed(self, batch: Batch, failure: QmqError) -> None:
-        """Decided."""
-        ...
+    def failed(self, batch: Batch, failure: QmqError) -> None: ...
 
     def answered(self) -> None:
         """An answer came: it is time to close the open batch."""
@@ -69,13 +65,9 @@ class Feeder(Protocol):
         """The batch as it travels. Raises QmqError."""
         ...
 
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """It is decided."""
-        ...
+    def stored(self, group: str, batch: Batch, produced: Produced) -> None: ...
 
-    def failed(self, batch: Batch, failure: QmqError) -> None:
-        """It is decided."""
-        ...
+    def failed(self, batch: Batch, failure: QmqError) -> None: ...
 
     def give_back(self, batch: Batch) -> None:
         """Certainly not stored here: any pipe may have it."""

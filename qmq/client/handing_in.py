@@ -18,13 +18,13 @@ from functools import partial
 from typing import Final
 
 from qmq.client.connection import Connection
-from qmq.client.link import Links
-from qmq.client.session import ANSWER_S, Terms
+from qmq.client.consumer_session import ANSWER_S, Terms
+from qmq.client.links import Links
 from qmq.client.settlements import count, in_frames
 from qmq.client.verdict_files import Left, VerdictStore
 from qmq.client.verdict_store import Origin, still_to_say
 from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 log = logging.getLogger("qmq.client")

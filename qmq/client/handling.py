@@ -13,8 +13,8 @@ from typing import Any
 from qmq.client.consumer import Consumer
 from qmq.client.interceptors import Chain
 from qmq.client.message import Message
-from qmq.client.ordered.consumer import CONCURRENCY, Handler, OrderedConsumer
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.ordered_consumer import CONCURRENCY, Handler, OrderedConsumer
+from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 class Turn:
@@ -60,8 +60,6 @@ def _fail(message: Message | OrderedMessage, failure: BaseException) -> None:
 
 
 class InterceptedConsumer(Consumer):
-    """See `Consumer`."""
-
     def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
         self._turn_of_loop = Turn(chain, self.group)
@@ -73,7 +71,6 @@ class InterceptedConsumer(Consumer):
         return message
 
     async def close(self, error: BaseException | None = None) -> None:
-        """See `Consumer.close`."""
         try:
             self._turn_of_loop.end(error)
         finally:
@@ -81,8 +78,6 @@ class InterceptedConsumer(Consumer):
 
 
 class InterceptedOrderedConsumer(OrderedConsumer):
-    """See `OrderedConsumer`."""
-
     def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
         self._chain = chain
@@ -95,8 +90,6 @@ class InterceptedOrderedConsumer(OrderedConsumer):
         return message
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
-        """See `OrderedConsumer.run`."""
-
         async def handle(message: OrderedMessage) -> None:
             with self._chain.handling(message, self.group):
                 await handler(message)
@@ -104,7 +97,6 @@ class InterceptedOrderedConsumer(OrderedConsumer):
         await super().run(handle, concurrency=concurrency)
 
     async def close(self, error: BaseException | None = None) -> None:
-        """See `OrderedConsumer.close`."""
         try:
             self._turn_of_loop.end(error)
         finally:

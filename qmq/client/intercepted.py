@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qmq.client import content
+from qmq.client import message_checks
 from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.dues import Dues, When
+from qmq.client.due_times import Dues, When
 from qmq.client.interceptors import Chain, Outgoing, outgoing
-from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import QmqError
@@ -23,8 +23,6 @@ Headers = Mapping[str, str | bytes]
 
 
 class InterceptedProducer(Producer):
-    """See `Producer`."""
-
     def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
         self._chain = chain
@@ -32,7 +30,6 @@ class InterceptedProducer(Producer):
     def send(
         self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None
     ) -> Ticket:
-        """See `Producer.send`."""
         told = _one(self.subject, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
@@ -45,7 +42,6 @@ class InterceptedProducer(Producer):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Headers] | None = None,
     ) -> Tickets:
-        """See `Producer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
@@ -53,14 +49,11 @@ class InterceptedProducer(Producer):
 
 
 class InterceptedOrderedProducer(OrderedProducer):
-    """See `OrderedProducer`."""
-
     def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
         self._chain = chain
 
     def send(self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Headers | None = None) -> Ticket:
-        """See `OrderedProducer.send`."""
         told = _one(self.subject, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
@@ -73,7 +66,6 @@ class InterceptedOrderedProducer(OrderedProducer):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Headers] | None = None,
     ) -> Tickets:
-        """See `OrderedProducer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
@@ -81,8 +73,6 @@ class InterceptedOrderedProducer(OrderedProducer):
 
 
 class InterceptedDelayedProducer(DelayedProducer):
-    """See `DelayedProducer`."""
-
     def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
         self._chain = chain
@@ -97,7 +87,6 @@ class InterceptedDelayedProducer(DelayedProducer):
         due: When | None = None,
         due_ms: int | None = None,
     ) -> Ticket:
-        """See `DelayedProducer.send`."""
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0], due=due, due_ms=due_ms)
@@ -113,7 +102,6 @@ class InterceptedDelayedProducer(DelayedProducer):
         due: Dues | None = None,
         due_ms: Sequence[int] | int | None = None,
     ) -> Tickets:
-        """See `DelayedProducer.send_many`."""
         told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told), due=due, due_ms=due_ms)
@@ -130,7 +118,6 @@ class InterceptedDelayedProducer(DelayedProducer):
         tags: Iterable[str] | None = None,
         headers: Headers | None = None,
     ) -> Ticket:
-        """See `DelayedProducer.send_recurring`."""
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send_recurring(body, cron, zone, start_ms=start_ms, key=key, tags=told.tags[0], headers=told.headers[0])
@@ -138,14 +125,14 @@ class InterceptedDelayedProducer(DelayedProducer):
 
 
 def _one(subject: str, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
-    return outgoing(subject, (key,), (content.tag_tuple(tags),), (headers,), is_delayed=is_delayed)
+    return outgoing(subject, (key,), (message_checks.tag_tuple(tags),), (headers,), is_delayed=is_delayed)
 
 
 def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
     count = len(bodies)
     for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
-        content.check_length(name, column, count)
-    told_tags: Sequence[Iterable[str]] = [content.tag_tuple(each) for each in tags] if tags else [()] * count
+        message_checks.check_length(name, column, count)
+    told_tags: Sequence[Iterable[str]] = [message_checks.tag_tuple(each) for each in tags] if tags else [()] * count
     return outgoing(subject, keys or [None] * count, told_tags, headers or [None] * count, is_batch=True, is_delayed=is_delayed)
 
 

@@ -42,11 +42,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from qmq.client import content
+from qmq.client import message_checks
 
 if TYPE_CHECKING:
     from qmq.client.message import Message
-    from qmq.client.ordered.message import LaneMessage
+    from qmq.client.ordered.ordered_message import LaneMessage
     from qmq.client.receipts import Receipt
 
     AnyMessage: TypeAlias = Message | LaneMessage
@@ -75,7 +75,7 @@ class Outgoing:
 
 
 class Interceptor(Protocol):
-    """See the module. `BaseInterceptor` does nothing in each of these."""
+    """`BaseInterceptor` does nothing in each of these."""
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
         """Messages are about to be sent. Gives headers to add to all of them, or a list of them with one item a message."""
@@ -98,17 +98,13 @@ class BaseInterceptor:
     """An interceptor that does nothing: to derive from."""
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
-        """See `Interceptor`."""
         return {}
 
-    def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        """See `Interceptor`."""
+    def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None: ...
 
-    def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """See `Interceptor`."""
+    def failed(self, outgoing: Outgoing, error: Exception) -> None: ...
 
     def handling(self, message: AnyMessage, group: str) -> AbstractContextManager[object]:
-        """See `Interceptor`."""
         return nullcontext()
 
 
@@ -203,7 +199,7 @@ def outgoing(
     is_delayed: bool = False,
 ) -> Outgoing:
     """Messages as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
-    return Outgoing(subject, len(keys), keys, tags, [content.header_map(each) for each in headers], is_batch, is_delayed)
+    return Outgoing(subject, len(keys), keys, tags, [message_checks.header_map(each) for each in headers], is_batch, is_delayed)
 
 
 def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence[frozenset[str]]) -> None:
@@ -211,10 +207,10 @@ def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence
     if isinstance(added, Mapping):
         if not added:
             return
-        same = content.header_map(added)
+        same = message_checks.header_map(added)
         pairs: Iterable[tuple[dict[str, bytes], frozenset[str], dict[str, bytes]]]
         pairs = ((each, own, same) for each, own in zip(outgoing.headers, given, strict=True))
     else:
-        content.check_length("headers of an interceptor", added, outgoing.count)
-        pairs = ((each, own, content.header_map(more)) for each, own, more in zip(outgoing.headers, given, added, strict=True))
+        message_checks.check_length("headers of an interceptor", added, outgoing.count)
+        pairs = ((each, own, message_checks.header_map(more)) for each, own, more in zip(outgoing.headers, given, added, strict=True))
     outgoing.headers = [each | {name: value for name, value in more.items() if name not in own} for each, own, more in pairs]

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from qmq.client.settlements import Request, Settlements
-from qmq.wire.verdicts import Settlement
+from qmq.client.settlements import Settlements, SettleRequest
+from qmq.wire.settle_payloads import Settlement
 
 
 class File(Protocol):
@@ -34,9 +34,7 @@ class File(Protocol):
         """These are not answered either."""
         ...
 
-    def clear(self) -> None:
-        """Everything was answered."""
-        ...
+    def clear(self) -> None: ...
 
     def leave(self) -> None:
         """What is written is for another process."""
@@ -44,7 +42,7 @@ class File(Protocol):
 
 
 class Keeping:
-    """See the module. `unanswered` gives everything that no broker has answered, in the order in which it was said."""
+    """`unanswered` gives everything that no broker has answered, in the order in which it was said."""
 
     def __init__(self, file: File | None, unanswered: Callable[[], Sequence[Settlement]]) -> None:
         self._file = file
@@ -53,7 +51,7 @@ class Keeping:
         self._is_attached = True
         self._given = Settlements()
         """Not written yet."""
-        self._waited_for: set[Request] = set()
+        self._waited_for: set[SettleRequest] = set()
         """What was not answered when the session began, and is not yet."""
 
     def given(self, settlement: Settlement) -> None:
@@ -92,14 +90,14 @@ class Keeping:
         if self._file is not None and self._file.exists:
             self._write_all()
 
-    def attached(self, requests: Iterable[Request]) -> None:
+    def attached(self, requests: Iterable[SettleRequest]) -> None:
         """A session has begun, and these are on their way: everything there is."""
         self._is_attached = True
         self._given.take()
         self._waited_for = set(requests)
         self._clear_if_answered()
 
-    def over(self, request: Request) -> None:
+    def over(self, request: SettleRequest) -> None:
         """It was answered, or came too late."""
         if request in self._waited_for:
             self._waited_for.remove(request)

@@ -5,7 +5,7 @@ Rules:
   every subject on the group.
 * Questions about the same thing keep a pause of 50 to 100 ms (with jitter, so that many clients do not ask in step); when a group is
   without a master for long, the pause grows to a second. It is short again once somebody is served.
-* A subject here is a *target* (routes.py): where its messages are, or where its delayed ones go, which are two questions. A group that
+* A subject here is a *target* (route_book.py): where its messages are, or where its delayed ones go, which are two questions. A group that
   nothing is known to live on may be a new delay group, which takes delayed messages of all subjects: those in use are asked about again.
 * Whatever a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. A cluster that pushes nothing is only slower:
   a broker that is not master says so, and placements are asked for again when they are half a minute old.
@@ -19,7 +19,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from qmq.client.routes import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
+from qmq.client.route_book import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
 from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject
 
 log = logging.getLogger("qmq.client")
@@ -161,7 +161,6 @@ class Locator:
         self._listeners.setdefault(subject, {})[callback] = None
 
     def unlisten(self, subject: str, callback: Callable[[], None]) -> None:
-        """Call no more."""
         callbacks = self._listeners.get(subject, {})
         callbacks.pop(callback, None)
         if not callbacks:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from qmq import limits
 from qmq.batch import BatchView
-from qmq.directed import failures
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
-from qmq.wire.verdicts import ERROR_CHARS_MAX, Verdict
+from qmq.targeted import failures
+from qmq.wire.settle_payloads import ERROR_CHARS_MAX, Verdict
 
 
 class Settler(Protocol):
@@ -152,19 +152,16 @@ class StoredMessage:
 
     @property
     def key_bytes(self) -> bytes | None:
-        """Its key."""
         keys = self._batch.column("keys")
         return (keys[self._index] or None) if keys else None
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Its tags."""
         tags = self._batch.column("tags")
         return tags[self._index] if tags else ()
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """Its headers."""
         headers = self._batch.column("headers")
         return headers[self._index] if headers else {}
 

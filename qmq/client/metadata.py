@@ -15,12 +15,12 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from qmq.client.delivery_admin import DeliveryAdmin
+from qmq.client.client_timing import TIMING, MetadataTiming
+from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
-from qmq.client.ordered.membership import Assigned, Member
+from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
-from qmq.client.routes import Ordering, Placement, Route
-from qmq.client.timing import TIMING, MetadataTiming
+from qmq.client.route_book import Ordering, Placement, SubjectRoute
 from qmq.errors import (
     CallerError,
     CoordinationUnknown,
@@ -48,7 +48,7 @@ WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 PARKED_KEYS_MAX: Final = 10_000
 
 
-class MetadataClient(DeliveryAdmin):
+class MetadataClient(DeliveryClient):
     """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
 
     def __init__(self, addresses: list[str], network: Network = NETWORK, timing: MetadataTiming = TIMING) -> None:
@@ -466,7 +466,6 @@ class MetadataClient(DeliveryAdmin):
         return found
 
     async def close(self) -> None:
-        """End the connections."""
         for channel in self._channels.values():
             await channel.close()
 
@@ -492,7 +491,9 @@ def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> 
 
 def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
     """A metaserver's answer as a value. Raises NotConnected if an ordered subject has no route yet."""
-    routes = [Route(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0]
+    routes = [
+        SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0
+    ]
     return Placement(routes, _ordering(subject, found))
 
 

@@ -19,7 +19,7 @@ from qmq.model import base_group
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
-    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
 
 _SUBJECT: Final = ("subject",)
@@ -46,8 +46,6 @@ CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to
 
 
 class ClientSource:
-    """See the module."""
-
     figures: Final = (
         SENT,
         SENT_BYTES,
@@ -68,7 +66,6 @@ class ClientSource:
         self._client = client
 
     def read(self) -> Iterator[Reading | None]:
-        """See `Source`."""
         yield from self._sends()
         yield from self._takes()
         yield one(CONNECTIONS, self._client.connections)
@@ -117,13 +114,13 @@ def collector_of(client: Client) -> Collector:
     return Collector([ClientSource(client)])
 
 
-async def serve(client: Client, port: int, host: str) -> Endpoint:
+async def serve(client: Client, port: int, host: str) -> MetricsServer:
     """Listen. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
     try:
-        from qmq.metrics.endpoint import Endpoint
+        from qmq.metrics.endpoint import MetricsServer
     except ImportError as cause:
         raise _missing() from cause
-    endpoint = Endpoint([ClientSource(client)])
+    endpoint = MetricsServer([ClientSource(client)])
     await endpoint.start(host, port)
     return endpoint
 

@@ -23,12 +23,12 @@ from typing import Final
 from qmq import limits
 from qmq.client.connection import Connection
 from qmq.client.feeding import Feeder
-from qmq.client.link import Links
-from qmq.client.outbox import Batch
-from qmq.client.refusals import final, is_worth_another_try, rest_s
-from qmq.client.routes import Master
+from qmq.client.links import Links
+from qmq.client.open_batch import Batch
+from qmq.client.route_book import Master
+from qmq.client.send_retries import final, is_worth_another_try, rest_s
 from qmq.errors import NotMaster, Outcome, PeerError, QmqError, ReadOnly, Unavailable
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame
 
 INFLIGHT_BATCHES_MAX: Final = 32
@@ -42,7 +42,7 @@ STALL_S: Final = 1.0
 
 
 class Pipe:
-    """See the module. `trouble` is why it cannot be used just now; None if it can, or was not tried."""
+    """`trouble` is why it cannot be used just now; None if it can, or was not tried."""
 
     def __init__(self, links: Links, group: str, feeder: Feeder, inflight_max: int = INFLIGHT_BATCHES_MAX) -> None:
         self.group = group

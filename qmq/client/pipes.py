@@ -24,21 +24,19 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.feeding import Sender
-from qmq.client.link import Links
-from qmq.client.outbox import Batch
+from qmq.client.links import Links
+from qmq.client.open_batch import Batch
 from qmq.client.pipe import Pipe
-from qmq.client.refusals import final
-from qmq.client.routes import spoken
+from qmq.client.route_book import spoken
+from qmq.client.send_retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 STAY_BYTES: Final = 2 * limits.MIB
 BATCH_COST_BYTES: Final = 64 * limits.KIB
 
 
 class Pipes:
-    """See the module."""
-
     def __init__(self, links: Links, sender: Sender) -> None:
         self.target = sender.target
         self.pool: deque[Batch] = deque()

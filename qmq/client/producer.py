@@ -18,18 +18,18 @@ from typing import Final
 
 from qmq import limits
 from qmq.batch import encode
-from qmq.client import content
+from qmq.batch_columns import Columns
+from qmq.client import message_checks
 from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
-from qmq.client.link import Links
-from qmq.client.outbox import Batch, OpenBatch, cut, size_of
+from qmq.client.links import Links
+from qmq.client.open_batch import Batch, OpenBatch, cut, size_of
 from qmq.client.pipe import INFLIGHT_BATCHES_MAX
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, InvalidArgument, Outcome, QmqError
-from qmq.region import Columns
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
@@ -50,7 +50,7 @@ def frame_kind(acks: str, batch_messages: int) -> int:
     return _KINDS[acks]
 
 
-class Identity:
+class ProducerIdentity:
     """A producer's id and the number of its next batch, over all subjects."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Producer(Backlog):
     def __init__(
         self,
         links: Links,
-        identity: Identity,
+        identity: ProducerIdentity,
         subject: str,
         *,
         batch_messages: int = BATCH_MESSAGES,
@@ -130,7 +130,7 @@ class Producer(Backlog):
             ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
-            body = content.body_bytes(body, self._body_bytes_max)
+            body = message_checks.body_bytes(body, self._body_bytes_max)
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         batch = self._open
@@ -167,9 +167,9 @@ class Producer(Backlog):
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
         """Send many messages with less work for each; the columns, where given, have one item a message. Raises as `send`."""
-        columns = content.columns_of(bodies, tags, headers, self._body_bytes_max)
-        content.check_length("keys", keys, len(columns.bodies))
-        columns.keys = [content.key_bytes(key) for key in keys] if keys else None
+        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
+        message_checks.check_length("keys", keys, len(columns.bodies))
+        columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
         return self._put(columns)
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
@@ -225,7 +225,7 @@ class Producer(Backlog):
 
     @property
     def inflight_max(self) -> int:
-        """For the pipes."""
+        """How many batches may be on their way to one broker group at once."""
         return INFLIGHT_BATCHES_MAX
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:

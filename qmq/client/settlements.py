@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from qmq import limits
-from qmq.wire.messages import Settlement
+from qmq.wire.frame_payloads import Settlement
 
 if TYPE_CHECKING:
     import asyncio
@@ -119,7 +119,7 @@ def count(settlements: list[Settlement]) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SettleRequest:
     """Verdicts that were sent, kept until the broker has them.
 
     `is_repeated`: an earlier answer may have been lost, so that a verdict which settles nothing now has settled it then.
@@ -137,7 +137,6 @@ class Request:
         return any(each.first <= last and first <= each.last for each in self.settlements)
 
     def cut(self, before: int) -> int:
-        """See `Settlements.cut`."""
         self.settlements, lost = cut(self.settlements, before)
         self.lost += lost
         return lost

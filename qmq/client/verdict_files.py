@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from qmq.client.verdict_store import Kept, Origin, pack_origin, pack_verdicts, unpack
-from qmq.wire.verdicts import Settlement
+from qmq.wire.settle_payloads import Settlement
 
 log = logging.getLogger("qmq.client")
 
@@ -74,7 +74,6 @@ class VerdictFile:
                 self._warn(failure)
 
     def clear(self) -> None:
-        """Everything was answered."""
         if self._fd >= 0:
             with suppress(OSError):
                 self._path.unlink()

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import ProtocolViolation
-from qmq.wire.messages import Attach
-from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import Attach
+from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
 
 VERSION: Final = 1
 
@@ -44,13 +44,11 @@ class Kept(NamedTuple):
 
 
 def pack_origin(origin: Origin) -> bytes:
-    """The first line."""
     attach = json.loads(origin.attach.pack())
     return json.dumps({"version": VERSION, "broker_group": origin.broker_group, "attach": attach}).encode() + b"\n"
 
 
 def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
-    """Further lines."""
     lines = [{"time_ms": time_ms, **each._asdict(), "verdict": Verdict(each.verdict).name} for each in settlements]
     return b"".join([json.dumps(each).encode() + b"\n" for each in lines])
 

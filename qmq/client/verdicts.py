@@ -12,7 +12,7 @@ Rules:
 * What cannot be told because there is no session, or because one ended without an answer, is written to the client's store
   (`qmq/client/keeping.py`) until it is answered: this process may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: it counts as held, and its verdict is given when a delay group has the
-  message, or will not have it (`qmq/client/retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
+  message, or will not have it (`qmq/client/long_retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
 
 Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
 hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
@@ -28,16 +28,16 @@ from datetime import timedelta
 from typing import Final
 
 from qmq import limits
+from qmq.client.client_counters import ReceiveCounters
+from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.keeping import File, Keeping
+from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
-from qmq.client.retries import Retry
-from qmq.client.session import ANSWER_S, RETRY_S, Owner, Session, Terms
-from qmq.client.settlements import Outstanding, Request, Settlements, count, in_frames
-from qmq.client.tallies import TakeTally
+from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
 from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.verdicts import BY_GROUP_MS, Verdict
+from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
 
 log = logging.getLogger("qmq.client")
 
@@ -83,7 +83,7 @@ class Hold:
         last = self._last_of_ours(first, last)
         if first <= last:
             due_ms = -(-self._verdicts.now_ns() // 1_000_000) + waits_ms
-            self._verdicts.postpone(first, last, lambda pull: Retry(self, part.message(pull - part.pull), due_ms, error))
+            self._verdicts.postpone(first, last, lambda pull: LongRetry(self, part.message(pull - part.pull), due_ms, error))
 
     def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give the verdict on messages that were postponed under this hold."""
@@ -101,20 +101,20 @@ class Hold:
 
 
 class Verdicts:
-    """See the module. `outstanding` is what came and has no verdict; `postponed` counts what will have one. `attempts_max` is what the
+    """`outstanding` is what came and has no verdict; `postponed` counts what will have one. `attempts_max` is what the
     master said when we attached: after so many attempts a message dies; 0: never.
     """
 
     def __init__(
         self,
-        owner: Owner,
+        owner: SessionOwner,
         terms: Terms,
         group: str,
         *,
         sent_away: Callable[[QmqError], None],
         come_back: Callable[[], None],
         now_ns: Callable[[], int] = time.time_ns,
-        tally: TakeTally | None = None,
+        tally: ReceiveCounters | None = None,
         file: File | None = None,
     ) -> None:
         self.terms = terms
@@ -123,16 +123,16 @@ class Verdicts:
         self.outstanding = Outstanding()
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
-        self._tally = tally or TakeTally()
+        self._tally = tally or ReceiveCounters()
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
         self._owner = owner
         self._sent_away = sent_away
         self._come_back = come_back
         self._loop = asyncio.get_running_loop()
-        self._session: Session | None = None
+        self._session: ConsumerSession | None = None
         self._unsent = Settlements()
-        self._requests: list[Request] = []
+        self._requests: list[SettleRequest] = []
         self._is_leaving = False
         """Whether a flush is to come at the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
@@ -150,7 +150,7 @@ class Verdicts:
         """For `Hold`: pull sequences that are still ours."""
         self.collect(self.outstanding.remove(first, last), verdict, delay, error)
 
-    def postpone(self, first: int, last: int, retry: Callable[[int], Retry]) -> None:
+    def postpone(self, first: int, last: int, retry: Callable[[int], LongRetry]) -> None:
         """For `Hold`: what of these has no verdict yet waits for it; `retry` makes one of a pull sequence."""
         if self._is_closed:
             return
@@ -185,7 +185,7 @@ class Verdicts:
             raise ClientClosed("the consumer is closed: make a new one")
         parts = self.outstanding.remove(first, last)
         if parts:
-            request = Request([wire.Settlement(*part, verdict, 0) for part in parts], self._loop.create_future())
+            request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self._loop.create_future())
             if self._session is None:
                 for each in request.settlements:
                     self._keeping.given(each)
@@ -198,7 +198,7 @@ class Verdicts:
             request.waiter = request.waiter or self._loop.create_future()
             await self._hear(request)
 
-    async def _hear(self, request: Request) -> None:
+    async def _hear(self, request: SettleRequest) -> None:
         assert request.waiter is not None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -219,14 +219,14 @@ class Verdicts:
             self._timer = None
         if self._unsent.messages and self._session is not None:
             for part in in_frames(self._unsent.take()):
-                self._send(Request(part))
+                self._send(SettleRequest(part))
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: SettleRequest) -> None:
         self._requests.append(request)
         self._tally.sent(request.settlements)
         self._transmit(request)
 
-    def _transmit(self, request: Request) -> None:
+    def _transmit(self, request: SettleRequest) -> None:
         session = self._session
         if session is None:
             self._come_back()
@@ -243,7 +243,7 @@ class Verdicts:
             deadline_ms=deadline_ms,
         )
 
-    def _settled(self, request: Request, session: Session, answer: Frame | QmqError) -> None:
+    def _settled(self, request: SettleRequest, session: ConsumerSession, answer: Frame | QmqError) -> None:
         if session is not self._session:
             return
         if not isinstance(answer, QmqError):
@@ -258,7 +258,7 @@ class Verdicts:
         elif session.connection.is_open and not self._is_closed:
             self._loop.call_later(RETRY_S[-1], self._transmit_all)
 
-    def _done(self, request: Request, stale: int) -> None:
+    def _done(self, request: SettleRequest, stale: int) -> None:
         self._over(request)
         if request.is_repeated:
             stale = 0
@@ -269,14 +269,14 @@ class Verdicts:
             _fail(request.waiter, self.stale(lost)) if lost else request.waiter.set_result(None)
         self._owner.notify()
 
-    def _drop(self, request: Request, failure: QmqError) -> None:
+    def _drop(self, request: SettleRequest, failure: QmqError) -> None:
         self._over(request)
         if request.waiter is not None and not request.waiter.done():
             _fail(request.waiter, failure)
         elif not isinstance(failure, StaleDelivery | ClientClosed):
             log.warning("%s: a verdict was refused: %s", self.terms.name, failure)
 
-    def _over(self, request: Request) -> None:
+    def _over(self, request: SettleRequest) -> None:
         self._requests.remove(request)
         self._keeping.over(request)
 
@@ -289,7 +289,7 @@ class Verdicts:
 
     # --- sessions come and go ------------------------------------------------------------------------------------------
 
-    def attached(self, session: Session) -> None:
+    def attached(self, session: ConsumerSession) -> None:
         """Send what was not answered, and what was collected."""
         self._session = session
         self._transmit_all()

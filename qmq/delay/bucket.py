@@ -4,8 +4,8 @@
     NAME.idx     INDEX_ROW for each ordinal
     NAME.done    the dispatch log (dispatch_log.py)
 
-NAME is when the bucket begins, in UTC. What became of each message (`Mark`) is read from the dispatch log when it is first asked for: most
-buckets are not touched for months.
+NAME is when the bucket begins, in UTC. What became of each message (`DispatchMark`) is read from the dispatch log when it is first asked
+for: most buckets are not touched for months.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
-from qmq.delay.dispatch_log import Mark, decode_records, encode_record
-from qmq.delay.growing import GrowingFile, GrowingFiles, damaged
-from qmq.delay.ports import INDEX_ROW, DueMessage, Place
-from qmq.delay.stored import BatchCache, StoredBatch
+from qmq.delay.append_files import AppendFile, AppendFiles, damaged
+from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
+from qmq.delay.interfaces import INDEX_ROW, DueMessage, SchedulePlace
+from qmq.delay.stored_batch import BatchCache, StoredBatch
 from qmq.errors import CorruptBatch
 from qmq.log.disk import Disk
 
@@ -43,26 +43,25 @@ def name_of(bucket: int, bucket_ms: int) -> str:
 
 
 class Bucket:
-    """See the module. `files` is the schedule's folder."""
+    """`files` is the schedule's folder."""
 
     __slots__ = ("_files", "_marks", "_moves", "count", "done", "idx", "log", "number", "settled")
 
-    def __init__(self, files: GrowingFiles, number: int, name: str) -> None:
+    def __init__(self, files: AppendFiles, number: int, name: str) -> None:
         self._files = files
         self.number = number
-        self.log = GrowingFile(name + LOG)
-        self.idx = GrowingFile(name + IDX)
-        self.done = GrowingFile(name + DONE)
+        self.log = AppendFile(name + LOG)
+        self.idx = AppendFile(name + IDX)
+        self.done = AppendFile(name + DONE)
         self.count = 0
         """Messages ever: the next ordinal."""
         self.settled = 0
         """Of them delivered, cancelled or moved."""
         self._marks: bytearray | None = None
-        self._moves: dict[int, Place] = {}
+        self._moves: dict[int, SchedulePlace] = {}
 
     @property
-    def growing(self) -> tuple[GrowingFile, GrowingFile, GrowingFile]:
-        """Its files."""
+    def growing(self) -> tuple[AppendFile, AppendFile, AppendFile]:
         return self.log, self.idx, self.done
 
     @property
@@ -94,7 +93,7 @@ class Bucket:
             self._marks += bytes(count)
         return first
 
-    def settle(self, mark: Mark, ordinals: bytes, targets: Iterable[Place] = ()) -> None:
+    def settle(self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()) -> None:
         """These messages (little-endian u32), in this order, came to this end."""
         numbers = np.frombuffer(ordinals, "<u4")
         self._apply(mark, numbers, tuple(targets))
@@ -125,9 +124,9 @@ class Bucket:
             self._moves.clear()
             raise damaged(self.done.name, end, cause.message) from cause
         for ordinals in planned:
-            self.mark(Mark.PLANNED, ordinals)
+            self.mark(DispatchMark.PLANNED, ordinals)
 
-    def _apply(self, mark: Mark, ordinals: npt.NDArray[np.uint32], targets: tuple[Place, ...]) -> None:
+    def _apply(self, mark: DispatchMark, ordinals: npt.NDArray[np.uint32], targets: tuple[SchedulePlace, ...]) -> None:
         self.marks()[ordinals] = mark
         self._moves.update(zip(ordinals.tolist(), targets, strict=False))
 
@@ -136,16 +135,15 @@ class Bucket:
         assert self._marks is not None, "load_marks comes first"
         return np.frombuffer(self._marks, np.uint8)
 
-    def mark(self, mark: Mark, ordinals: bytes) -> None:
+    def mark(self, mark: DispatchMark, ordinals: bytes) -> None:
         """Of little-endian u32 ordinals: planned, or pending again."""
         self.marks()[np.frombuffer(ordinals, "<u4")] = mark
 
-    def mark_of(self, ordinal: int) -> Mark:
-        """Of one message."""
+    def mark_of(self, ordinal: int) -> DispatchMark:
         assert self._marks is not None, "load_marks comes first"
-        return Mark(self._marks[ordinal])
+        return DispatchMark(self._marks[ordinal])
 
-    def moved_to(self, ordinal: int) -> Place:
+    def moved_to(self, ordinal: int) -> SchedulePlace:
         """Of a moved message: where it went."""
         return self._moves[ordinal]
 
@@ -180,7 +178,7 @@ class Bucket:
             return None
         read = self._files.stretch(self.log, position + ENVELOPE_BYTES, outline.region_bytes)
         try:
-            return outline.message(read, at, due_ms, Place(self.number, ordinal))
+            return outline.message(read, at, due_ms, SchedulePlace(self.number, ordinal))
         except CorruptBatch as cause:
             raise damaged(self.log.name, position, cause.message) from cause
 
@@ -227,9 +225,9 @@ class Bucket:
 
 
 class BucketReader:
-    """A bucket's index as it was when this was made. Safe in a thread; see `qmq.delay.ports.RowReader`."""
+    """A bucket's index as it was when this was made. Safe in a thread; see `qmq.delay.interfaces.RowReader`."""
 
-    def __init__(self, disk: Disk, files: GrowingFiles, bucket: Bucket) -> None:
+    def __init__(self, disk: Disk, files: AppendFiles, bucket: Bucket) -> None:
         self.count = bucket.count
         self._disk = disk
         self._path = files.folder / bucket.idx.name

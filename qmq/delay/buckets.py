@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from qmq.delay.append_files import TAIL_BYTES_MAX, AppendFiles, Grown
 from qmq.delay.bucket import ROW_BYTES, Bucket, name_of
-from qmq.delay.growing import TAIL_BYTES_MAX, GrowingFiles, Grown
 from qmq.errors import DiskFull, MessageNotFound
 
 log = logging.getLogger("qmq.delay")
 
 
 class Buckets:
-    """See the module. `bytes_max` may be in memory of all together."""
+    """`bytes_max` may be in memory of all together."""
 
-    def __init__(self, files: GrowingFiles, bucket_ms: int, bytes_max: int) -> None:
+    def __init__(self, files: AppendFiles, bucket_ms: int, bytes_max: int) -> None:
         self.files = files
         self.bucket_ms = bucket_ms
         self._bytes_max = bytes_max

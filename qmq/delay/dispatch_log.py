@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value as crc32c
 
-from qmq.delay.ports import Place
+from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import CorruptBatch
 
 _HEAD: Final = Struct("<IHHII")
 _TARGET: Final = Struct("<iI")
 
 
-class Mark(IntEnum):
+class DispatchMark(IntEnum):
     """What became of a message: one byte of memory for each of a bucket that was touched."""
 
     PENDING = 0
@@ -33,30 +33,30 @@ class Mark(IntEnum):
     PLANNED = 4
 
 
-class Record(NamedTuple):
+class DispatchRecord(NamedTuple):
     """Messages that came to the same end together."""
 
-    mark: Mark
+    mark: DispatchMark
     ordinals: npt.NDArray[np.uint32]
-    targets: tuple[Place, ...] = ()
+    targets: tuple[SchedulePlace, ...] = ()
     """Of MOVED: where each is now."""
 
 
-def encode_record(mark: Mark, ordinals: bytes, targets: Sequence[Place] = ()) -> bytes:
+def encode_record(mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()) -> bytes:
     """`ordinals` are little-endian u32."""
     data = ordinals + b"".join(_TARGET.pack(*each) for each in targets)
     rest = _HEAD.pack(0, mark, 0, len(ordinals) // 4, 0)[4:] + data + bytes(-len(data) & 7)
     return int(crc32c(rest)).to_bytes(4, "little") + rest
 
 
-def decode_records(data: bytes) -> Iterator[tuple[int, Record]]:
+def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
     """(position behind it, record). Raises CorruptBatch at the first that does not hold."""
     at = 0
     while at < len(data):
         if at + _HEAD.size > len(data):
             raise CorruptBatch("a record's head is cut short")
         crc, kind, _, count, _ = _HEAD.unpack_from(data, at)
-        size = 4 * count + (_TARGET.size * count if kind == Mark.MOVED else 0)
+        size = 4 * count + (_TARGET.size * count if kind == DispatchMark.MOVED else 0)
         end = at + _HEAD.size + size + (-size & 7)
         if end > len(data) or crc32c(data[at + 4 : end]) != crc:
             raise CorruptBatch("the checksum of a record does not hold")
@@ -64,9 +64,9 @@ def decode_records(data: bytes) -> Iterator[tuple[int, Record]]:
         at = end
 
 
-def _record(data: bytes, at: int, kind: int, count: int) -> Record:
+def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
     ordinals = np.frombuffer(data, "<u4", count, at)
-    if kind != Mark.MOVED:
-        return Record(Mark(kind), ordinals)
+    if kind != DispatchMark.MOVED:
+        return DispatchRecord(DispatchMark(kind), ordinals)
     targets = data[at + 4 * count : at + (4 + _TARGET.size) * count]
-    return Record(Mark.MOVED, ordinals, tuple(Place(*each) for each in _TARGET.iter_unpack(targets)))
+    return DispatchRecord(DispatchMark.MOVED, ordinals, tuple(SchedulePlace(*each) for each in _TARGET.iter_unpack(targets)))

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from qmq.delay.append_files import damaged
 from qmq.delay.bucket import SUFFIXES
-from qmq.delay.growing import damaged
 from qmq.log.disk import Disk
 
 
@@ -61,7 +61,6 @@ class Leftovers:
         return iter(self._all)
 
     def add(self, names: Iterable[str]) -> None:
-        """Buckets were closed."""
         self._all.update(names)
 
     def captured(self) -> frozenset[str]:

@@ -26,7 +26,7 @@ _LATENESS_MAX: Final = (_EXACT << _DOUBLINGS) - 1
 
 
 class Lateness:
-    """See the module. `delivered` counts all there ever were."""
+    """`delivered` counts all there ever were."""
 
     def __init__(self) -> None:
         self.delivered = 0

@@ -32,17 +32,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
-from qmq.delay.ports import Places, Source
-from qmq.delay.runs import Run
-from qmq.delay.slices import Sieve, sift
+from qmq.delay.bucket_slices import Sieve, sift
+from qmq.delay.interfaces import DueSource, Places
 from qmq.delay.wheel import Wheel
+from qmq.delay.wheel_runs import WheelRun
 from qmq.errors import LogDamaged
 
 _T = TypeVar("_T")
 _EVER: Final = -(1 << 62)
 
 
-class KeptSource(Source, Protocol):
+class KeptSource(DueSource, Protocol):
     """The schedule, as the loader reads it."""
 
     @property
@@ -54,13 +54,11 @@ class KeptSource(Source, Protocol):
 class InThread(Protocol):
     """Runs a function in a thread."""
 
-    def __call__(self, run: Callable[[], _T], /) -> Awaitable[_T]:
-        """What it returns."""
-        ...
+    def __call__(self, run: Callable[[], _T], /) -> Awaitable[_T]: ...
 
 
 class Loader:
-    """See the module. `begin` once; `ahead` and `more_late` in a task each, everything on one event loop."""
+    """`begin` once; `ahead` and `more_late` in a task each, everything on one event loop."""
 
     def __init__(
         self,
@@ -160,7 +158,7 @@ class Loader:
         for places in aside:
             self.wheel.add(places[places.dues < sieve.end_ms])
 
-    async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[Run]:
+    async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[WheelRun]:
         """The bucket's first `count` messages through the sieve, or all it has now."""
         if not self._source.count(bucket):
             return []

@@ -27,26 +27,26 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value as crc32c
 
-from qmq.delay import lookup
+from qmq.batch_columns import REGION, UNREADABLE, Column, pad
+from qmq.delay import bucket_lookup
+from qmq.delay.append_files import AppendFiles, Grown
+from qmq.delay.batch_cutting import Pieces, first_id
 from qmq.delay.bucket import Bucket, BucketReader, name_of
 from qmq.delay.buckets import Buckets
-from qmq.delay.cutting import Pieces, first_id
-from qmq.delay.dispatch_log import Mark
+from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
-from qmq.delay.growing import GrowingFiles, Grown
-from qmq.delay.ports import BucketInfo, DueMessage, Place, Places
+from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
+from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, Surveyed
 from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
-from qmq.delay.stored import BatchCache
-from qmq.delay.survey import Piece, Survey, Surveyed
+from qmq.delay.stored_batch import BatchCache
 from qmq.errors import InvalidArgument, MessageNotFound
-from qmq.folders import make_private
 from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.log.projection import ProjectionPlan
 from qmq.model import DelayedId
-from qmq.region import REGION, UNREADABLE, Column, pad
+from qmq.private_files import make_private
 
 log = logging.getLogger("qmq.delay")
 
@@ -64,7 +64,7 @@ class SchedulePlan:
     """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
 
     state: Any
-    files: GrowingFiles
+    files: AppendFiles
     tails: list[Grown]
     unsynced: dict[str, int]
     unnamed: frozenset[str] = frozenset()
@@ -76,7 +76,7 @@ class SchedulePlan:
 
 
 class Schedule:
-    """See the module. `folder` is the store's folder `schedule`. One thread, but for what `reader` gives."""
+    """`folder` is the store's folder `schedule`. One thread, but for what `reader` gives."""
 
     def __init__(self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB) -> None:
         if bucket_ms < 1000 or bucket_ms % 1000:
@@ -87,7 +87,7 @@ class Schedule:
         """Told at once of messages that become pending by being stored, moved, or the next run."""
         self._disk = disk
         self._buffer_bytes_max = buffer_bytes_max
-        self._files = GrowingFiles(disk, folder)
+        self._files = AppendFiles(disk, folder)
         self._reset()
 
     def _reset(self) -> None:
@@ -98,13 +98,13 @@ class Schedule:
         self.plans: dict[int, PlanAction] = {}
         self.next_plan = 1
         self._loaded_index = 0
-        self._aliases: dict[bytes, Place] = {}
-        self._alias_of: dict[Place, bytes] = {}
+        self._aliases: dict[bytes, SchedulePlace] = {}
+        self._alias_of: dict[SchedulePlace, bytes] = {}
         self._files.close()
-        self._files = GrowingFiles(self._disk, self.folder)
+        self._files = AppendFiles(self._disk, self.folder)
         self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max)
         self._cache = BatchCache()
-        self._survey = Survey(self._disk, self._buckets, self._cache)
+        self._survey = ReadAhead(self._disk, self._buckets, self._cache)
         self._leftovers = Leftovers(self.folder)
         self._checkpoints = 0
 
@@ -138,13 +138,11 @@ class Schedule:
         self._buckets.restore(found.rows())
 
     def close(self) -> None:
-        """See `Projection.close`."""
         self._files.close()
 
     # --- checkpoints ---------------------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
-        """See `Projection.begin_checkpoint`."""
         if not self.is_whole:
             return SchedulePlan(None, self._files, [], {})
         index = max(index, self.index)
@@ -180,7 +178,6 @@ class Schedule:
     # --- storing -------------------------------------------------------------------------------------------------------
 
     def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
-        """See `Projection.take`."""
         if index <= self.index or not self.is_whole:
             return
         self.index = index
@@ -204,12 +201,12 @@ class Schedule:
         if self.on_pending is not nobody:
             self.on_pending(Places(dues, buckets, ordinals))
 
-    def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> Place:
+    def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
         ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
         if self.on_pending is not nobody:
             self._tell(np.array([due_ms], np.int64), np.array([number], np.int32), np.array([ordinal], np.uint32))
-        return Place(number, ordinal)
+        return SchedulePlace(number, ordinal)
 
     def _cut(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64]) -> None:
         numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
@@ -254,11 +251,11 @@ class Schedule:
         elif isinstance(action, PlanVoid):
             self._void(action)
         elif isinstance(action, Cancel):
-            self._cancel(Place(action.bucket, action.ordinal))
+            self._cancel(SchedulePlace(action.bucket, action.ordinal))
         elif isinstance(action, Postpone):
-            self._postpone(index, append_time_ms, Place(action.bucket, action.ordinal), action.due_ms)
+            self._postpone(index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms)
         elif isinstance(action, Recur):
-            self._recur(index, append_time_ms, Place(action.bucket, action.ordinal), action.due_ms)
+            self._recur(index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms)
         else:
             self._close_before(action)
 
@@ -268,7 +265,7 @@ class Schedule:
             bucket = self._marked(number)
             marks = bucket.marks()[np.frombuffer(ordinals, "<u4")]
             check(not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending")
-            bucket.mark(Mark.PLANNED, ordinals)
+            bucket.mark(DispatchMark.PLANNED, ordinals)
         self.plans[plan.number] = plan
         self.next_plan = plan.number + 1
 
@@ -277,7 +274,7 @@ class Schedule:
             plan = self.plans.get(number)
             if plan is not None:
                 for bucket, ordinals in _by_bucket(plan).items():
-                    self._settle(self._marked(bucket), Mark.DELIVERED, ordinals)
+                    self._settle(self._marked(bucket), DispatchMark.DELIVERED, ordinals)
                 del self.plans[number]
 
     def _void(self, action: PlanVoid) -> None:
@@ -285,24 +282,24 @@ class Schedule:
             plan = self.plans.get(number)
             if plan is not None:
                 for bucket, ordinals in plan.items:
-                    self._marked(bucket).mark(Mark.PENDING, ordinals)
+                    self._marked(bucket).mark(DispatchMark.PENDING, ordinals)
                 del self.plans[number]
 
-    def _cancel(self, place: Place) -> None:
-        if self._mark_of(place) is Mark.PENDING:
-            self._settle(self._marked(place.bucket), Mark.CANCELLED, _u32(place.ordinal))
+    def _cancel(self, place: SchedulePlace) -> None:
+        if self._mark_of(place) is DispatchMark.PENDING:
+            self._settle(self._marked(place.bucket), DispatchMark.CANCELLED, _u32(place.ordinal))
 
-    def _settle(self, bucket: Bucket, mark: Mark, ordinals: bytes, targets: tuple[Place, ...] = ()) -> None:
+    def _settle(self, bucket: Bucket, mark: DispatchMark, ordinals: bytes, targets: tuple[SchedulePlace, ...] = ()) -> None:
         bucket.settle(mark, ordinals, targets)
         self._buckets.grew(bucket)
         if self._alias_of:
             for ordinal in np.frombuffer(ordinals, "<u4").tolist():
-                message_id = self._alias_of.pop(Place(bucket.number, ordinal), None)
+                message_id = self._alias_of.pop(SchedulePlace(bucket.number, ordinal), None)
                 if message_id is not None:
                     del self._aliases[message_id]
 
-    def _postpone(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
-        if self._mark_of(place) is not Mark.PENDING:
+    def _postpone(self, index: int, append_ms: int, place: SchedulePlace, due_ms: int) -> None:
+        if self._mark_of(place) is not DispatchMark.PENDING:
             return
         found = self._pieces(place)
         if found is None:
@@ -311,10 +308,10 @@ class Schedule:
         known_as = first_id(pieces, at)
         region = pieces.moved(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
-        self._settle(self._marked(place.bucket), Mark.MOVED, _u32(place.ordinal), (new,))
+        self._settle(self._marked(place.bucket), DispatchMark.MOVED, _u32(place.ordinal), (new,))
         self._alias(known_as, new)
 
-    def _recur(self, index: int, append_ms: int, place: Place, due_ms: int) -> None:
+    def _recur(self, index: int, append_ms: int, place: SchedulePlace, due_ms: int) -> None:
         found = self._pieces(place)
         if found is None:
             return
@@ -323,7 +320,7 @@ class Schedule:
         region = pieces.next_run(at, known_as, due_ms)
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 
-    def _pieces(self, place: Place) -> tuple[Pieces, int] | None:
+    def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
         """The batch, taken apart, and where in it the message is; None if there is none, or it was stored so that nobody can take it apart.
 
         Raises LogDamaged: the disk has changed it.
@@ -338,7 +335,7 @@ class Schedule:
             log.error("message %d of schedule/%s stays as it is: %r", place.ordinal, bucket.log.name, cause)
             return None
 
-    def _alias(self, message_id: bytes, place: Place) -> None:
+    def _alias(self, message_id: bytes, place: SchedulePlace) -> None:
         before = self._aliases.get(message_id)
         if before is not None:
             del self._alias_of[before]
@@ -360,15 +357,15 @@ class Schedule:
             bucket.load_marks(ordinals for plan in self.plans.values() for each, ordinals in plan.items if each == number)
         return bucket
 
-    def _mark_of(self, place: Place) -> Mark | None:
+    def _mark_of(self, place: SchedulePlace) -> DispatchMark | None:
         bucket = self._buckets.get(place.bucket)
         if bucket is None or place.ordinal >= bucket.count:
             return None
         if not bucket.settled and not self.plans:
-            return Mark.PENDING
+            return DispatchMark.PENDING
         return self._marked(place.bucket).mark_of(place.ordinal)
 
-    def state_of(self, place: Place) -> str:
+    def state_of(self, place: SchedulePlace) -> str:
         """One of "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
         mark = self._mark_of(place)
         if mark is None:
@@ -381,24 +378,22 @@ class Schedule:
         for number in np.unique(places.buckets).tolist():
             if number in self._buckets:
                 where = places.buckets == number
-                found[where] = self._marked(number).marks()[places.ordinals[where]] == Mark.PENDING
+                found[where] = self._marked(number).marks()[places.ordinals[where]] == DispatchMark.PENDING
         return found
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
         """See `Source`. Raises LogDamaged."""
-        return self._marked(bucket).marks() != Mark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
+        return self._marked(bucket).marks() != DispatchMark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketInfo]:
-        """See `Source`."""
         return [
             BucketInfo(each.number, each.count, each.count - each.settled, each.log.end + each.idx.end + each.done.end)
             for each in self._buckets
         ]
 
     def count(self, bucket: int) -> int:
-        """See `Source`."""
         found = self._buckets.get(bucket)
         return 0 if found is None else found.count
 
@@ -412,9 +407,9 @@ class Schedule:
 
     def read(self, places: Places) -> list[DueMessage]:
         """The messages, in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
-        return lookup.read(self._buckets.require, self._cache, places)
+        return bucket_lookup.read(self._buckets.require, self._cache, places)
 
-    def survey(self, from_ms: int, to_ms: int) -> Piece | None:
+    def survey(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
         """What to run in a thread, then give to `surveyed`, so that what is due from then to then is read quickly. None: nothing."""
         first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
         return self._survey.next_piece(range(first, last + 1))
@@ -423,19 +418,19 @@ class Schedule:
         """What a piece of the survey has found."""
         self._survey.note(found)
 
-    def alias(self, message_id: bytes) -> Place | None:
+    def alias(self, message_id: bytes) -> SchedulePlace | None:
         """Where a moved or recurring message is now, by its first id (16 bytes); None if it is neither, or is settled."""
         return self._aliases.get(message_id)
 
-    def find(self, delayed: DelayedId) -> Place:
+    def find(self, delayed: DelayedId) -> SchedulePlace:
         """Where the message is now, or was last. Raises MessageNotFound, LogDamaged."""
         place = self._aliases.get(delayed.message_id.to_bytes())
         if place is not None:
             return place
         number = max(delayed.due_ms // self.bucket_ms, self.closed_before)
         bucket = self._buckets.get(number)
-        place = None if bucket is None else lookup.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
-        while place is not None and self._mark_of(place) is Mark.MOVED:
+        place = None if bucket is None else bucket_lookup.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
+        while place is not None and self._mark_of(place) is DispatchMark.MOVED:
             place = self._marked(place.bucket).moved_to(place.ordinal)
         if place is None or place.bucket not in self._buckets:
             raise MessageNotFound(f"no delayed message {delayed} here: it never was, or its bucket is deleted")
@@ -451,8 +446,8 @@ class Schedule:
         for bucket in list(self._buckets):
             is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
-                for places in lookup.pending(self._marked(bucket.number), from_ms, end_ms):
-                    yield from (each for each in lookup.readable(self.read, places) if not subject or each.subject == subject)
+                for places in bucket_lookup.pending(self._marked(bucket.number), from_ms, end_ms):
+                    yield from (each for each in bucket_lookup.readable(self.read, places) if not subject or each.subject == subject)
 
     # --- the invariant -------------------------------------------------------------------------------------------------
 
@@ -467,11 +462,14 @@ class Schedule:
         for bucket in self._buckets:
             number = bucket.number
             check(number >= self.closed_before, "a bucket that was closed")
-            lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
+            bucket_lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
         check(not planned, "plans of buckets that are not here")
         self._buckets.check()
         check({place: each for each, place in self._aliases.items()} == self._alias_of, "aliases and places differ")
-        check(all(self._mark_of(place) in (Mark.PENDING, Mark.PLANNED) for place in self._alias_of), "an alias of what is settled")
+        check(
+            all(self._mark_of(place) in (DispatchMark.PENDING, DispatchMark.PLANNED) for place in self._alias_of),
+            "an alias of what is settled",
+        )
         check(not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers), "a leftover that is in use")
 
 

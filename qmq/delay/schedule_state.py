@@ -15,7 +15,7 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.delay.bucket import DONE, IDX, LOG, ROW_BYTES, Bucket, name_of
-from qmq.delay.ports import Place
+from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import LogDamaged
 from qmq.log.actions import PlanAction, decode_actions, encode_actions
 from qmq.log.disk import Disk
@@ -46,9 +46,8 @@ class ScheduleState(msgspec.Struct, array_like=True):
         """By number, ascending."""
         return {each.number: each for each in decode_actions(self.plans) if isinstance(each, PlanAction)}
 
-    def places_by_id(self) -> dict[bytes, Place]:
-        """The aliases."""
-        return {each: Place(bucket, ordinal) for each, bucket, ordinal in _ALIAS_ROW.iter_unpack(self.aliases)}
+    def places_by_id(self) -> dict[bytes, SchedulePlace]:
+        return {each: SchedulePlace(bucket, ordinal) for each, bucket, ordinal in _ALIAS_ROW.iter_unpack(self.aliases)}
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(bucket, log_bytes, count, done_bytes, settled), ascending."""
@@ -71,7 +70,7 @@ def capture(
     closed_before: int,
     next_plan: int,
     plans: Iterable[PlanAction],
-    aliases: dict[bytes, Place],
+    aliases: dict[bytes, SchedulePlace],
     buckets: Iterable[Bucket],
 ) -> ScheduleState:
     """The state as it is now; nothing that happens later changes it."""

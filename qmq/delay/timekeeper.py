@@ -51,7 +51,7 @@ class Testimony(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class ClockStep:
     """A difference between wall clock and kept time that is not believed (yet)."""
 
     size_ms: int
@@ -70,7 +70,7 @@ class Timekeeper:
         self._offset_ns = (wall_ms - boot_ms) * _NS
         self._start_boot_ms = self._boot_ms = boot_ms
         self._testimonies: dict[str, Testimony] = {}
-        self.step: Step | None = None
+        self.step: ClockStep | None = None
         self.is_attested = False
         self.steps_believed = 0
 
@@ -120,7 +120,7 @@ class Timekeeper:
 
     def _notice(self, size_ms: int) -> None:
         if self.step is None or abs(size_ms - self.step.size_ms) > STEP_MS:
-            self.step = Step(size_ms, self._boot_ms, self._boot_ms)
+            self.step = ClockStep(size_ms, self._boot_ms, self._boot_ms)
 
     def _decide(self, wall_ns: int) -> None:
         step = self.step
@@ -195,13 +195,11 @@ class SteadyClock:
         return boot_ms()
 
     def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
-        """See `Timekeeper.witness`."""
         with self._lock:
             self.keeper.witness(name, their_time_ms, sent_boot_ms, heard_boot_ms)
 
     @property
     def step_ms(self) -> int:
-        """See `Timekeeper.step_ms`."""
         return self.keeper.step_ms
 
     @property

@@ -1,8 +1,8 @@
 """The wheel: what is due when, of what is near. 8 bytes a message, and it gives what is due tick by tick, oldest first. Pure.
 
 The classic wheel is an array of slots, one a tick; a message is hung into the slot of its due time, and the hand empties a slot at each
-tick. Here the slots are *computed*: messages lie in a few sorted runs (qmq/delay/runs.py), and a tick's slot is the front of each run up
-to that tick.
+tick. Here the slots are *computed*: messages lie in a few sorted runs (qmq/delay/wheel_runs.py), and a tick's slot is the front of each
+run up to that tick.
 
     tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
     advance( 499)   boundary    0: nothing is due                A  100 ...                   B  450 ...
@@ -28,8 +28,8 @@ from typing import Final
 
 import numpy as np
 
-from qmq.delay.ports import Places
-from qmq.delay.runs import RUN_MESSAGES_MAX, Run, merged, runs_of
+from qmq.delay.interfaces import Places
+from qmq.delay.wheel_runs import RUN_MESSAGES_MAX, WheelRun, merged, runs_of
 
 MOST: Final = 65_536
 """Leave at once if nothing else is said."""
@@ -42,7 +42,7 @@ NOTHING: Final = Places(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0
 
 
 class Wheel:
-    """See the module. `tick_ms`: messages leave at multiples of it."""
+    """`tick_ms`: messages leave at multiples of it."""
 
     def __init__(self, tick_ms: int = 500) -> None:
         self.tick_ms = tick_ms
@@ -57,8 +57,7 @@ class Wheel:
         return sum(run.nbytes for run in self._runs) + self._dues.nbytes + self._buckets.nbytes + self._ordinals.nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._runs: list[Run] = []
+        self._runs: list[WheelRun] = []
         self._dues = np.empty(BASKET, np.int64)
         self._buckets = np.empty(BASKET, np.int32)
         self._ordinals = np.empty(BASKET, np.uint32)
@@ -84,7 +83,7 @@ class Wheel:
         self._gathered = end
         self._count += count
 
-    def add_runs(self, runs: Iterable[Run]) -> None:
+    def add_runs(self, runs: Iterable[WheelRun]) -> None:
         """Hang in what `runs_of` made, perhaps in a thread. They are the wheel's from now on."""
         for run in runs:
             self._count += len(run)
@@ -99,7 +98,7 @@ class Wheel:
         end = self._gathered
         return Places(self._dues[:end], self._buckets[:end], self._ordinals[:end])
 
-    def _insert(self, run: Run) -> None:
+    def _insert(self, run: WheelRun) -> None:
         self._runs.append(run)
         size = _size_class(run)
         if _FAN ** (size + 2) > RUN_MESSAGES_MAX:
@@ -140,7 +139,7 @@ class Wheel:
         self.add(rest)
         self.add_runs(runs_of(due))
 
-    def _take(self, due: list[Run], boundary_ms: int, most: int) -> Places:
+    def _take(self, due: list[WheelRun], boundary_ms: int, most: int) -> Places:
         if len(due) > 1:
             boundary_ms = min(boundary_ms, _cut_ms(due, most))
             due = [run for run in due if run.head_ms <= boundary_ms]
@@ -179,7 +178,7 @@ class Wheel:
         head_ms = min(run.head_ms for run in self._runs)
         cut_ms = max(self._first_beyond(messages), head_ms + 1, self.left_ms + 1, first_ms)
         before = self._count
-        kept: list[Run] = []
+        kept: list[WheelRun] = []
         for run in self._runs:
             count = run.until(cut_ms - 1)
             if 0 < count < len(run):
@@ -208,12 +207,12 @@ class Wheel:
         assert 0 <= self._gathered <= BASKET
 
 
-def _size_class(run: Run) -> int:
+def _size_class(run: WheelRun) -> int:
     """n: it has 4^n messages or more, and fewer than 4^(n+1)."""
     return (len(run).bit_length() - 1) // 2
 
 
-def _cut_ms(runs: list[Run], most: int) -> int:
+def _cut_ms(runs: list[WheelRun], most: int) -> int:
     """A due time by which at least `most` of these are due, and not many times as many; or all of them."""
     step = -(-most // _SAMPLES)
     samples = np.concatenate([run.samples(step, most) for run in runs])

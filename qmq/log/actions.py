@@ -17,7 +17,7 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     FORGET                              the group is gone for good: a consumer of a broadcast group that stayed away
     DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
 
-On partitions of ordered subjects (qmq/log/lanes.py):
+On partitions of ordered subjects (qmq/log/lane_share.py):
 
     LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this range) and begins here
     LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next token

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 from google_crc32c import value as crc32c
 
-from qmq.folders import make_private
 from qmq.log.disk import Disk
+from qmq.private_files import make_private
 
 _MAGIC: Final = b"QMC1"
 _KEEP: Final = 2
@@ -54,7 +54,6 @@ class Checkpoint(msgspec.Struct, array_like=True):
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The file's content."""
     payload: bytes = msgspec.msgpack.encode(checkpoint)
     return _MAGIC + int(crc32c(payload)).to_bytes(4, "little") + payload
 

@@ -51,7 +51,6 @@ class CommitMark(NamedTuple):
 
 
 def encode(mark: CommitMark) -> bytes:
-    """The file's content."""
     body = _BODY.pack(_VERSION, 0, mark.index, mark.epoch, mark.message_position, mark.action_position, mark.time_ms, 0)
     return _HEAD.pack(_MAGIC, crc32c(body)) + body
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from qmq.descriptors import SHORT_OF
 from qmq.errors import DiskFull, FlushFailed
-from qmq.folders import FILE_MODE
+from qmq.file_descriptors import SHORT_OF
+from qmq.private_files import FILE_MODE
 
 log = logging.getLogger("qmq.log")
 

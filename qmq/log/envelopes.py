@@ -22,9 +22,9 @@ from google_crc32c import value as crc32c
 
 from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
+from qmq.batch_columns import ALIGN
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.segments import Segments, segment_name
-from qmq.region import ALIGN
 
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
@@ -63,7 +63,7 @@ def unwrap(region: bytes) -> bytes:
     return region[_PAYLOAD.size : _PAYLOAD.size + size]
 
 
-class Window:
+class ReadWindow:
     """A part of the log held in memory while walking. `read(position, size)` reads it, in pieces of `ahead` bytes at least."""
 
     def __init__(self, read: Callable[[int, int], bytes], ahead: int) -> None:
@@ -93,7 +93,7 @@ def head_at(segments: Segments, position: int) -> Envelope | None:
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
     """Every entry from `position` on, checked. Raises CorruptBatch at the first that does not hold (see `entry_at`)."""
-    window = Window(segments.read, _READ_BYTES)
+    window = ReadWindow(segments.read, _READ_BYTES)
     while position < segments.end:
         entry = _entry(window, position)
         yield entry
@@ -102,10 +102,10 @@ def walk(segments: Segments, position: int) -> Iterator[Entry]:
 
 def entry_at(segments: Segments, position: int) -> Entry:
     """The entry at `position`, checked. Raises CorruptBatch."""
-    return _entry(Window(segments.read, 0), position)
+    return _entry(ReadWindow(segments.read, 0), position)
 
 
-def _entry(window: Window, position: int) -> Entry:
+def _entry(window: ReadWindow, position: int) -> Entry:
     envelope = parse_envelope(window.read(position, ENVELOPE_BYTES))
     region = window.read(position + ENVELOPE_BYTES, envelope.total_bytes - ENVELOPE_BYTES)
     if len(region) != envelope.total_bytes - ENVELOPE_BYTES:

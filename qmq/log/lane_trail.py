@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from qmq.log.actions import LaneAction, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneReset, LaneUnpark
-from qmq.log.lanes import LaneHolder, LaneShare
-from qmq.log.trail import Event, Where
+from qmq.log.lane_share import LaneHolder, LaneShare
+from qmq.log.trail import MessagePlace, TrailEvent
 
 _KINDS = {LaneBegin: "skip", LaneDone: "done", LanePark: "park", LaneReset: "reset"}
 
@@ -26,9 +26,9 @@ class LaneTrail:
         self.sequence = sequence
         self.lp = lp
         self.share = share or LaneShare()
-        self.last: Event | None = None
+        self.last: TrailEvent | None = None
 
-    def apply(self, action: LaneAction, time_ms: int) -> list[Event]:
+    def apply(self, action: LaneAction, time_ms: int) -> list[TrailEvent]:
         """What the group's next action did to the message."""
         before, holder = where(self.share, self.sequence, self.lp), holder_of(self.share, self.lp)
         self.share.apply(action)
@@ -39,42 +39,43 @@ class LaneTrail:
         self.last = event
         return [event]
 
-    def _event(self, action: LaneAction, time_ms: int, before: Where, after: Where, holder: LaneHolder | None) -> Event | None:
+    def _event(
+        self, action: LaneAction, time_ms: int, before: MessagePlace, after: MessagePlace, holder: LaneHolder | None
+    ) -> TrailEvent | None:
         consumer = holder.consumer if holder is not None else ""
         if isinstance(action, LaneGrant):
-            is_its = action.first <= self.lp < action.end and before is Where.NEW
-            return Event(time_ms, self.group, "grant", action.consumer) if is_its else None
+            is_its = action.first <= self.lp < action.end and before is MessagePlace.NEW
+            return TrailEvent(time_ms, self.group, "grant", action.consumer) if is_its else None
         if isinstance(action, LaneFail):
             is_its = action.sequence == self.sequence and holder is not None and holder.token == action.token
-            return Event(time_ms, self.group, "nack", consumer, action.attempts) if is_its else None
+            return TrailEvent(time_ms, self.group, "nack", consumer, action.attempts) if is_its else None
         if before is after:
             return None
         if isinstance(action, LaneUnpark):
-            return Event(time_ms, self.group, "replay" if action.replays else "drop")
+            return TrailEvent(time_ms, self.group, "replay" if action.replays else "drop")
         kind = _KINDS.get(type(action))
-        return Event(time_ms, self.group, kind, consumer if kind in ("done", "park") else "") if kind is not None else None
+        return TrailEvent(time_ms, self.group, kind, consumer if kind in ("done", "park") else "") if kind is not None else None
 
     def to_state(self) -> list[Any]:
-        """For a cursor."""
         return [self.group, self.lp, self.share.to_state(), tuple(self.last) if self.last is not None else None]
 
     @classmethod
     def from_state(cls, sequence: int, state: list[Any]) -> LaneTrail:
         """The inverse of `to_state`."""
         trail = cls(state[0], sequence, state[1], LaneShare.from_state(state[2]))
-        trail.last = Event(*state[3]) if state[3] is not None else None
+        trail.last = TrailEvent(*state[3]) if state[3] is not None else None
         return trail
 
 
-def where(share: LaneShare, sequence: int, lp: int) -> Where:
+def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
     """Where the message is: `WAITING` means that it is set aside with its key."""
     if any(sequence in parked.sequences for parked in share.parked.values()):
-        return Where.WAITING
+        return MessagePlace.WAITING
     for part in share.progress:
         if part.lps.first <= lp < part.lps.end:
             is_done = sequence < part.done_before or any(first <= sequence < end for first, end in part.done)
-            return Where.DONE if is_done else Where.NEW
-    return Where.NEW
+            return MessagePlace.DONE if is_done else MessagePlace.NEW
+    return MessagePlace.NEW
 
 
 def holder_of(share: LaneShare, lp: int) -> LaneHolder | None:

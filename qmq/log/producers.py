@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 64
 """Not less than the batches a client keeps in flight."""
@@ -29,7 +29,7 @@ def birth_ms(producer_id: int) -> int:
     return max((producer_id >> 20) - CLOCKS_MS, 0)
 
 
-class Window:
+class ProducerWindow:
     """One producer's newest batches in one queue."""
 
     __slots__ = ("_stored", "last_ms", "oldest_ever")
@@ -82,7 +82,7 @@ class Window:
         return flat
 
     @classmethod
-    def from_state(cls, flat: list[int]) -> Window:
+    def from_state(cls, flat: list[int]) -> ProducerWindow:
         """The inverse of `to_state`."""
         window = cls()
         window.oldest_ever, window.last_ms = flat[0], flat[1]
@@ -97,9 +97,9 @@ class Producers:
     __slots__ = ("_windows",)
 
     def __init__(self) -> None:
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, ProducerWindow] = {}
 
-    def window(self, producer_id: int) -> Window | None:
+    def window(self, producer_id: int) -> ProducerWindow | None:
         """The producer's window, if it sent to this queue lately."""
         return self._windows.get(producer_id)
 
@@ -109,7 +109,7 @@ class Producers:
         if window is None:
             if len(self._windows) >= PRODUCERS_MAX:
                 del self._windows[min(self._windows, key=lambda each: self._windows[each].last_ms)]
-            window = self._windows[producer_id] = Window()
+            window = self._windows[producer_id] = ProducerWindow()
         window.add(batch_sequence, produced)
 
     def expire(self, before_ms: int) -> None:
@@ -125,5 +125,5 @@ class Producers:
     def from_state(cls, state: dict[int, list[int]]) -> Producers:
         """The inverse of `to_state`."""
         producers = cls()
-        producers._windows = {producer_id: Window.from_state(flat) for producer_id, flat in state.items()}
+        producers._windows = {producer_id: ProducerWindow.from_state(flat) for producer_id, flat in state.items()}
         return producers

@@ -26,7 +26,7 @@ class ProjectionPlan(Protocol):
 
 
 class Projection(Protocol):
-    """See the module. All methods but `ProjectionPlan.run` are called in the store's thread."""
+    """All methods but `ProjectionPlan.run` are called in the store's thread."""
 
     def load(self, state: Any | None, replayed_from: int) -> None:
         """The store is being opened: `state` of the checkpoint that it loads, None if there is none. Cuts files back.

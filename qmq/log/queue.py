@@ -9,16 +9,16 @@ from typing import Any
 from qmq_ordering.route import LpRange
 
 from qmq.batch import BatchView
-from qmq.directed import LOOK_INSIDE, is_directed
+from qmq.batch_columns import tag_bloom
 from qmq.log.actions import DropQueue, Forget, ShareAction
 from qmq.log.consume_log import ConsumeLog, IndexEntry
-from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
-from qmq.log.lanes import LaneShare
+from qmq.log.lane_share import LaneShare
 from qmq.log.producers import Producers
+from qmq.log.share import Settled, Share
 from qmq.model import QueueId
-from qmq.region import tag_bloom
-from qmq.wire.messages import Produced
+from qmq.targeted import LOOK_INSIDE, is_directed
+from qmq.wire.frame_payloads import Produced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Opening a store after whatever happened, and closing it so that the next opening is short.
 
 Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
-(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/rebuild.py). Without a checkpoint
+(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/index_rebuild.py). Without a checkpoint
 everything is replayed; each segment opens with a snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
@@ -30,16 +30,16 @@ from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import checkpoint as checkpoints
 from qmq.log import commit_mark
 from qmq.log.checkpoint import Checkpoint, QueueState
-from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
-from qmq.log.consumption import Share
 from qmq.log.disk import Disk
 from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk
-from qmq.log.lanes import LaneShare
+from qmq.log.index_rebuild import rebuild
+from qmq.log.lane_share import LaneShare
+from qmq.log.log_config import Flush, LogConfig
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue
-from qmq.log.rebuild import rebuild
 from qmq.log.segments import Segments
+from qmq.log.share import Share
 from qmq.log.store import Store
 
 NOTHING_YET: Final = 1 << 62

@@ -18,12 +18,12 @@ import os
 from typing import Final
 
 from qmq.batch import ENVELOPE_BYTES, parse_envelope
+from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import MIB
-from qmq.log.envelopes import Window, damaged
+from qmq.log.envelopes import ReadWindow, damaged
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import Store
-from qmq.region import check_region
 
 _READ_BYTES: Final = MIB
 
@@ -116,7 +116,7 @@ class _Walk:
         def read(position: int, size: int) -> bytes:
             return segments.disk.read_around(fd, min(size, end - position), position - base)
 
-        self._window = Window(read, _READ_BYTES)
+        self._window = ReadWindow(read, _READ_BYTES)
 
     def run(self, bytes_max: int) -> LogDamaged | None:
         """Check `bytes_max` bytes or so. Raises _Gone."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import LogDamaged
-from qmq.folders import make_private
 from qmq.limits import MIB
 from qmq.log.disk import Disk
+from qmq.private_files import make_private
 
 _OPEN_FILES_MAX: Final = 64
 _LOOK_BYTES: Final = 8 * MIB

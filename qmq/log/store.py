@@ -9,7 +9,7 @@ been handed to the operating system: it survives a killed process. What a flush 
 
 All entries of both logs share one index. `commit(index)` says up to where they are safe, and only then consumers see them: a node alone
 commits what is written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica what a majority of its group has. On a slave
-(`qmq.log.following`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state never
+(`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state never
 holds what a new master may take back.
 """
 
@@ -25,30 +25,30 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
+from qmq.batch_columns import BatchFlag, RegionHeader, check_region
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
-from qmq.folders import make_private
 from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
-from qmq.log import commands
+from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
-from qmq.log.cache import TailCache
-from qmq.log.config import Flush, LogConfig
 from qmq.log.consume_log import IndexEntry
-from qmq.log.consumption import Settled, Share
 from qmq.log.disk import Disk
 from qmq.log.envelopes import epoch_of, first_index, unwrap, wrap
-from qmq.log.lanes import LaneShare
-from qmq.log.lock import FolderLock
+from qmq.log.folder_lock import FolderLock
+from qmq.log.lane_share import LaneShare
+from qmq.log.log_config import Flush, LogConfig
 from qmq.log.producers import birth_ms
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
+from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, Write, WriteRun
 from qmq.log.segments import Segments, SyncPlan
-from qmq.log.tail import ACTIONS, MESSAGES, Place, Run, Tail, Write
-from qmq.log.unflushed import Unflushed
+from qmq.log.share import Settled, Share
+from qmq.log.tail_cache import TailCache
+from qmq.log.unflushed_age import Unflushed
 from qmq.model import Partition, QueueId
-from qmq.region import BatchFlag, RegionHeader, check_region
-from qmq.wire.messages import Produced
+from qmq.private_files import make_private
+from qmq.wire.frame_payloads import Produced
 
 _SNAPSHOT_STATES: Final = 200
 _LANES: Final = 1
@@ -105,7 +105,7 @@ class Store:
         self.messages = Segments(disk, folder / "message", config.segment_bytes)
         self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
         self.logs = (self.messages, self.actions)
-        """By log number (`qmq.log.tail`)."""
+        """By log number (`qmq.log.recent_writes`)."""
         self.consume_folder = folder / "consume"
         make_private(self.consume_folder)
         self.queues: dict[tuple[bytes, int], Queue] = {}
@@ -217,7 +217,7 @@ class Store:
         self.note_epoch(self.epoch, first)
         self.unflushed.wrote(first, self.clock.monotonic_ms())
         if self.is_replicated:
-            self.tail.add(Write(first, self.index, Run(log, segments.bases[-1], position, size, tuple(buffers))))
+            self.tail.add(Write(first, self.index, WriteRun(log, segments.bases[-1], position, size, tuple(buffers))))
 
     def note_epoch(self, epoch: int, index: int) -> None:
         """An entry of `epoch` was written at `index`."""
@@ -334,7 +334,7 @@ class Store:
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
-        sequence = self.append_region(queue, commands.build(queue.id, change_id, to_version))
+        sequence = self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
         queue.sealed = Sealed(sequence, change_id, to_version)
 
     def append_region(self, queue: Queue, region: bytes) -> int:
@@ -418,7 +418,7 @@ class Store:
             if self.projection is not None:
                 self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
             if envelope.kind == Kind.COMMAND:
-                queue.sealed = commands.read(region, entry.base_sequence)
+                queue.sealed = command_messages.read(region, entry.base_sequence)
                 if queue.sealed is None:
                     self.droppable += queue.drop()
 

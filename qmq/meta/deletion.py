@@ -14,16 +14,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from qmq_coordination.delivery import PAUSES, SETTINGS, PauseKind
-from qmq_coordination.ordered import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
-from qmq_coordination.store import CoordinationStore, Delete, KeyValue, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, unchanged
+from qmq_coordination.delivery_settings import PAUSES, SETTINGS, PauseKind
+from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
 from qmq_coordination.subjects import SubjectCatalog, decode_subject, subject_key
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError
-from qmq.meta.brokers import Brokers
-from qmq.meta.cluster import Cluster
-from qmq.meta.timing import TIMING, MetaTiming
+from qmq.meta.broker_calls import Brokers
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.model import check_name, dead_letter_subject, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
 
@@ -35,13 +35,11 @@ HEARD_TRIES: Final = 40
 
 
 class Deletion:
-    """See the module."""
-
     def __init__(
         self,
         store: CoordinationStore,
         view: ClusterView,
-        cluster: Cluster,
+        cluster: ClusterCatalog,
         brokers: Brokers,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

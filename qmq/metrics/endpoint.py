@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from qmq.metrics.exposition import Page
-from qmq.metrics.figures import Source
+from qmq.metrics.figures import FigureSource
 from qmq.metrics.readiness import Readiness
 
 log = logging.getLogger("qmq.metrics")
@@ -31,7 +31,7 @@ CONNECTIONS_MAX: Final = 100
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """The first line and the headers, names in small letters."""
 
     method: str
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     headers: dict[str, str]
 
     @classmethod
-    def parse(cls, head: bytes) -> Request | None:
+    def parse(cls, head: bytes) -> HttpRequest | None:
         """None if it is no HTTP/1 request."""
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ")
@@ -62,7 +62,7 @@ class Request(NamedTuple):
         return wish == "keep-alive" if self.version == "HTTP/1.0" else wish != "close"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What a request is answered with."""
 
     status: str
@@ -70,10 +70,10 @@ class Answer(NamedTuple):
     body: Sequence[bytes] = ()
 
 
-class Endpoint:
+class MetricsServer:
     """Serves the figures of some sources, and says how the process is. `start`, then `stop`."""
 
-    def __init__(self, sources: Sequence[Source], readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok")) -> None:
+    def __init__(self, sources: Sequence[FigureSource], readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok")) -> None:
         """`readiness` is asked in the event loop, often: it looks into memory only."""
         self._page = Page(sources)
         self._readiness = readiness
@@ -85,7 +85,6 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"{self.host}:{self.port}"
 
     async def start(self, host: str, port: int) -> None:
@@ -130,8 +129,8 @@ class Endpoint:
                 head = await reader.readuntil(b"\r\n\r\n")
         finally:
             self._waiting.pop(writer, None)
-        request = Request.parse(head)
-        answer = Answer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
+        request = HttpRequest.parse(head)
+        answer = HttpAnswer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
         stays = request is not None and request.stays and not _has_body(request)
         lines = [
             f"HTTP/1.1 {answer.status}",
@@ -147,25 +146,25 @@ class Endpoint:
                 await writer.drain()
         return stays
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: HttpRequest) -> HttpAnswer:
         path = request.target.partition("?")[0]
         if path not in (PATH, READY, *LIVE):
-            return Answer("404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()])
+            return HttpAnswer("404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()])
         if request.method not in ("GET", "HEAD"):
-            return Answer("405 Method Not Allowed", _TEXT)
+            return HttpAnswer("405 Method Not Allowed", _TEXT)
         if path in LIVE:
-            return Answer("200 OK", _TEXT, [b"ok\n"])
+            return HttpAnswer("200 OK", _TEXT, [b"ok\n"])
         if path == READY:
             is_ready, says = self._readiness()
-            return Answer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
+            return HttpAnswer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))
         except Exception:
             log.exception("the metrics could not be read")
-            return Answer("500 Internal Server Error", _TEXT, [b"the metrics could not be read; the log says why\n"])
-        return Answer("200 OK", content_type, body)
+            return HttpAnswer("500 Internal Server Error", _TEXT, [b"the metrics could not be read; the log says why\n"])
+        return HttpAnswer("200 OK", content_type, body)
 
 
-def _has_body(request: Request) -> bool:
+def _has_body(request: HttpRequest) -> bool:
     """We do not read bodies, so what follows one cannot be found."""
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Histogram, Reading, Row, Source
+from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Reading, Row
 
 _END: Final = b"# EOF\n"
 
@@ -30,7 +30,7 @@ _END: Final = b"# EOF\n"
 class Collector(PrometheusCollector):
     """Sources as a collector of prometheus_client: figures that several have are one."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[FigureSource]) -> None:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
@@ -39,7 +39,6 @@ class Collector(PrometheusCollector):
         return [family(figure, ()) for figure in names.values()]
 
     def collect(self) -> Iterable[Metric]:
-        """All values."""
         found: dict[str, tuple[Figure, list[Row]]] = {}
         for source in self._sources:
             for reading in source.read():
@@ -51,7 +50,7 @@ class Collector(PrometheusCollector):
 class Page:
     """The sources' figures, and those of the process, as text."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[FigureSource]) -> None:
         self._sources = sources
         names = Counter([figure.name for source in sources for figure in source.figures])
         self._shared = {name for name, count in names.items() if count > 1}

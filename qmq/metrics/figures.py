@@ -8,7 +8,7 @@
 Rules:
 * Who works counts with plain integers, once a request or a batch, and knows nothing of this; who is asked reads them. So a figure costs
   nothing until somebody looks.
-* `Source.read` gives `None` where it has worked for a while: whoever has others waiting lets them go first (exposition.py).
+* `FigureSource.read` gives `None` where it has worked for a while: whoever has others waiting lets them go first (exposition.py).
 * Names follow Prometheus: base units, `_total` for what only grows. Labels are few, and never name a consumer or a message.
 """
 
@@ -63,9 +63,7 @@ def rows_of(labels: Sequence[tuple[str, ...]], values: Iterable[Value]) -> list[
     return list(zip(labels, values, strict=True))
 
 
-class Source(Protocol):
-    """See the module."""
-
+class FigureSource(Protocol):
     @property
     def figures(self) -> Sequence[Figure]:
         """All that it may ever give."""
@@ -87,17 +85,14 @@ class Durations:
         self.sum = 0.0
 
     def note(self, seconds: float) -> None:
-        """Once more."""
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum += seconds
 
     @property
     def count(self) -> int:
-        """How often."""
         return sum(self._counts)
 
     def histogram(self) -> Histogram:
-        """As of now."""
         return Histogram(self._bounds, tuple(self._counts), self.sum)
 
 

@@ -10,29 +10,29 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qmq_coordination.groups import DelaySettings
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.broker_groups import DelaySettings
+from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock
-from qmq.delay.broker import DelayBroker
-from qmq.delay.config import DelayConfig
+from qmq.delay.delay_broker import DelayBroker
+from qmq.delay.delay_config import DelayConfig
+from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.delay.schedule import Schedule
-from qmq.delay.service import DelayService, Identity
+from qmq.delay.time_witnesses import TimeWitnesses
 from qmq.delay.timekeeper import SteadyClock
-from qmq.delay.witnesses import Witnesses
 from qmq.errors import LogDamaged
-from qmq.log.config import LogConfig
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
-from qmq.node.part import Part
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
+from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
 
 if TYPE_CHECKING:
-    from qmq.client.link import Links
-    from qmq.metrics.figures import Source
+    from qmq.client.links import Links
+    from qmq.metrics.figures import FigureSource
 
 
 class DelayPart:
@@ -71,12 +71,12 @@ class DelayPart:
             links=self._links,
             is_serving=False,
         )
-        self._part = Part(self.broker, coordination, view)
-        self._witnesses: Witnesses | None = None
+        self._part = SingleReplica(self.broker, coordination, view)
+        self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
-            self._witnesses = Witnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
+            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
-        identity = Identity(broker.name, broker.name, settings.bucket_ms)
+        identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files)
 
     def _links(self) -> Links:
@@ -91,10 +91,9 @@ class DelayPart:
 
     @property
     def data_port(self) -> int:
-        """Where it listens."""
         return self._part.data_port
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[FigureSource]:
         """What reads its figures."""
         return self._part.sources()
 
@@ -113,5 +112,4 @@ class DelayPart:
         await self._part.stop()
 
     def close(self) -> None:
-        """Close the store."""
         self._part.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from qmq_coordination.etcd.calls import TOTAL_S
-from qmq_coordination.etcd.client import EtcdStore
+from qmq_coordination.etcd.etcd_calls import TOTAL_S
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ SCHEDULE: Final = "schedule"
 
 
 class ReplicaScheduleFiles:
-    """See `qmq.delay.ports.ScheduleFiles`. `store` is the folder of the replica's store."""
+    """See `qmq.delay.interfaces.ScheduleFiles`. `store` is the folder of the replica's store."""
 
     def __init__(self, store: Path, is_ready: Callable[[], bool]) -> None:
         self._store = store

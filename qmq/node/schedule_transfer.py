@@ -26,11 +26,11 @@ import grpc
 import msgspec
 
 from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
-from qmq.folders import make_private
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE
+from qmq.private_files import make_private
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
 from qmq.rpc import typed_error

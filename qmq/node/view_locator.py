@@ -1,8 +1,8 @@
 """Where subjects are, answered from this process's own view of the coordination store: for a client inside a server.
 
 A delay group delivers whether a metaserver lives or not. So its client does not ask one: what a metaserver would answer is found here by
-the metaserver's own rules (qmq/meta/cluster.py), without the detour. Subjects are never created by that: a message whose subject is gone
-waits.
+the metaserver's own rules (qmq/meta/cluster_catalog.py), without the detour. Subjects are never created by that: a message whose subject
+is gone waits.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from qmq_coordination.view import ClusterView
 
-from qmq.client.link import Links
+from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
-from qmq.client.routes import Ordering, Placement, Route
+from qmq.client.route_book import Ordering, Placement, SubjectRoute
 from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
-from qmq.meta.cluster import Cluster
-from qmq.meta.watchers import Watchers
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.route_watchers import Watchers
 from qmq.model import Order, SubjectConfig
 from qmq.network import NETWORK, Network
 
 if TYPE_CHECKING:
-    from qmq_coordination.store import CoordinationStore
+    from qmq_coordination.coordination_store import CoordinationStore
 
 
 class ViewLocator:
@@ -31,11 +31,11 @@ class ViewLocator:
     def __init__(self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
         self._view = view
         self._network = network
-        self._cluster = Cluster(store, view, auto_create=False)
+        self._cluster = ClusterCatalog(store, view, auto_create=False)
         self._watchers = Watchers(view)
 
     async def locate(self, subject: str) -> Placement:
-        """See the module. Raises UnknownSubject; Unavailable where nobody knows just now."""
+        """Raises UnknownSubject; Unavailable where nobody knows just now."""
         try:
             config, found = await self._cluster.locate(subject, create=False)
             ordering = await self._ordering(config)
@@ -43,7 +43,7 @@ class ViewLocator:
             raise
         except QmqError as cause:
             raise NotConnected(f"where {subject!r} is cannot be said just now: {cause}") from cause
-        return Placement([Route(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found], ordering)
+        return Placement([SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found], ordering)
 
     async def _ordering(self, config: SubjectConfig) -> Ordering | None:
         if config.order is Order.NONE:
@@ -67,5 +67,4 @@ class ViewLocator:
         return Links(Locator(self.locate, self.watch), client, network=self._network)
 
     def close(self) -> None:
-        """Every watch ends."""
         self._watchers.close()

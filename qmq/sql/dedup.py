@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from qmq.client.listening.idempotence import Named
+from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup_statements import KEY_BYTES_MAX, TABLE, Record, Statements, check_table, statements

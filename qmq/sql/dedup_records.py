@@ -39,9 +39,7 @@ class Executor(Protocol):
         """Once with each of them."""
         ...
 
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        """Its rows."""
-        ...
+    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
 
 
 def claim(executor: Executor, spoken: Statements, record: Record) -> bool:

@@ -62,7 +62,6 @@ class Outboxes:
         self._relays: dict[tuple[object, str, int], Relay] = {}
 
     def outbox(self, target: Any, *, table: str = TABLE, grace: timedelta = GRACE) -> Outbox:
-        """See `Client.outbox`."""
         return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
 
     def relay(self, target: Target, table: str, grace: int) -> Relay:
@@ -80,7 +79,7 @@ class Outboxes:
 
 
 class Outbox:
-    """See the module. Make it with `Client.outbox`."""
+    """Make it with `Client.outbox`."""
 
     def __init__(self, owner: Outboxes, target: Target, table: str, grace: int) -> None:
         self._owner, self._target, self._table, self._grace_ms = owner, target, table, grace
@@ -222,7 +221,6 @@ class BlockingOutbox:
 
     @property
     def connection(self) -> Any:
-        """See `Outbox`."""
         return self._box.connection
 
     def __enter__(self) -> BlockingOutbox:
@@ -233,7 +231,6 @@ class BlockingOutbox:
         finish(self._box.__aexit__(kind, error, trace))
 
     def committed(self) -> bool:
-        """See `Outbox.committed`."""
         box = self._box
         if box._is_inserted and not box._target.tells:
             return finish(box._send_now(_InLoop(box._owner.sender, self._run)))

@@ -33,7 +33,6 @@ class WaitingRow(NamedTuple):
 
 
 def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dict[str, list[int]]:
-    """See the module."""
     chosen: dict[str, list[int]] = {}
     room: dict[str, int] = {}
     held: set[tuple[str, int]] = set()

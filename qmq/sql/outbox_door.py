@@ -70,8 +70,6 @@ def driver_of(connection: object) -> tuple[str, str] | None:
 
 
 class Door:
-    """See the module."""
-
     def __init__(self, dialect: str) -> None:
         self.dialect = check_dialect(dialect)
 
@@ -88,7 +86,6 @@ class AlchemyDoor(Door):
         self._connection = connection
 
     async def execute(self, statement: Statement) -> Answer:
-        """See `Door`."""
         from sqlalchemy import text
 
         result = await settle(self._connection.execute(text(statement.text), dict(statement.values)))
@@ -111,7 +108,6 @@ class PlainDoor(Door):
         self._connection = connection
 
     async def execute(self, statement: Statement) -> Answer:
-        """See `Door`."""
         text, values = positional(statement, self._mark)
         cursor = await settle(self._connection.cursor())
         try:

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, Final
 
 from qmq import limits
-from qmq.client import content, dues
+from qmq.client import due_times, message_checks
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import MessageId, check_name
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
@@ -37,13 +37,12 @@ class MessageIds:
         self._numbers = count()
 
     def __call__(self) -> MessageId:
-        """The next one."""
         return MessageId(self._producer_id, next(self._numbers), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """See the module. `due_ms`, of a delayed message, and `create_time_ms` are milliseconds since 1970."""
+    """`due_ms`, of a delayed message, and `create_time_ms` are milliseconds since 1970."""
 
     message_id: bytes
     subject: str
@@ -85,7 +84,7 @@ class OutboxMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class OutboxRow:
     """A row that was read: its message, or why there is none to be had from it."""
 
     id: int
@@ -114,23 +113,23 @@ def new_message(
     return OutboxMessage(
         message_id.to_bytes(),
         check_name("subject", subject),
-        content.key_bytes(key),
-        content.tag_tuple(tags),
-        content.header_map(headers),
-        content.body_bytes(body, limits.BODY_BYTES_MAX),
-        None if delay is None and at is None else dues.due_of(delay, at, now_ns),
+        message_checks.key_bytes(key),
+        message_checks.tag_tuple(tags),
+        message_checks.header_map(headers),
+        message_checks.body_bytes(body, limits.BODY_BYTES_MAX),
+        None if delay is None and at is None else due_times.due_of(delay, at, now_ns),
         now_ns // 1_000_000,
     )
 
 
-def from_row(row: Sequence[Any]) -> StoredMessage:
+def from_row(row: Sequence[Any]) -> OutboxRow:
     """What `Statements.contents` gave. Never raises: a row that is damaged says so."""
     number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
     key_data, data = bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)
     if found != size:
         fault = InvalidArgument(f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow")
-        return StoredMessage(number, None, fault)
+        return OutboxRow(number, None, fault)
     try:
         message = OutboxMessage(
             bytes(message_id),
@@ -143,8 +142,8 @@ def from_row(row: Sequence[Any]) -> StoredMessage:
             create_time_ms,
         )
     except (ValueError, TypeError, AttributeError, QmqError) as cause:
-        return StoredMessage(number, None, InvalidArgument(f"the row cannot be read: {cause}"))
-    return StoredMessage(number, message)
+        return OutboxRow(number, None, InvalidArgument(f"the row cannot be read: {cause}"))
+    return OutboxRow(number, message)
 
 
 def error_text(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from qmq.errors import QmqError
 from qmq.sql.outbox_choice import WaitingRow
 from qmq.sql.outbox_door import Answer, Door
 from qmq.sql.outbox_lease import LeaseRow
-from qmq.sql.outbox_message import StoredMessage, error_text, from_row
+from qmq.sql.outbox_message import OutboxRow, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
 from qmq.sql.outbox_statements import MANY, Statement, Statements
@@ -73,7 +73,6 @@ class Operations:
         return dict(rows)
 
     async def claim(self, ids: Sequence[int], grace_ms: int) -> None:
-        """Claim rows anew."""
         if ids:
             await self.ask(*[self.say.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
 
@@ -92,7 +91,7 @@ class Operations:
         """What waits behind a row, in order, but not of some subjects."""
         return [WaitingRow(*row) for row in await self._rows([self.say.waiting(after, limit, besides[:MANY])])]
 
-    async def contents(self, ids: Sequence[int]) -> list[StoredMessage]:
+    async def contents(self, ids: Sequence[int]) -> list[OutboxRow]:
         """The messages of rows, in order."""
         return [from_row(row) for row in await self._rows(map(self.say.contents, chunks(ids)))]
 

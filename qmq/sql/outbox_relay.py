@@ -71,7 +71,7 @@ class _Entry(NamedTuple):
 
 
 class Relay:
-    """See the module. It works in the client's event loop, which runs in `thread`; `committing` may be called in any."""
+    """It works in the client's event loop, which runs in `thread`; `committing` may be called in any."""
 
     def __init__(self, table: Operations, sender: Sends, grace_ms: int, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self.table, self.sender, self.grace_ms = table, sender, grace_ms

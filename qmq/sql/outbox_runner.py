@@ -21,8 +21,6 @@ Work = Callable[[Door], Coroutine[Any, Any, _R]]
 
 
 class Runner(Protocol):
-    """See the module."""
-
     dialect: str
 
     async def run(self, work: Work[_R]) -> _R:
@@ -70,7 +68,6 @@ class LentRunner:
         self.dialect = self._door.dialect
 
     async def run(self, work: Work[_R]) -> _R:
-        """See `Runner`."""
         try:
             found = await work(self._door)
         except BaseException:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from qmq import limits
+from qmq.batch_columns import Columns
 from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import Ticket
-from qmq.client.routes import Ordering, delayed_target, spoken
+from qmq.client.route_book import Ordering, delayed_target, spoken
 from qmq.errors import (
     BufferFull,
     CallerError,
@@ -35,7 +36,6 @@ from qmq.errors import (
     OrderMismatch,
     QmqError,
 )
-from qmq.region import Columns
 from qmq.sql.outbox_message import OutboxMessage
 
 SLICE_MESSAGES: Final = 500
@@ -111,8 +111,6 @@ def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
 
 
 class Sender:
-    """See the module."""
-
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
         self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}

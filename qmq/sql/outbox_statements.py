@@ -101,7 +101,6 @@ class Statements:
         )
 
     def delete(self, ids: Sequence[int]) -> Statement:
-        """They are sent."""
         places, values = many("id", ids)
         return Statement(f"DELETE FROM {self.table} WHERE id IN ({places})", values)
 
@@ -135,7 +134,6 @@ class Statements:
     # --- for people ----------------------------------------------------------------------------------------------------
 
     def list(self, after: int, limit: int, *, only_aside: bool) -> Statement:
-        """What `outbox_admin.Listed` has."""
         which = f" AND state = {ASIDE}" if only_aside else ""
         return Statement(
             "SELECT id, message_id, subject, message_key, content_bytes, due_ms, create_time_ms, state, attempts, claimed_by,"

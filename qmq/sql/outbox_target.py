@@ -23,8 +23,6 @@ IsOver = Callable[[], bool]
 
 
 class Target:
-    """See the module."""
-
     tells = True
 
     @property
@@ -32,8 +30,7 @@ class Target:
         """For the application's own statements."""
         raise NotImplementedError
 
-    async def open(self) -> None:
-        """The block begins."""
+    async def open(self) -> None: ...
 
     async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """The block has ended."""
@@ -65,11 +62,9 @@ class AlchemyTarget(Target):
 
     @property
     def connection(self) -> Any:
-        """See `Target`."""
         return self._given
 
     async def door(self) -> Door:
-        """See `Target`."""
         from sqlalchemy import text
 
         is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
@@ -95,14 +90,12 @@ class AlchemyTarget(Target):
         return self._sync.engine.pool, EngineRunner(self._connection.engine)
 
     def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
-        """See `Target`."""
         from qmq.sql.outbox_commits import when
 
         when(self._sync, committing, rolled_back)
 
     @property
     def is_in_transaction(self) -> bool:
-        """See `Target`."""
         sync = self._sync
         return sync is not None and not sync.closed and bool(sync.in_transaction())
 
@@ -117,12 +110,10 @@ class EngineTarget(AlchemyTarget):
         self._context: Any = None
 
     async def open(self) -> None:
-        """See `Target`."""
         self._context = self._engine.begin()
         self._given = await self._context.__aenter__() if self._is_async else self._context.__enter__()
 
     async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """See `Target`."""
         leave = self._context.__aexit__ if self._is_async else self._context.__exit__
         await settle(leave(kind, error, trace))
 
@@ -138,22 +129,18 @@ class PlainTarget(Target):
 
     @property
     def connection(self) -> Any:
-        """See `Target`."""
         return self._connection
 
     async def door(self) -> Door:
-        """See `Target`."""
         if autocommits(self._connection):
             raise _autocommit()
         return PlainDoor(self._connection)
 
     def runner(self) -> tuple[object, Runner]:
-        """See `Target`."""
         return self._connection, self._runner
 
     @property
     def is_in_transaction(self) -> bool:
-        """See `Target`."""
         return in_transaction(self._connection)
 
 

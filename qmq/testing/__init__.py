@@ -15,12 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from qmq.testing.clock import VirtualClock, virtual
     from qmq.testing.cluster import TestCluster
+    from qmq.testing.virtual_clock import VirtualClock, virtual
 
 __all__ = ["TestCluster", "VirtualClock", "virtual"]
 
-_MODULES: Final = {"TestCluster": "cluster", "VirtualClock": "clock", "virtual": "clock"}
+_MODULES: Final = {"TestCluster": "cluster", "VirtualClock": "virtual_clock", "virtual": "virtual_clock"}
 
 
 def __getattr__(name: str) -> Any:

@@ -29,13 +29,13 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument, NotConnected, StorageError
-from qmq.log.config import LogConfig
-from qmq.node import founding
-from qmq.testing.clock import VirtualClock
-from qmq.testing.disk import MortalDisk
-from qmq.testing.machine import Machine, Metaserver, Replica, Site
-from qmq.testing.network import CLIENTS, COORDINATION, Parties
-from qmq.testing.quiet import quiet
+from qmq.log.log_config import LogConfig
+from qmq.node import bootstrap
+from qmq.testing.log_filter import quiet
+from qmq.testing.machine import Machine, Metaserver, ReplicaMachine, Site
+from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.parties import CLIENTS, COORDINATION, Parties
+from qmq.testing.virtual_clock import VirtualClock
 
 log = logging.getLogger("qmq.testing")
 
@@ -57,7 +57,7 @@ _given_up: Final[list[TestCluster]] = []
 
 
 class TestCluster:
-    """See the module. Use it with `async with`; everything ends with it, and its files go.
+    """Use it with `async with`; everything ends with it, and its files go.
 
     Of each of `groups` broker groups there are `brokers` replicas; `delay` says whether there is a delay group, or how many replicas it
     has. `clock=virtual()` has the test move the time, else it is the machine's. `log` configures the brokers' logs; unless it says
@@ -124,9 +124,9 @@ class TestCluster:
         self._clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():
-            settings = founding.DEFAULT if group == DELAY else None
+            settings = bootstrap.DEFAULT if group == DELAY else None
             for name in names:
-                self._machines[name] = Replica(site, group, name, names, settings=settings, failed=self._failed)
+                self._machines[name] = ReplicaMachine(site, group, name, names, settings=settings, failed=self._failed)
         started = await asyncio.gather(*[machine.start() for machine in self._machines.values()], return_exceptions=True)
         for failure in started:
             if failure is not None:
@@ -254,9 +254,9 @@ class TestCluster:
             raise InvalidArgument(f"there is no group {group!r}: there are {', '.join(self._shape)}")
         return group or brokers[0]
 
-    def _replicas(self, group: str) -> list[Replica]:
+    def _replicas(self, group: str) -> list[ReplicaMachine]:
         found = [self._machines[name] for name in self._shape[group]]
-        return [each for each in found if isinstance(each, Replica)]
+        return [each for each in found if isinstance(each, ReplicaMachine)]
 
     def machine(self, name: str) -> Machine:
         """What is behind a name, for tests of QMQ itself. Raises InvalidArgument."""

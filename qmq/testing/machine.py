@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from qmq_replication.ready import Timing
 
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock, SystemClock
-from qmq.delay.config import DelayConfig
-from qmq.log.config import LogConfig
-from qmq.meta.server import MetaConfig, MetaServer
+from qmq.delay.delay_config import DelayConfig
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import UNIX
-from qmq.node.delay import DelayNode, DelayReplicaConfig, delay_log
-from qmq.node.doors import Doors
+from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_log
+from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
-from qmq.testing.coordination import PartyStore
-from qmq.testing.disk import MortalDisk
-from qmq.testing.network import Parties
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.parties import Parties
+from qmq.testing.party_store import PartyStore
 
 log = logging.getLogger("qmq.testing")
 
@@ -86,7 +86,7 @@ class Machine(Protocol):
         ...
 
 
-class Replica:
+class ReplicaMachine:
     """A machine with a replica of a broker group, or with `settings` of a delay group."""
 
     def __init__(
@@ -110,11 +110,9 @@ class Replica:
 
     @property
     def is_running(self) -> bool:
-        """See Machine."""
         return self._shut is not None
 
     def shut(self) -> None:
-        """See Machine."""
         if self._shut is not None:
             self._shut()
 
@@ -129,7 +127,6 @@ class Replica:
         return self.node.driver.core.promised if self.node is not None else 0
 
     async def start(self) -> None:
-        """See Machine."""
         disk, door = self._site.make_disk(self.name), self._site.parties.door(self.name)
 
         def shut() -> None:
@@ -142,7 +139,7 @@ class Replica:
                 shut()
                 self._failed(self.name, cause)
 
-        doors = Doors(self._site.clock, SystemClock(), disk, door, TIMING, fatal)
+        doors = Environment(self._site.clock, SystemClock(), disk, door, TIMING, fatal)
         node = self._make(doors, PartyStore(self._site.store, door))
         self._shut = shut
         try:
@@ -152,7 +149,7 @@ class Replica:
             raise
         self.node = node
 
-    def _make(self, doors: Doors, store: PartyStore) -> ReplicaNode:
+    def _make(self, doors: Environment, store: PartyStore) -> ReplicaNode:
         site, name = self._site, self.name
         if self._settings is None:
             config = ReplicaConfig(
@@ -188,7 +185,6 @@ class Replica:
         )
 
     async def kill(self) -> None:
-        """See Machine."""
         node, self.node = self.node, None
         self.shut()
         if node is not None:
@@ -207,22 +203,18 @@ class Metaserver:
 
     @property
     def is_running(self) -> bool:
-        """See Machine."""
         return self._shut is not None
 
     def shut(self) -> None:
-        """See Machine."""
         shut, self._shut = self._shut, None
         if shut is not None:
             shut()
 
     @property
     def address(self) -> str:
-        """For clients."""
         return f"{self._site.host(self.name)}:{DATA_PORT}"
 
     async def start(self) -> None:
-        """See Machine."""
         door = self._site.parties.door(self.name)
         store = PartyStore(self._site.store, door)
         self.view, self._shut = ClusterView(store), door.shut
@@ -232,7 +224,6 @@ class Metaserver:
         await self._server.start()
 
     async def kill(self) -> None:
-        """See Machine."""
         self.shut()
         if self._server is not None:
             await self._server.stop()

@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @_fixture  # type: ignore[untyped-decorator]
 async def qmq_cluster(request: pytest.FixtureRequest) -> AsyncIterator[TestCluster]:
     """A running `qmq.testing.TestCluster` of one broker, or as the marker says."""
-    from qmq.testing.clock import virtual
     from qmq.testing.cluster import TestCluster
+    from qmq.testing.virtual_clock import virtual
 
     marker = request.node.get_closest_marker("qmq_cluster")
     options = dict(marker.kwargs) if marker is not None else {}

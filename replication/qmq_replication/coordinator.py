@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from qmq_coordination.groups import Claim, GroupState, Master, group_key, read_group
-from qmq_coordination.store import NO_LEASE, Compare, CoordinationStore, LeaseId, Put, Target, absent, unchanged
+from qmq_coordination.broker_groups import BrokerGroupState, EpochClaim, MasterRecord, group_key, read_group
+from qmq_coordination.coordination_store import NO_LEASE, Compare, CompareTarget, CoordinationStore, LeaseId, Put, absent, unchanged
 
 from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound
 from qmq.invariants import InvariantBroken
 from qmq_replication.core import EPOCH_MAX
-from qmq_replication.membership import Membership
+from qmq_replication.replica_membership import ReplicaMembership
 
 LEASE_S: Final = 5.0
 RETRY_S: Final = 0.2
@@ -55,12 +55,12 @@ class Won:
     """An epoch is ours, under the membership of the same moment."""
 
     epoch: int
-    membership: Membership
+    membership: ReplicaMembership
 
 
 async def found_group(
     store: CoordinationStore, group: str, voters: tuple[str, ...], also: Mapping[str, bytes] = MappingProxyType({})
-) -> Membership:
+) -> ReplicaMembership:
     """The group's membership; the first one to ask founds the group with `voters`, and with the group's keys in `also`, all at once.
 
     Raises CoordinationError.
@@ -69,10 +69,10 @@ async def found_group(
     while True:
         found = await store.get(key)
         if found is not None:
-            return Membership.decode(found.value)
+            return ReplicaMembership.decode(found.value)
         puts = [Put(group_key(group, what), value) for what, value in also.items()]
         with suppress(CoordinationUnknown):
-            await store.txn([absent(key)], [Put(key, Membership(1, voters).encode()), *puts])
+            await store.txn([absent(key)], [Put(key, ReplicaMembership(1, voters).encode()), *puts])
 
 
 def new_secret() -> bytes:
@@ -97,7 +97,7 @@ class Coordinator:
         self,
         store: CoordinationStore,
         group: str,
-        record: Master,
+        record: MasterRecord,
         new_attempt: Callable[[], str],
         *,
         sleep: Sleep = asyncio.sleep,
@@ -110,7 +110,7 @@ class Coordinator:
         self._sleep = sleep
         self._lease_s = lease_s
         self._lease: LeaseId = NO_LEASE
-        self._claim: Claim | None = None
+        self._claim: EpochClaim | None = None
         self._is_campaigning = False
         self._seen_epoch = 0
         """The highest epoch that a campaign of ours found won by somebody else."""
@@ -120,14 +120,14 @@ class Coordinator:
 
     # --- the beginning -------------------------------------------------------------------------------------------------
 
-    async def bootstrap(self, voters: tuple[str, ...]) -> Membership:
+    async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
         """The group's membership; the first one to ask founds the group with `voters`. Raises CoordinationError."""
         return await found_group(self._store, self._group, voters)
 
-    async def look_up(self) -> tuple[int, Membership | None]:
+    async def look_up(self) -> tuple[int, ReplicaMembership | None]:
         """The group's highest epoch, and its membership. Raises CoordinationError."""
         state = await read_group(self._store, self._group)
-        return state.claim.epoch, None if state.members is None else Membership.decode(state.members)
+        return state.claim.epoch, None if state.members is None else ReplicaMembership.decode(state.members)
 
     # --- epochs --------------------------------------------------------------------------------------------------------
 
@@ -155,20 +155,20 @@ class Coordinator:
             if promised is not None and state.claim.epoch > max(promised, self._seen_epoch):
                 self._seen_epoch = state.claim.epoch
                 return None
-            if state.members is None or self._record.replica not in Membership.decode(state.members).voters:
+            if state.members is None or self._record.replica not in ReplicaMembership.decode(state.members).voters:
                 return None
             lease = await self._store.grant(self._lease_s)
             highest = max(state.claim.epoch, min(max(promised or 0, above), EPOCH_MAX))
-            claim = Claim(highest + 1, self._record.replica, self._new_attempt())
+            claim = EpochClaim(highest + 1, self._record.replica, self._new_attempt())
             if await self._claim_epoch(state, claim, lease):
                 self._claim, self._lease = claim, lease
-                return Won(claim.epoch, Membership.decode(state.members))
+                return Won(claim.epoch, ReplicaMembership.decode(state.members))
         except CoordinationError:
             pass
         await self._drop(lease)
         return None
 
-    async def _claim_epoch(self, state: GroupState, claim: Claim, lease: LeaseId) -> bool:
+    async def _claim_epoch(self, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId) -> bool:
         epoch_key, master_key = self._key("epoch"), self._key("master")
         items = state.items
         compares = [
@@ -182,11 +182,11 @@ class Coordinator:
         except CoordinationUnknown:
             return await self.is_ours(claim)
 
-    async def is_ours(self, claim: Claim) -> bool:
+    async def is_ours(self, claim: EpochClaim) -> bool:
         """Whether the store's highest epoch is this claim's. Raises CoordinationError."""
         return (await read_group(self._store, self._group)).claim == claim
 
-    def _master(self, claim: Claim) -> bytes:
+    def _master(self, claim: EpochClaim) -> bytes:
         return replace(self._record, epoch=claim.epoch, attempt=claim.attempt).encode()
 
     async def _drop(self, lease: LeaseId) -> None:
@@ -225,14 +225,14 @@ class Coordinator:
         is_ours = item is not None and item.lease == lease and state.claim == claim
         return Holding(state.claim.epoch, lease if is_ours else NO_LEASE)
 
-    async def _set_again(self, claim: Claim) -> None:
+    async def _set_again(self, claim: EpochClaim) -> None:
         self._lease = await self._store.grant(self._lease_s)
         await self._put_key(claim)
 
-    async def _put_key(self, claim: Claim) -> None:
+    async def _put_key(self, claim: EpochClaim) -> None:
         """Under our lease, if nobody is there; whether it was done is read back."""
         key = self._key("master")
-        compares = [Compare(self._key("epoch"), Target.VALUE, "=", claim.encode()), absent(key)]
+        compares = [Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()), absent(key)]
         with suppress(CoordinationUnknown):
             await self._store.txn(compares, [Put(key, self._master(claim), self._lease)])
 
@@ -244,14 +244,14 @@ class Coordinator:
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    async def change(self, before: Membership, after: Membership) -> Membership | None:
+    async def change(self, before: ReplicaMembership, after: ReplicaMembership) -> ReplicaMembership | None:
         """Replace the membership. None: it was not done, and will not be, since we are not master any more."""
         claim, key = self._claim, self._key("members")
         if claim is None:
             return None
         compares = [
-            Compare(self._key("epoch"), Target.VALUE, "=", claim.encode()),
-            Compare(key, Target.VALUE, "=", before.encode()),
+            Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()),
+            Compare(key, CompareTarget.VALUE, "=", before.encode()),
         ]
         while True:
             try:
@@ -261,7 +261,7 @@ class Coordinator:
             except CoordinationError:
                 await self._sleep(RETRY_S)
 
-    async def _changed(self, after: Membership) -> Membership | None:
+    async def _changed(self, after: ReplicaMembership) -> ReplicaMembership | None:
         """The comparison failed: an earlier try may have succeeded."""
         found = await self._store.get(self._key("members"))
-        return after if found is not None and Membership.decode(found.value) == after else None
+        return after if found is not None and ReplicaMembership.decode(found.value) == after else None

@@ -33,10 +33,12 @@ from qmq.invariants import InvariantBroken
 from qmq_replication.election import Election
 from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
-from qmq_replication.membership import Membership
-from qmq_replication.messages import (
+from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import (
     Ack,
     Append,
+    LogReset,
     Message,
     Mismatch,
     Probe,
@@ -44,10 +46,8 @@ from qmq_replication.messages import (
     Promise,
     PromiseRequest,
     Refusal,
-    Reset,
     TakeOver,
 )
-from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
 
 HISTORY_RUNS_MAX: Final = 200
 """Runs that a Mismatch tells of; the older ones cannot matter unless so many masters followed each other unheard."""
@@ -62,12 +62,12 @@ EXCUSES_MAX: Final = 3
 
 
 class Replica:
-    """See the module. All times are milliseconds of one monotonic clock."""
+    """All times are milliseconds of one monotonic clock."""
 
     def __init__(
         self,
         name: str,
-        membership: Membership,
+        membership: ReplicaMembership,
         state: DurableState,
         history: History,
         log: Log,
@@ -176,7 +176,7 @@ class Replica:
             self._look_up_again_ms = self.now_ms + self.timing.poll_ms
             self.ready.requests.append(LookUp())
 
-    def looked_up(self, now_ms: int, epoch: int, membership: Membership | None = None) -> None:
+    def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
         """The coordination store has `epoch` as the highest, and this membership.
 
         A promise beyond EPOCH_MAX is given up: a release that believed everybody took it from a stranger.
@@ -221,19 +221,18 @@ class Replica:
         if self.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.timing.heartbeat_ms:
             self._suspect_within(self.timing.lost_ms)
 
-    def membership_is(self, membership: Membership) -> None:
+    def membership_is(self, membership: ReplicaMembership) -> None:
         """The coordination store has this membership. A master knows its own changes better."""
         if membership.version > self.membership.version and self.leader is None:
             self.membership = membership
 
-    def campaign_won(self, now_ms: int, epoch: int, membership: Membership) -> None:
+    def campaign_won(self, now_ms: int, epoch: int, membership: ReplicaMembership) -> None:
         """The coordination store gave us `epoch`, under this membership."""
         self.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
         self.election.won(epoch, membership)
 
     def campaign_lost(self, now_ms: int) -> None:
-        """It did not."""
         self.now_ms = now_ms
         if self.role is Role.CAMPAIGNING:
             self.become_slave(self.timing.suspect_ms // 2)
@@ -408,7 +407,7 @@ class Replica:
         self.flushed_index, self.flush_wanted = min(self.flushed_index, index), min(self.flush_wanted, index)
         self.ready.truncate = index
 
-    def _on_reset(self, sender: str, message: Reset) -> None:
+    def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
             return
         # One that holds nothing behind its start is in step there with any log; where the master's files go on, only the Reset says.
@@ -474,7 +473,7 @@ class Replica:
             self.leader.mismatched(sender, mismatch)
 
 
-_ORDERS: Final = (PromiseRequest, Append, Reset, TakeOver)
+_ORDERS: Final = (PromiseRequest, Append, LogReset, TakeOver)
 """What is only said in an epoch that was won."""
 
 _STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
@@ -485,7 +484,7 @@ _STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
     Append: Replica._on_append,
     Ack: Replica._on_ack,
     Mismatch: Replica._on_mismatch,
-    Reset: Replica._on_reset,
+    LogReset: Replica._on_reset,
     Refusal: Replica._on_refusal,
     TakeOver: Replica._on_take_over,
 }

@@ -24,24 +24,24 @@ from typing import Any, Final, Protocol
 from qmq.clock import Clock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation, Unavailable
 from qmq.invariants import InvariantBroken, check
-from qmq.log import following
-from qmq.log.config import Flush
-from qmq.log.merged import read_merged
+from qmq.log import follower
+from qmq.log.log_config import Flush
+from qmq.log.merged_log import read_merged
+from qmq.log.recent_writes import Place
 from qmq.log.store import Store
-from qmq.log.tail import Place
 from qmq.network import NETWORK, Network
 from qmq.wire.frame import Frame
 from qmq_replication import wire
-from qmq_replication.arrivals import Arrival, Arrivals, Door
 from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
-from qmq_replication.history import History, Run
-from qmq_replication.identity import Identity
-from qmq_replication.membership import Membership
+from qmq_replication.history import EpochRun, History
+from qmq_replication.inbound_links import InboundDoor, InboundLink, InboundLinks
 from qmq_replication.mesh import Mesh, Secret
-from qmq_replication.messages import Ack, Append, Message, Mismatch
-from qmq_replication.proof import PeerHello
-from qmq_replication.ready import Campaign, Change, Chunk, DurableState, Ready, Request, Resign, Role, Timing
+from qmq_replication.peer_proof import PeerHello
+from qmq_replication.ready import Campaign, DurableState, LogChunk, MembershipChange, Ready, Request, Resign, Role, Timing
+from qmq_replication.replica_identity import ReplicaIdentity
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
 
 log = logging.getLogger("qmq.replication")
 
@@ -60,9 +60,7 @@ class Host(Protocol):
         """Begin to serve clients."""
         ...
 
-    def retire(self) -> None:
-        """Stop serving them."""
-        ...
+    def retire(self) -> None: ...
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed."""
@@ -88,7 +86,7 @@ class StoreLog:
         store = self._host.store
         return store.messages.end, store.actions.end
 
-    def read(self, place: Place, after: int, bytes_max: int) -> Chunk | None:
+    def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
         """From memory, or from the files. Raises LogDamaged."""
         store, (messages, actions) = self._host.store, place
         begin = (messages, actions)  # it came over the wire, as a list
@@ -97,7 +95,7 @@ class StoreLog:
             found = read_merged(store.logs, begin, after, bytes_max)
         if found is None or not found.runs:
             return None
-        return Chunk(found.last, found.runs, found.place, found.size)
+        return LogChunk(found.last, found.runs, found.place, found.size)
 
     def start(self) -> tuple[int, int, Place]:
         """Behind what everything is still here."""
@@ -112,13 +110,13 @@ class Driver:
     def __init__(
         self,
         host: Host,
-        identity: Identity,
-        membership: Membership,
+        identity: ReplicaIdentity,
+        membership: ReplicaMembership,
         coordinator: Coordinator,
         *,
         clock: Clock,
         reopen: Callable[[int | None, Place | None], Awaitable[Store]],
-        save: Callable[[Identity], None],
+        save: Callable[[ReplicaIdentity], None],
         fatal: Callable[[BaseException], None],
         timing: Timing | None = None,
         network: Network = NETWORK,
@@ -148,7 +146,7 @@ class Driver:
         self.secret = Secret(identity.secret.encode())
         self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
         self.core = self._new_core(membership)
-        self.arrivals = Arrivals(
+        self.arrivals = InboundLinks(
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
         )
         self.violations = 0
@@ -158,10 +156,10 @@ class Driver:
         self._waiting: list[Callable[[int], object]] = []
         """What the core is to know once the store was opened anew."""
 
-    def _new_core(self, membership: Membership) -> Replica:
+    def _new_core(self, membership: ReplicaMembership) -> Replica:
         store = self.host.store
         index, epoch = store.start()
-        history = History([Run(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
+        history = History([EpochRun(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
         return Replica(
             self.identity.replica,
             membership,
@@ -207,7 +205,6 @@ class Driver:
     # --- from the broker -----------------------------------------------------------------------------------------------
 
     def written(self, index: int) -> None:
-        """See qmq.broker.committer.Committer."""
         leader = self.core.leader
         if leader is None or index <= self.core.history.last_index:
             return
@@ -232,13 +229,12 @@ class Driver:
         self.core.flushed(index)
 
     def flush_wanted(self, index: int) -> None:
-        """See qmq.broker.committer.Committer."""
         if self.core.leader is not None:
             self.core.leader.want_flush(index)
 
     # --- from the peers ------------------------------------------------------------------------------------------------
 
-    def accept(self, first: Frame, door: Door) -> Arrival:
+    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
         """Another replica has connected, or says so. Raises ProtocolViolation, Unavailable."""
         return self.arrivals.accept(first, door)
 
@@ -275,7 +271,7 @@ class Driver:
             log.error("%s said what no replica says, its connection is closed: %s", sender, refused[0])
             raise refused[0]
 
-    def _has_room(self, stretch: wire.Stretch) -> bool:
+    def _has_room(self, stretch: wire.LogStretch) -> bool:
         """A full disk is a lossy network to the core."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._full_until_ms:
@@ -330,7 +326,7 @@ class Driver:
         self.identity = self.identity.with_state(state)
         self._save(self.identity)
 
-    def remember(self, membership: Membership, addresses: dict[str, str]) -> None:
+    def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
         """Keep what a start without the coordination store needs."""
         found = replace(self.identity, membership=membership.encode().decode(), addresses=addresses)
         if found != self.identity:
@@ -350,7 +346,7 @@ class Driver:
         if reset is not None:
             log.warning("beginning anew behind index %d: the master has nothing older", reset.start_index)
             self._opening = self._spawn(self._open_anew(ready, None, tuple(reset.place)))
-        elif must_undo or (until is not None and not following.truncate(store, until)):  # what was done in memory, and not written
+        elif must_undo or (until is not None and not follower.truncate(store, until)):  # what was done in memory, and not written
             self._opening = self._spawn(self._open_anew(ready, until, None))
         else:
             self._changed(ready)
@@ -390,8 +386,8 @@ class Driver:
 
     def _append(self, append: Append) -> None:
         store = self.host.store
-        stretch: wire.Stretch = append.payload
-        following.take(store, stretch.runs, stretch.entries)
+        stretch: wire.LogStretch = append.payload
+        follower.take(store, stretch.runs, stretch.entries)
         check(store.index == append.last_index, f"the log ends at {store.index}, and its master says {append.last_index}")
         if store.config.flush is Flush.ASYNC:
             self.core.stored(store.index)
@@ -440,7 +436,7 @@ class Driver:
             self._spawn(self._campaign())
         elif isinstance(request, Resign):
             self._spawn(self.coordinator.resign(request.epoch))
-        elif isinstance(request, Change):
+        elif isinstance(request, MembershipChange):
             self._spawn(self._change(request))
         elif self._looking is None or self._looking.done():
             self._looking = self._spawn(self._look_up())
@@ -463,7 +459,7 @@ class Driver:
             epoch, membership = won.epoch, won.membership
             self._with_core(lambda now_ms: self.core.campaign_won(now_ms, epoch, membership))
 
-    async def _change(self, request: Change) -> None:
+    async def _change(self, request: MembershipChange) -> None:
         done = await self.coordinator.change(request.before, request.after)
         leader = self.core.leader
         if leader is not None and leader.epoch == request.epoch:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qmq_replication.membership import Membership
-from qmq_replication.messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
 from qmq_replication.ready import Campaign, Resign, Role
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
 
 if TYPE_CHECKING:
     from qmq_replication.core import Replica
@@ -103,7 +103,7 @@ class Election:
 
     # --- fencing -------------------------------------------------------------------------------------------------------
 
-    def won(self, epoch: int, membership: Membership) -> None:
+    def won(self, epoch: int, membership: ReplicaMembership) -> None:
         """The epoch is ours; nothing may be written in it before a majority has promised it."""
         replica = self._replica
         if replica.role is not Role.CAMPAIGNING or epoch <= replica.promised:
@@ -128,7 +128,6 @@ class Election:
                 replica.send(name, PromiseRequest(replica.promised))
 
     def promised(self, sender: str, promise: Promise) -> None:
-        """A replica promised."""
         if self._replica.role is Role.FENCING and promise.epoch == self._replica.promised:
             self._promises[sender] = promise
             self._decide()

@@ -15,19 +15,19 @@ from typing import NamedTuple
 from qmq.invariants import InvariantBroken, check
 
 
-class Run(NamedTuple):
+class EpochRun(NamedTuple):
     """Entries from `first` on were written in `epoch`, until the next run begins."""
 
     epoch: int
     first: int
 
 
-def follow_each_other(runs: Sequence[Run], *, after: int, last: int, epochs: tuple[int, int]) -> bool:
+def follow_each_other(runs: Sequence[EpochRun], *, after: int, last: int, epochs: tuple[int, int]) -> bool:
     """Whether these can be the runs of the entries behind `after` up to `last`, whose epochs lie between the two in `epochs`."""
     if not 0 <= after <= last or (not runs) != (after == last):
         return False
     lowest, highest = epochs
-    begins = [Run(lowest, after), *runs]
+    begins = [EpochRun(lowest, after), *runs]
     if runs and runs[0].first != after + 1:
         return False
     steps = all(left.epoch <= right.epoch and left.first < right.first for left, right in pairwise(begins))
@@ -39,8 +39,8 @@ class History:
 
     __slots__ = ("_firsts", "last_index", "runs", "start_epoch", "start_index")
 
-    def __init__(self, runs: Iterable[Run] = (), last_index: int = 0, start_index: int = 0, start_epoch: int = 0) -> None:
-        self.runs = [Run(*each) for each in runs]
+    def __init__(self, runs: Iterable[EpochRun] = (), last_index: int = 0, start_index: int = 0, start_epoch: int = 0) -> None:
+        self.runs = [EpochRun(*each) for each in runs]
         self._firsts = [each.first for each in self.runs]
         self.last_index = last_index
         self.start_index = start_index
@@ -63,12 +63,12 @@ class History:
         place = bisect_right(self._firsts, index) - 1
         return self.runs[place].epoch if place >= 0 else self.start_epoch
 
-    def extend(self, runs: Iterable[Run], last_index: int) -> None:
+    def extend(self, runs: Iterable[EpochRun], last_index: int) -> None:
         """Entries were appended. A run that goes on is not begun again."""
         for run in runs:
             if not self.runs or self.runs[-1].epoch != run.epoch:
                 check(run.epoch >= self.last_epoch, f"epochs fall: {run} behind {self.last}")
-                self.runs.append(Run(*run))
+                self.runs.append(EpochRun(*run))
                 self._firsts.append(run.first)
         self.last_index = last_index
 
@@ -96,16 +96,16 @@ class History:
         place = bisect_right(self._firsts, index) - 1
         return self.runs[place].first if place >= 0 else self.start_index
 
-    def between(self, after: int, last: int) -> tuple[Run, ...]:
+    def between(self, after: int, last: int) -> tuple[EpochRun, ...]:
         """The runs of the entries behind `after` up to `last`, clipped to them."""
         if last <= after:
             return ()
         place = max(bisect_right(self._firsts, after + 1) - 1, 0)
-        found: list[Run] = []
+        found: list[EpochRun] = []
         for run in self.runs[place:]:
             if run.first > last:
                 break
-            found.append(Run(run.epoch, max(run.first, after + 1)))
+            found.append(EpochRun(run.epoch, max(run.first, after + 1)))
         return tuple(found)
 
     def tail(self, runs_max: int) -> History:

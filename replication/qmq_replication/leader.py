@@ -20,16 +20,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
-from qmq_replication.history import History, Run, divergence
-from qmq_replication.membership import Membership
-from qmq_replication.messages import Ack, Append, Mismatch, Place, Reset, TakeOver
-from qmq_replication.ready import Change
+from qmq_replication.history import EpochRun, History, divergence
+from qmq_replication.ready import MembershipChange
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Place, TakeOver
 
 if TYPE_CHECKING:
     from qmq_replication.core import Replica
 
 
-class Progress:
+class PeerProgress:
     """How far one peer is. `match`: what it holds durably; `flushed`: what it would hold after a power cut; `next`: what it is sent next,
     which lies at `place`."""
 
@@ -72,8 +72,8 @@ class Leader:
         self.epoch = replica.promised
         self.barrier = replica.history.last_index + 1
         """Index of this epoch's first entry; once it is committed, everything before it is, and serving begins."""
-        self.peers: dict[str, Progress] = {}
-        self.change: Membership | None = None
+        self.peers: dict[str, PeerProgress] = {}
+        self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
         """Committed, and flushed on a majority of the voters."""
@@ -89,7 +89,7 @@ class Leader:
         members = [*self.replica.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
             if name != self.replica.name and name not in self.peers:
-                self.peers[name] = Progress(self.replica.now_ms)
+                self.peers[name] = PeerProgress(self.replica.now_ms)
         for name in [each for each in self.peers if each not in members]:
             del self.peers[name]
 
@@ -118,7 +118,7 @@ class Leader:
             self._hand_over()
         self._promote()
 
-    def _beat(self, name: str, peer: Progress) -> None:
+    def _beat(self, name: str, peer: PeerProgress) -> None:
         history = self.replica.history
         if peer.is_in_step and peer.next - 1 < history.start_index:
             self._reset(name, peer)
@@ -137,21 +137,21 @@ class Leader:
     def appended(self, last_index: int) -> None:
         """Entries of this epoch were written here, up to `last_index`."""
         history = self.replica.history
-        history.extend((Run(self.epoch, history.last_index + 1),), last_index)
+        history.extend((EpochRun(self.epoch, history.last_index + 1),), last_index)
         for name, peer in self.peers.items():
             if peer.is_in_step:
                 self._stream(name, peer)
             elif last_index == self.barrier:  # the first word as master: get in step now, not at the next sign of life
                 self._beat(name, peer)
 
-    def _send(self, name: str, peer: Progress, index: int, *, cut: bool = False) -> None:
+    def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:
         """An Append without entries behind `index`."""
         epoch = self.replica.history.epoch_at(index)
         if epoch is not None:
             message = Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None, self.flush_wanted)
             self.replica.send(name, message)
 
-    def _stream(self, name: str, peer: Progress) -> None:
+    def _stream(self, name: str, peer: PeerProgress) -> None:
         """Send entries as long as there are some and the peer takes them."""
         replica = self.replica
         history, timing = replica.history, replica.timing
@@ -173,14 +173,14 @@ class Leader:
             peer.inflight.append((chunk.last_index, chunk.bytes))
             peer.inflight_bytes += chunk.bytes
 
-    def _reset(self, name: str, peer: Progress) -> None:
+    def _reset(self, name: str, peer: PeerProgress) -> None:
         """What it lacks is gone here: have it begin anew from the oldest that is left."""
         start_epoch, start_index, place = self.replica.log.start()
         peer.round += 1
         peer.is_in_step = False
         peer.clear()
         until = self.replica.history.last_index
-        self.replica.send(name, Reset(self.epoch, peer.round, start_epoch, start_index, place, until))
+        self.replica.send(name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until))
 
     # --- what peers answer ---------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Leader:
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    def propose(self, after: Membership) -> None:
+    def propose(self, after: ReplicaMembership) -> None:
         """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves."""
         before = self.replica.membership
         if self.replica.name not in after.voters:
@@ -280,13 +280,13 @@ class Leader:
             raise Unavailable("a change of the group's membership is under way: try again")
         self.change = after
         self._meet()
-        self.replica.ready.requests.append(Change(self.epoch, before, after))
+        self.replica.ready.requests.append(MembershipChange(self.epoch, before, after))
 
     def may_change(self) -> bool:
         """One at a time, and only once everything committed is on a majority of the present voters (dissertation, section 4.1)."""
         return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
 
-    def changed(self, membership: Membership | None) -> None:
+    def changed(self, membership: ReplicaMembership | None) -> None:
         """The change was made (or, with None, it was not)."""
         self.change = None
         if membership is not None:

@@ -18,10 +18,10 @@ from qmq.invariants import InvariantBroken
 from qmq.network import NETWORK, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import unpack_error
-from qmq.wire.stream import FrameStream
-from qmq_replication.arrivals import new_nonce
-from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
+from qmq.wire.frame_payloads import unpack_error
+from qmq.wire.frame_stream import FrameStream
+from qmq_replication.inbound_links import new_nonce
+from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
 
 log = logging.getLogger("qmq.replication")
 
@@ -39,7 +39,6 @@ class Secret:
         self.know(value)
 
     def know(self, value: bytes) -> None:
-        """This is it."""
         if value:
             self.value = value
             self.known.set()
@@ -131,13 +130,13 @@ class Link:
                 raise ProtocolViolation(f"it refuses us: {unpack_error(each.payload)}")
             if each.kind != FrameKind.REPLICA_HELLO or self._stream is not None:
                 raise ProtocolViolation(f"it answers with a frame of kind {each.kind} where it should listen")
-            self._prove(Step.unpack(each.payload))
+            self._prove(ProofStep.unpack(each.payload))
 
-    def _prove(self, step: Step) -> None:
+    def _prove(self, step: ProofStep) -> None:
         secret = self._secret.value
         if not self._challenge:
             self._challenge = step.nonce
-            self._say(Step(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
+            self._say(ProofStep(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
             return
         if not is_proof(step.proof, secret, LISTENS, self._hello, self._challenge):
             raise ProtocolViolation("it does not know the group's secret")
@@ -173,7 +172,6 @@ class Link:
             self._stream.flush()
 
     async def close(self) -> None:
-        """End it."""
         self._is_closed = True
         self._task.cancel()
         self._hang_up()
@@ -219,7 +217,6 @@ class Mesh:
             link.flush()
 
     async def close(self) -> None:
-        """End all links."""
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()

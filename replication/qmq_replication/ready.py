@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from qmq_replication.membership import Membership
-from qmq_replication.messages import Append, Message, Place, Reset
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Append, LogReset, Message, Place
 
 
 class Role(Enum):
@@ -57,12 +57,12 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MembershipChange:
     """Replace the membership, if we are still master of `epoch` and it is still `before`."""
 
     epoch: int
-    before: Membership
-    after: Membership
+    before: ReplicaMembership
+    after: ReplicaMembership
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class LookUp:
     """Read the group's highest epoch and its membership, and say `looked_up`; nothing if the store is away."""
 
 
-Request = Campaign | Resign | Change | LookUp
+Request = Campaign | Resign | MembershipChange | LookUp
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Ready:
     """Everything that came up since the last `take`. See the module's contract."""
 
     save: DurableState | None = None
-    reset: Reset | None = None
+    reset: LogReset | None = None
     truncate: int | None = None
     append: list[Append] = field(default_factory=list)
     messages: list[tuple[str, Message]] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Ready:
         )
 
 
-class Chunk(NamedTuple):
+class LogChunk(NamedTuple):
     """Entries read for a peer: those behind where reading began, up to `last_index`. `place` is where they end."""
 
     last_index: int
@@ -123,7 +123,7 @@ class Log(Protocol):
         """Where the log ends."""
         ...
 
-    def read(self, place: Place, after: int, bytes_max: int) -> Chunk | None:
+    def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
         """Entries behind index `after`, which lies at `place`; None if they are gone here."""
         ...
 

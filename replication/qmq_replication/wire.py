@@ -1,7 +1,7 @@
 """Replica messages as bytes: u8 kind | u32 length of the head | u32 CRC-32C of kind and head | head | payload.
 
 The head is MessagePack of the message's fields; it has a checksum of its own, since a bit that flips in a commit position would commit
-what is not. Only an Append has a payload: runs of log bytes (qmq/log/following.py), carried as they lie in the files, with theirs.
+what is not. Only an Append has a payload: runs of log bytes (qmq/log/follower.py), carried as they lie in the files, with theirs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.errors import CorruptBatch, ProtocolViolation
-from qmq.log.following import check_stretch, pack_runs, unpack_runs
+from qmq.log.follower import check_stretch, pack_runs, unpack_runs
+from qmq.log.recent_writes import WriteRun as LogRun
 from qmq.log.store import PendingEntry
-from qmq.log.tail import Run as LogRun
-from qmq_replication.messages import (
+from qmq_replication.replica_messages import (
     Ack,
     Append,
+    LogReset,
     Message,
     Mismatch,
     Probe,
@@ -26,7 +27,6 @@ from qmq_replication.messages import (
     Promise,
     PromiseRequest,
     Refusal,
-    Reset,
     TakeOver,
 )
 
@@ -39,7 +39,7 @@ _KINDS: Final[tuple[type, ...]] = (
     Append,
     Ack,
     Mismatch,
-    Reset,
+    LogReset,
     Refusal,
     TakeOver,
 )
@@ -47,7 +47,7 @@ _DECODERS: Final[tuple[msgspec.msgpack.Decoder[Message], ...]] = tuple(msgspec.m
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
-class Stretch(NamedTuple):
+class LogStretch(NamedTuple):
     """An Append's payload as a slave takes it: the runs, and each one's entries, checked."""
 
     runs: list[LogRun]
@@ -79,7 +79,7 @@ def unpack(data: memoryview) -> Message:
         message = _DECODERS[number].decode(head)
     except (error, IndexError, msgspec.MsgspecError) as cause:
         raise ProtocolViolation(f"no replica message: {cause}") from None
-    if isinstance(message, Ack | Mismatch | Reset) and not _is_place(message.place):
+    if isinstance(message, Ack | Mismatch | LogReset) and not _is_place(message.place):
         raise ProtocolViolation(f"no place in two logs: {str(message.place)[:80]}")
     return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message
 
@@ -95,4 +95,4 @@ def _with_payload(message: Append, payload: memoryview) -> Append:
             raise CorruptBatch(f"an Append of {after + 1} to {last} without entries")
         return message
     found = unpack_runs(payload)
-    return message._replace(payload=Stretch(found, check_stretch(found, after, last)))
+    return message._replace(payload=LogStretch(found, check_stretch(found, after, last)))

@@ -128,7 +128,6 @@ class Cluster:
             processes.pause(self._running(name))
 
     def resume(self, *names: str) -> None:
-        """Undo `pause`."""
         for name in names:
             processes.resume(self._running(name))
 
@@ -142,7 +141,6 @@ class Cluster:
                     state.cuts.append((source, target))
 
     def heal(self) -> None:
-        """Undo every partition."""
         with self._changing() as (state, launcher):
             while state.cuts:
                 launcher.network.heal(*state.cuts[-1])

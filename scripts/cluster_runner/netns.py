@@ -49,7 +49,6 @@ class NetworkNamespaces:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Every service's address."""
         return {name: f"10.77.{self.slot}.{at}" for at, name in enumerate(self._services, 1)}
 
     @property
@@ -127,7 +126,6 @@ class NetworkNamespaces:
         _ip("-n", self.namespace(target), *self._rule("add", source))
 
     def heal(self, source: str, target: str) -> None:
-        """Undo `cut`."""
         _succeeds("-n", self.namespace(target), *self._rule("del", source))
 
     def _rule(self, verb: str, source: str) -> list[str]:

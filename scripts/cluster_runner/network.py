@@ -51,11 +51,9 @@ class Network(Protocol):
     def cut(self, source: str, target: str) -> None:
         """Drop what `source` sends to `target`, without a word to either."""
 
-    def heal(self, source: str, target: str) -> None:
-        """Undo `cut`."""
+    def heal(self, source: str, target: str) -> None: ...
 
-    def release(self) -> None:
-        """Give everything back."""
+    def release(self) -> None: ...
 
 
 class Loopback:
@@ -69,7 +67,6 @@ class Loopback:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Every service's address."""
         high, low = divmod(self.slot * SLOT_ADDRESSES, 256)
         return {name: f"127.77.{high}.{low + at}" for at, name in enumerate(self._services, 1)}
 
@@ -83,7 +80,6 @@ class Loopback:
         raise ClusterError(f"something else listens on this cluster's addresses, {', '.join(listeners & set(self.addresses.values()))}")
 
     def is_there(self) -> bool:
-        """Always."""
         return True
 
     def attach(self, service: str) -> None:
@@ -98,14 +94,11 @@ class Loopback:
         return []
 
     def cut(self, source: str, target: str) -> None:
-        """Not possible here."""
         raise ClusterError("one network stack cannot be partitioned: use --network netns")
 
-    def heal(self, source: str, target: str) -> None:
-        """Nothing was cut."""
+    def heal(self, source: str, target: str) -> None: ...
 
-    def release(self) -> None:
-        """Nothing was taken."""
+    def release(self) -> None: ...
 
 
 def check_size(services: Sequence[str]) -> None:

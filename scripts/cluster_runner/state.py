@@ -48,7 +48,6 @@ class StateFolder:
         return self.path / "volumes" / name
 
     def log(self, service: str) -> Path:
-        """A service's output."""
         return self.path / "logs" / f"{service}.log"
 
     @property

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qmq.model import Piece, StoredBatch
+from pyspark_qmq.source_model import QueuePiece, SourceBatch
 from qmq import limits
 from qmq.batch import Envelope, Kind
+from qmq.batch_columns import BatchFlag, Layout, RegionHeader, parse_header
 from qmq.errors import CorruptBatch
-from qmq.region import BatchFlag, Layout, RegionHeader, parse_header
 
 ROWS_WANTED: Final = 8192
 BYTES_WANTED: Final = 4 * limits.MIB
@@ -52,7 +52,7 @@ class Span(NamedTuple):
         return self.end - self.first
 
 
-def spans(batches: Iterable[StoredBatch], piece: Piece, *, with_directed: bool) -> Iterator[Span]:
+def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool) -> Iterator[Span]:
     """What of each batch lies within the piece, and applications may see. Raises CorruptBatch."""
     for envelope, region in batches:
         if envelope.kind != Kind.DATA:

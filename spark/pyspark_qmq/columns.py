@@ -1,6 +1,6 @@
 """Stored batches become Arrow record batches. Pure; nothing loops over messages.
 
-A `Projector` belongs to one task. For each column of its schema it has a *maker*, a function of a `Handful`; what the schema does not
+A `Projector` belongs to one task. For each column of its schema it has a *maker*, a function of a `JoinedBatches`; what the schema does not
 name is not made:
 
     stored batches ─▶ spans ─▶ handfuls ─▶ wanted rows (filtering.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
@@ -24,11 +24,11 @@ from pyspark_qmq import filtering
 from pyspark_qmq.arrow_schema import TYPES, arrow_schema
 from pyspark_qmq.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
 from pyspark_qmq.coalescing import Span, handfuls, shaped, spans
-from pyspark_qmq.handful import Handful
-from pyspark_qmq.model import ALL, Piece, QueueKey, Selection, StoredBatch
-from qmq.region import BatchFlag
+from pyspark_qmq.joined_batches import JoinedBatches
+from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
+from qmq.batch_columns import BatchFlag
 
-Maker = Callable[[Handful], pa.Array]
+Maker = Callable[[JoinedBatches], pa.Array]
 
 _BENT: Final = int(BatchFlag.BENT)
 _BATCH_SEQUENCE_MASK: Final = (1 << 48) - 1
@@ -44,28 +44,28 @@ class Projector:
     """
 
     def __init__(
-        self, schema: StructType | Sequence[str], *, routes: Mapping[tuple[str, int], int] | None = None, selection: Selection = ALL
+        self, schema: StructType | Sequence[str], *, routes: Mapping[tuple[str, int], int] | None = None, selection: ReadSelection = ALL
     ) -> None:
         self.schema = arrow_schema(schema)
         self._versions = routes or {}
         self._selection = selection
         self._constants: dict[tuple[str, object], pa.Array] = {}
 
-    def convert(self, batches: Iterable[StoredBatch], piece: Piece) -> Iterator[pa.RecordBatch]:
+    def convert(self, batches: Iterable[SourceBatch], piece: QueuePiece) -> Iterator[pa.RecordBatch]:
         """The wanted rows of a piece of the log, in order; none if there are none. Raises CorruptBatch, and what `batches` raises."""
         makers = [self._maker(name, piece.queue) for name in self.schema.names]
         return shaped(self._record_batches(batches, piece, makers))
 
-    def _record_batches(self, batches: Iterable[StoredBatch], piece: Piece, makers: list[Maker]) -> Iterator[pa.RecordBatch]:
+    def _record_batches(self, batches: Iterable[SourceBatch], piece: QueuePiece, makers: list[Maker]) -> Iterator[pa.RecordBatch]:
         selection = self._selection
         for hand in handfuls(spans(batches, piece, with_directed=selection.with_directed)):
-            handful = Handful(hand)
+            handful = JoinedBatches(hand)
             mask = filtering.wanted(handful, selection, piece.lps)
             if mask is not None:
                 hand, mask = filtering.narrowed(handful, mask)
                 if not hand:
                     continue
-                handful = Handful(hand)
+                handful = JoinedBatches(hand)
             arrays = [make(handful) for make in makers]
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             yield batch if mask is None or mask.all() else batch.filter(pa.array(mask))
@@ -92,7 +92,7 @@ class Projector:
     def _constant(self, name: str, value: object) -> Maker:
         """One array for all record batches, as long as the longest of them."""
 
-        def make(handful: Handful) -> pa.Array:
+        def make(handful: JoinedBatches) -> pa.Array:
             found = self._constants.get((name, value))
             if found is None or len(found) < handful.rows:
                 rows = 1 << (handful.rows - 1).bit_length()
@@ -107,26 +107,26 @@ def _made(kind: pa.DataType, numbers: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _sequence(handful: Handful) -> pa.Array:
+def _sequence(handful: JoinedBatches) -> pa.Array:
     return _made(pa.int64(), handful.each(lambda span: span.envelope.base_sequence) + handful.places)
 
 
-def _key(handful: Handful) -> pa.Array:
+def _key(handful: JoinedBatches) -> pa.Array:
     keys = handful.keys
     valid = keys.marks[1:] > keys.marks[:-1]
     return keys.array(pa.binary(), None if valid.all() else valid)
 
 
-def _body(handful: Handful) -> pa.Array:
+def _body(handful: JoinedBatches) -> pa.Array:
     return handful.bodies().array(pa.binary())
 
 
-def _tags(handful: Handful) -> pa.Array:
+def _tags(handful: JoinedBatches) -> pa.Array:
     marks, names = handful.tags
     return list_array(marks, texts(names), TYPES["tags"])
 
 
-def _headers(handful: Handful) -> pa.Array:
+def _headers(handful: JoinedBatches) -> pa.Array:
     """A name that occurs twice in a message counts once, the last: so consumers see it, and Spark wants no key twice."""
     marks, names, values = handful.headers()
     lengths = np.diff(marks)
@@ -140,7 +140,7 @@ def _headers(handful: Handful) -> pa.Array:
     return map_array(marks, keys, items, TYPES["headers"])
 
 
-def _message_id(handful: Handful) -> pa.Array:
+def _message_id(handful: JoinedBatches) -> pa.Array:
     """As it is stored, or by producer id (16 digits), batch sequence (12) and place (4)."""
     heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in handful.spans])
     digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(handful.counts, axis=0)
@@ -151,27 +151,27 @@ def _message_id(handful: Handful) -> pa.Array:
     return hex_texts(digits)
 
 
-def _create_time(handful: Handful) -> pa.Array:
+def _create_time(handful: JoinedBatches) -> pa.Array:
     times = handful.each(lambda span: span.header.create_time_ms)
     if handful.has("create_delta"):
         times += handful.create_deltas()
     return _made(TYPES["create_time"], times * 1000)
 
 
-def _append_time(handful: Handful) -> pa.Array:
+def _append_time(handful: JoinedBatches) -> pa.Array:
     return _made(TYPES["append_time"], handful.each(lambda span: span.envelope.append_time_ms) * 1000)
 
 
-def _producer_id(handful: Handful) -> pa.Array:
+def _producer_id(handful: JoinedBatches) -> pa.Array:
     digits = "".join([f"{span.header.producer_id:016x}" for span in handful.spans])
     return hex_texts(np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(handful.counts, axis=0))
 
 
-def _batch_sequence(handful: Handful) -> pa.Array:
+def _batch_sequence(handful: JoinedBatches) -> pa.Array:
     return _made(pa.int64(), handful.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK))
 
 
-def _logical_partition(handful: Handful) -> pa.Array:
+def _logical_partition(handful: JoinedBatches) -> pa.Array:
     if not handful.has("logical_partition"):
         return pa.nulls(handful.rows, pa.int32())
     lps = handful.lps()

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from qmq_ordering.route import LpRange
 
 from pyspark_qmq.coalescing import Span
-from pyspark_qmq.handful import Handful
-from pyspark_qmq.model import Selection
-from qmq.region import tag_hash
+from pyspark_qmq.joined_batches import JoinedBatches
+from pyspark_qmq.source_model import ReadSelection
+from qmq.batch_columns import tag_hash
 
 Mask = npt.NDArray[np.bool_]
 
 
-def wanted(handful: Handful, selection: Selection, lps: Sequence[LpRange]) -> Mask | None:
+def wanted(handful: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange]) -> Mask | None:
     """For each row whether it is; None if all are. `lps` empty: any logical partition. Raises CorruptBatch."""
     masks: list[Mask] = []
     if selection.has_keys:
@@ -41,7 +41,7 @@ def wanted(handful: Handful, selection: Selection, lps: Sequence[LpRange]) -> Ma
     return None if mask.all() else mask
 
 
-def narrowed(handful: Handful, mask: Mask) -> tuple[list[Span], Mask]:
+def narrowed(handful: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
     """The spans from their first wanted row to their last one, and the mask of what is left. Spans without any are gone."""
     spans: list[Span] = []
     parts: list[Mask] = []
@@ -54,7 +54,7 @@ def narrowed(handful: Handful, mask: Mask) -> tuple[list[Span], Mask]:
     return spans, np.concatenate(parts) if parts else mask[:0]
 
 
-def _by_key(handful: Handful, selection: Selection) -> Mask:
+def _by_key(handful: JoinedBatches, selection: ReadSelection) -> Mask:
     keys = handful.keys.array(pa.binary())
     masks: list[Mask] = [np.diff(handful.keys.marks) > 0]
     if selection.keys:
@@ -67,13 +67,13 @@ def _by_key(handful: Handful, selection: Selection) -> Mask:
     return found
 
 
-def _by_lp(handful: Handful, lps: Sequence[LpRange]) -> Mask:
+def _by_lp(handful: JoinedBatches, lps: Sequence[LpRange]) -> Mask:
     found = handful.lps()
     mask: Mask = np.logical_or.reduce([(found >= each.first) & (found < each.end) for each in lps])
     return mask
 
 
-def _with_tag(handful: Handful, tag: str) -> Mask:
+def _with_tag(handful: JoinedBatches, tag: str) -> Mask:
     (marks, names), hashes = handful.tags, handful.tag_hashes
     mask = np.zeros(len(marks) - 1, np.bool_)
     near = np.flatnonzero(hashes == np.uint64(tag_hash(tag)))

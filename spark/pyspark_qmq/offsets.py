@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
 
 EARLIEST: Final = "earliest"
@@ -28,7 +28,6 @@ Given = str | Mapping[str, Mapping[str, int]]
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """For Spark's checkpoint."""
     found: dict[str, dict[str, int]] = {}
     for key in sorted(offsets):
         found.setdefault(key.subject, {})[key.within] = offsets[key]
@@ -58,7 +57,7 @@ def parse_given(option: str, text: str) -> Given:
     return found
 
 
-def resolve(option: str, given: Given, queues: Iterable[Queue], default: str) -> dict[QueueKey, int]:
+def resolve(option: str, given: Given, queues: Iterable[SourceQueue], default: str) -> dict[QueueKey, int]:
     """Sequences for all of `queues`; those that a user's JSON leaves out get the `default` end. Raises InvalidArgument."""
     by_key = {queue.key: queue for queue in queues}
     if isinstance(given, str):
@@ -67,7 +66,7 @@ def resolve(option: str, given: Given, queues: Iterable[Queue], default: str) ->
     return {key: _sequence(queue, named.get(key), default) for key, queue in by_key.items()}
 
 
-def _named(option: str, given: Mapping[str, Mapping[str, int]], known: Mapping[QueueKey, Queue]) -> dict[QueueKey, int]:
+def _named(option: str, given: Mapping[str, Mapping[str, int]], known: Mapping[QueueKey, SourceQueue]) -> dict[QueueKey, int]:
     return {find_queue(option, subject, within, known): number for subject, queues in given.items() for within, number in queues.items()}
 
 
@@ -81,16 +80,16 @@ def find_queue(option: str, subject: str, within: str, known: Iterable[QueueKey]
     raise InvalidArgument(f"{option}: {what} of subject {subject!r} are called {within!r}; there are {names}")
 
 
-def _sequence(queue: Queue, number: int | None, default: str) -> int:
+def _sequence(queue: SourceQueue, number: int | None, default: str) -> int:
     if number is None:
         return _place(queue, default)
     return _place(queue, _SPECIAL[number]) if number in _SPECIAL else number
 
 
-def _place(queue: Queue, word: str) -> int:
+def _place(queue: SourceQueue, word: str) -> int:
     return queue.start if word == EARLIEST else queue.end
 
 
-def by_time(queues: Iterable[Queue], time_ms: int, find_time: Callable[[QueueKey, int], int]) -> dict[QueueKey, int]:
+def by_time(queues: Iterable[SourceQueue], time_ms: int, find_time: Callable[[QueueKey, int], int]) -> dict[QueueKey, int]:
     """In each queue the first message appended at or after a time; its end if there is none."""
     return {queue.key: min(find_time(queue.key, time_ms), queue.end) for queue in queues}

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange
 
-from pyspark_qmq.lineage import bytes_per_message
-from pyspark_qmq.model import Piece, Queue, QueueKey, Selection, Topology
+from pyspark_qmq.admission import bytes_per_message
+from pyspark_qmq.committed_log import CommittedLog
 from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.ports import CommittedLog
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceQueue, Topology
 from qmq.errors import MessagesExpired
 
 PIECE_BYTES: Final = 128 << 20
@@ -27,7 +27,7 @@ PIECE_BYTES: Final = 128 << 20
 _WHOLE: Final = 1 << 62
 
 
-class Range(NamedTuple):
+class PlannedRange(NamedTuple):
     """Sequences of one queue, still whole."""
 
     queue: QueueKey
@@ -35,10 +35,10 @@ class Range(NamedTuple):
     end: int
 
 
-class Task(NamedTuple):
+class ReadTask(NamedTuple):
     """What one Spark partition reads."""
 
-    piece: Piece
+    piece: QueuePiece
     route_version: int | None
     """The version that opened its partition; None where order is not kept, or routes are not known."""
 
@@ -55,9 +55,9 @@ class Plan(NamedTuple):
 PLAN: Final = Plan()
 
 
-def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, Queue], *, skips_lost: bool) -> list[Range]:
+def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool) -> list[PlannedRange]:
     """What lies between two offsets, without what is empty. Raises MessagesExpired if retention took some of it, unless that is skipped."""
-    found: list[Range] = []
+    found: list[PlannedRange] = []
     for key in sorted(end):
         first, last = start.get(key, 0), end[key]
         oldest = queues[key].start if key in queues else first
@@ -66,7 +66,7 @@ def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, Queue], *, sk
         if first < oldest and not skips_lost:
             raise lost(key, first, oldest)
         if max(first, oldest) < last:
-            found.append(Range(key, max(first, oldest), last))
+            found.append(PlannedRange(key, max(first, oldest), last))
     return found
 
 
@@ -78,12 +78,12 @@ def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
     )
 
 
-def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[Range], plan: Plan, selection: Selection) -> list[Task]:
+def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[PlannedRange], plan: Plan, selection: ReadSelection) -> list[ReadTask]:
     """The tasks for these ranges. Raises as `CommittedLog.pieces`."""
     wanted = [each for each in wanted if _may_match(each.queue, topology, selection)]
     size = sum((each.end - each.first) * bytes_per_message(topology.queues[each.queue]) for each in wanted if each.queue in topology.queues)
     bytes_max = max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
-    found: list[Task] = []
+    found: list[ReadTask] = []
     for each in wanted:
         is_ordered = each.queue.partition > 0
         limit = _WHOLE if is_ordered and plan.keeps_order else bytes_max
@@ -91,14 +91,14 @@ def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[Range], plan: 
     return found
 
 
-def _task(piece: Piece, topology: Topology, selection: Selection) -> Task:
+def _task(piece: QueuePiece, topology: Topology, selection: ReadSelection) -> ReadTask:
     routes = topology.routes.get(piece.queue.subject)
     partition = routes.partitions.get(piece.queue.partition) if routes is not None else None
     lps = wanted_lps(piece.queue, topology, selection)
-    return Task(Piece(piece.queue, piece.first, piece.end, piece.place, lps), partition.version if partition is not None else None)
+    return ReadTask(QueuePiece(piece.queue, piece.first, piece.end, piece.place, lps), partition.version if partition is not None else None)
 
 
-def wanted_lps(key: QueueKey, topology: Topology, selection: Selection) -> tuple[LpRange, ...]:
+def wanted_lps(key: QueueKey, topology: Topology, selection: ReadSelection) -> tuple[LpRange, ...]:
     """Logical partitions in which the wanted keys are; empty if nothing follows from the keys."""
     routes = topology.routes.get(key.subject)
     if routes is None or not routes.is_strict or not selection.keys:
@@ -107,7 +107,7 @@ def wanted_lps(key: QueueKey, topology: Topology, selection: Selection) -> tuple
     return tuple(LpRange(lp, lp + 1) for lp in found)
 
 
-def _may_match(key: QueueKey, topology: Topology, selection: Selection) -> bool:
+def _may_match(key: QueueKey, topology: Topology, selection: ReadSelection) -> bool:
     routes, lps = topology.routes.get(key.subject), wanted_lps(key, topology, selection)
     if not lps or routes is None or key.partition not in routes.partitions:
         return True

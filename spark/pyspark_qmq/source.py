@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq import offsets, options
-from pyspark_qmq.model import Queue, QueueKey, Selection, Topology
-from pyspark_qmq.opening import address_of, log_at
-from pyspark_qmq.options import Choice, ReadOptions
-from pyspark_qmq.planning import Task, ranges, tasks
-from pyspark_qmq.ports import CommittedLog, LogAddress
-from pyspark_qmq.schema import check_schema, default_schema
+from pyspark_qmq import offsets, read_options
+from pyspark_qmq.committed_log import CommittedLog, LogAddress
+from pyspark_qmq.log_opening import address_of, log_at
+from pyspark_qmq.planning import ReadTask, ranges, tasks
+from pyspark_qmq.read_options import Choice, ReadOptions
+from pyspark_qmq.source_model import QueueKey, ReadSelection, SourceQueue, Topology
+from pyspark_qmq.source_schema import check_schema, default_schema
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_qmq.stream import LogStreamReader
+    from pyspark_qmq.stream_reader import LogStreamReader
 
 
 class TaskPartition(InputPartition):
     """One Spark partition; None where there is nothing to read, but Spark wants one all the same."""
 
-    def __init__(self, task: Task | None) -> None:
+    def __init__(self, task: ReadTask | None) -> None:
         super().__init__(None)
         self.task = task
 
@@ -87,7 +87,7 @@ def edges(asked: ReadOptions, topology: Topology, log: CommittedLog) -> tuple[di
     return start, end
 
 
-def starts(asked: ReadOptions, queues: Iterable[Queue], log: CommittedLog) -> dict[QueueKey, int]:
+def starts(asked: ReadOptions, queues: Iterable[SourceQueue], log: CommittedLog) -> dict[QueueKey, int]:
     """Where a read without a checkpoint starts. Raises InvalidArgument."""
     if asked.start_ms is not None:
         return offsets.by_time(queues, asked.start_ms, log.find_time)
@@ -95,7 +95,7 @@ def starts(asked: ReadOptions, queues: Iterable[Queue], log: CommittedLog) -> di
 
 
 def read_task(
-    address: LogAddress, task: Task | None, schema: StructType, selection: Selection, *, skips_lost: bool
+    address: LogAddress, task: ReadTask | None, schema: StructType, selection: ReadSelection, *, skips_lost: bool
 ) -> Iterator[pa.RecordBatch]:
     """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
     if task is None:
@@ -110,7 +110,7 @@ def read_task(
 
 
 class QmqDataSource(DataSource):
-    """The data source `qmq`. Options: `pyspark_qmq.options`; columns: `pyspark_qmq.schema`."""
+    """The data source `qmq`. Options: `pyspark_qmq.read_options`; columns: `pyspark_qmq.source_schema`."""
 
     @classmethod
     def name(cls) -> str:
@@ -119,29 +119,29 @@ class QmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; name some of them in `.schema(...)` to read only these. Raises InvalidArgument."""
-        log = options.log_of(self.options)
+        log = read_options.log_of(self.options)
         if log != "messages":
             from pyspark_qmq import datasets
 
             return datasets.schema_of(log)
-        return default_schema(with_headers=options.with_headers(self.options))
+        return default_schema(with_headers=read_options.with_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`. Raises InvalidArgument."""
-        log = options.log_of(self.options)
+        log = read_options.log_of(self.options)
         if log != "messages":
-            return DatasetReader(log, address_of(options.where(self.options)), schema)
+            return DatasetReader(log, address_of(read_options.where(self.options)), schema)
         check_schema(schema)
-        return LogReader(options.parse(self.options, is_stream=False), schema)
+        return LogReader(read_options.parse(self.options, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - the name is Spark's
         """For `spark.readStream`. Raises InvalidArgument."""
-        from pyspark_qmq.stream import LogStreamReader
+        from pyspark_qmq.stream_reader import LogStreamReader
 
-        if options.log_of(self.options) != "messages":
+        if read_options.log_of(self.options) != "messages":
             raise InvalidArgument("only messages are read as streams: use spark.read")
         check_schema(schema)
-        return LogStreamReader(options.parse(self.options, is_stream=True), schema)
+        return LogStreamReader(read_options.parse(self.options, is_stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`. Raises InvalidArgument."""
@@ -189,7 +189,6 @@ class DatasetReader(DataSourceReader):
         return [DatasetPartition(each) for each in datasets.partitions(self._log, self._address)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor."""
         if isinstance(partition, DatasetPartition):
             from pyspark_qmq import datasets
 

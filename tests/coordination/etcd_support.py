@@ -8,8 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from qmq_coordination.etcd.server import free_ports
-from qmq_coordination.store import Changes, CoordinationStore
+from qmq_coordination.coordination_store import CoordinationStore, WatchedChanges
+from qmq_coordination.etcd.etcd_process import free_ports
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
@@ -119,7 +119,7 @@ class Follower:
     """Reads a watch in a task."""
 
     def __init__(self, store: CoordinationStore, prefix: str, start: int) -> None:
-        self.found: list[Changes] = []
+        self.found: list[WatchedChanges] = []
         self._task = asyncio.create_task(self._follow(store, prefix, start))
 
     async def _follow(self, store: CoordinationStore, prefix: str, start: int) -> None:
@@ -145,7 +145,7 @@ class Follower:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def history(store: CoordinationStore, prefix: str, start: int, end: int) -> list[Changes]:
+async def history(store: CoordinationStore, prefix: str, start: int, end: int) -> list[WatchedChanges]:
     """What a watch that nothing happens to gives."""
     follower = Follower(store, prefix, start)
     try:

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 from etcd_support import unique_namespace
-from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.store import (
-    Changes,
+from qmq_coordination.coordination_store import (
     Compare,
+    CompareTarget,
     CoordinationStore,
     Delete,
     Get,
     LeaseId,
     Operation,
     Put,
-    Target,
+    WatchedChanges,
     absent,
     unchanged,
 )
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 
@@ -44,8 +44,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await found.close()
 
 
-async def take(store: CoordinationStore, prefix: str, start: int, count: int) -> list[Changes]:
-    found: list[Changes] = []
+async def take(store: CoordinationStore, prefix: str, start: int, count: int) -> list[WatchedChanges]:
+    found: list[WatchedChanges] = []
     watch = store.watch(prefix, start)
     try:
         async with asyncio.timeout(10):
@@ -87,15 +87,15 @@ async def test_of_many_compare_and_swaps_exactly_one_wins(store: CoordinationSto
 @pytest.mark.parametrize(
     ("compare", "holds"),
     [
-        (Compare("k", Target.VALUE, "=", b"v"), True),
-        (Compare("k", Target.VALUE, "!=", b"v"), False),
-        (Compare("k", Target.VALUE, ">", b"a"), True),
-        (Compare("k", Target.VERSION, "=", 1), True),
-        (Compare("k", Target.VERSION, ">", 1), False),
-        (Compare("k", Target.MOD, "<", 1 << 40), True),
-        (Compare("none", Target.VERSION, "=", 0), True),
-        (Compare("none", Target.CREATE, ">", 0), False),
-        (Compare("none", Target.VALUE, "=", b""), False),
+        (Compare("k", CompareTarget.VALUE, "=", b"v"), True),
+        (Compare("k", CompareTarget.VALUE, "!=", b"v"), False),
+        (Compare("k", CompareTarget.VALUE, ">", b"a"), True),
+        (Compare("k", CompareTarget.VERSION, "=", 1), True),
+        (Compare("k", CompareTarget.VERSION, ">", 1), False),
+        (Compare("k", CompareTarget.MOD, "<", 1 << 40), True),
+        (Compare("none", CompareTarget.VERSION, "=", 0), True),
+        (Compare("none", CompareTarget.CREATE, ">", 0), False),
+        (Compare("none", CompareTarget.VALUE, "=", b""), False),
     ],
 )
 async def test_comparisons_look_at_what_they_name(store: CoordinationStore, compare: Compare, holds: bool) -> None:
@@ -253,7 +253,7 @@ async def test_a_lease_that_is_not_kept_alive_takes_its_keys_with_it(store: Coor
 
 async def test_a_closed_store_ends_its_watches_and_refuses_calls(store: CoordinationStore) -> None:
     start = await store.put("k", b"")
-    found: list[Changes] = []
+    found: list[WatchedChanges] = []
     begun = asyncio.Event()
 
     async def follow() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_coordination.delivery import (
+from qmq_coordination.coordination_store import KeyListing, KeyValue, Revision, WatchedChanges, WatchEvent
+from qmq_coordination.delivery_settings import (
     EVERY,
-    Delivery,
+    DeliverySettings,
     PauseKind,
     PauseRecord,
     SettingsRecord,
@@ -17,7 +18,6 @@ from qmq_coordination.delivery import (
     settings_key,
     whom_of,
 )
-from qmq_coordination.store import Changes, Event, KeyValue, Listing, Revision
 from qmq_coordination.subjects import subject_key
 from qmq_coordination.view import Picture
 
@@ -88,7 +88,7 @@ def test_what_names_nobody_cannot_be_paused(whom: Whom) -> None:
 @given(st.dictionaries(st.tuples(st.sampled_from(SUBJECTS), st.sampled_from(GROUPS)), RECORDS), st.sampled_from(("s", "t", "u")))
 def test_each_setting_is_the_nearest_one_that_was_set(records: dict[tuple[str, str], SettingsRecord], subject: str) -> None:
     own = GroupSettings(3, (7,))
-    found = Delivery(records).settings(subject, "g", own)
+    found = DeliverySettings(records).settings(subject, "g", own)
     near = [records[where, "g"] for where in (subject, EVERY) if (where, "g") in records]
     attempts = [each.attempts_max for each in near if each.attempts_max is not None]
     delays = [each.retry_delays_ms for each in near if each.retry_delays_ms is not None]
@@ -96,7 +96,7 @@ def test_each_setting_is_the_nearest_one_that_was_set(records: dict[tuple[str, s
 
 
 def test_a_consumer_of_a_broadcast_group_has_the_group_s_settings() -> None:
-    assert Delivery({("s", "g"): SettingsRecord(9)}).settings("s", "g%x", GroupSettings()).attempts_max == 9
+    assert DeliverySettings({("s", "g"): SettingsRecord(9)}).settings("s", "g%x", GroupSettings()).attempts_max == 9
 
 
 # --- who is paused ------------------------------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ PAUSED = [
 
 @pytest.mark.parametrize(("whom", "asked", "is_paused"), PAUSED, ids=[f"{whom}-{'.'.join(asked)}" for whom, asked, _ in PAUSED])
 def test_a_pause_holds_for_whom_it_names_and_nobody_else(whom: Whom, asked: tuple[str, str, str, str], is_paused: bool) -> None:
-    assert Delivery(pauses={whom: PauseRecord(1)}).is_paused(*asked) is is_paused
+    assert DeliverySettings(pauses={whom: PauseRecord(1)}).is_paused(*asked) is is_paused
 
 
 def test_nobody_is_paused_where_nobody_said_so() -> None:
-    assert not Delivery().is_paused(*ASKED)
+    assert not DeliverySettings().is_paused(*ASKED)
 
 
 # --- in the picture -----------------------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ def test_nobody_is_paused_where_nobody_said_so() -> None:
 def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:
     picture, key = Picture(), pause_key(Whom(PauseKind.CLIENT, name="box"))
     listing = [item(settings_key("s", "g"), SettingsRecord(2).encode()), item(key, PauseRecord(5, "why").encode())]
-    assert picture.show(Listing(Revision(2), tuple(listing))).delivery
+    assert picture.show(KeyListing(Revision(2), tuple(listing))).delivery
     assert picture.delivery.settings("s", "g", GroupSettings()).attempts_max == 2
     assert picture.delivery.pauses == {Whom(PauseKind.CLIENT, name="box"): PauseRecord(5, "why")}
-    change = picture.follow(Changes(Revision(3), (Event(key, 3, None),)))
+    change = picture.follow(WatchedChanges(Revision(3), (WatchEvent(key, 3, None),)))
     assert change.delivery
     assert bool(change)
     assert picture.delivery.pauses == {}
     subject = item(subject_key("s"), b'{"name": "s"}', 4)
-    assert not picture.follow(Changes(Revision(4), (Event(subject.key, 4, subject),))).delivery
+    assert not picture.follow(WatchedChanges(Revision(4), (WatchEvent(subject.key, 4, subject),))).delivery
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:
 )
 def test_settings_that_cannot_be_read_count_as_absent(value: bytes) -> None:
     picture, key = Picture(), settings_key("s", "g")
-    picture.show(Listing(Revision(2), (item(key, SettingsRecord(2).encode()),)))
-    picture.follow(Changes(Revision(3), (Event(key, 3, item(key, value, 3)),)))
+    picture.show(KeyListing(Revision(2), (item(key, SettingsRecord(2).encode()),)))
+    picture.follow(WatchedChanges(Revision(3), (WatchEvent(key, 3, item(key, value, 3)),)))
     assert picture.delivery.records == {}
-    picture.follow(Changes(Revision(4), (Event(key, 4, item(key, b'{"attempts_max": 4, "later": 1}', 4)),)))
+    picture.follow(WatchedChanges(Revision(4), (WatchEvent(key, 4, item(key, b'{"attempts_max": 4, "later": 1}', 4)),)))
     assert picture.delivery.records == {("s", "g"): SettingsRecord(4)}
 
 
@@ -192,7 +192,7 @@ def test_settings_that_cannot_be_read_count_as_absent(value: bytes) -> None:
 def test_a_pause_that_cannot_be_read_hides_only_itself(key: str, value: bytes) -> None:
     picture, good = Picture(), Whom(PauseKind.GROUP, "t", "g")
     pauses = [item(f"/qmq/pauses/{key}", value), item(pause_key(good), PauseRecord(1).encode())]
-    picture.show(Listing(Revision(2), tuple(pauses)))
+    picture.show(KeyListing(Revision(2), tuple(pauses)))
     assert list(picture.delivery.pauses) == [good]
-    picture.show(Listing(Revision(3), ()))
+    picture.show(KeyListing(Revision(3), ()))
     assert picture.delivery.pauses == {}

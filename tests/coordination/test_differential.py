@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 from etcd_support import Follower, unique_namespace
-from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess
-from qmq_coordination.store import (
-    Changes,
+from qmq_coordination.coordination_store import (
     Compare,
+    CompareTarget,
     CoordinationStore,
     Delete,
-    Event,
     Get,
+    KeyListing,
     KeyValue,
     LeaseId,
-    Listing,
     Operation,
     Put,
     Revision,
-    Target,
     TxnResult,
+    WatchedChanges,
+    WatchEvent,
 )
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import CoordinationError
 
@@ -63,14 +63,14 @@ class Side:
             lease = LeaseId(self.leases.index(value.lease) + 1 if value.lease else 0)
             created, mod = value.create_revision - self.base, value.mod_revision - self.base
             return replace(value, create_revision=created, mod_revision=mod, lease=lease)
-        if isinstance(value, Listing):
-            return Listing(Revision(value.revision - self.base), self.seen(value.items))
+        if isinstance(value, KeyListing):
+            return KeyListing(Revision(value.revision - self.base), self.seen(value.items))
         if isinstance(value, TxnResult):
             return TxnResult(value.succeeded, Revision(value.revision - self.base), self.seen(value.results))
-        if isinstance(value, Changes):
-            return Changes(Revision(value.revision - self.base), self.seen(value.events))
-        if isinstance(value, Event):
-            return Event(value.key, value.mod_revision - self.base, None if value.now is None else self.seen(value.now))
+        if isinstance(value, WatchedChanges):
+            return WatchedChanges(Revision(value.revision - self.base), self.seen(value.events))
+        if isinstance(value, WatchEvent):
+            return WatchEvent(value.key, value.mod_revision - self.base, None if value.now is None else self.seen(value.now))
         if isinstance(value, tuple | list):
             return tuple(self.seen(each) for each in value)
         return value
@@ -120,7 +120,7 @@ class Generator:
         success, failure = ([self.operation() for _ in range(self.random.randrange(4))] for _ in range(2))
 
         def compare(side: Side, each: Compare) -> Compare:
-            is_revision = each.target in (Target.MOD, Target.CREATE)
+            is_revision = each.target in (CompareTarget.MOD, CompareTarget.CREATE)
             return replace(each, value=side.real(each.value)) if is_revision and isinstance(each.value, int) else each
 
         def operation(side: Side, each: Operation) -> Operation:
@@ -152,9 +152,9 @@ class Generator:
         return do
 
     def compare(self) -> Compare:
-        key, target = self.key(), self.random.choice(list(Target))
-        value: int | bytes = self.value() if target is Target.VALUE else self.some_revision()
-        if target is Target.VERSION:
+        key, target = self.key(), self.random.choice(list(CompareTarget))
+        value: int | bytes = self.value() if target is CompareTarget.VALUE else self.some_revision()
+        if target is CompareTarget.VERSION:
             value = self.random.randrange(4)
         return Compare(key, target, self.random.choice(["=", "!=", "<", ">"]), value)
 

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 import pytest
 from etcd_support import Follower, history, proxied, put_surely
 from faulty_store import FaultyStore
-from qmq_coordination.decide import Decision, Fate, txn_decided
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdCluster, EtcdProcess
-from qmq_coordination.store import CoordinationStore, LeaseId, Put, absent, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, absent, unchanged
+from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support import eventually
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound
@@ -282,7 +282,7 @@ async def test_a_done_transaction_is_found_by_its_proof(own_server: EtcdProcess)
         decision = await txn_decided(lossy, [absent("k")], [proof, Put("other", b"")], proof=proof)
         found = await direct.get("k")
         assert found is not None
-        assert decision == Decision(Fate.DONE, found.mod_revision)
+        assert decision == TxnDecision(TxnFate.DONE, found.mod_revision)
 
 
 async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(own_server: EtcdProcess) -> None:
@@ -291,7 +291,7 @@ async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could
         item = await direct.get("k")
         assert item is not None
         proof = Put("k", b"mine")
-        assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is Fate.NOT_YET
+        assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is TxnFate.NOT_YET
         with pytest.raises(CoordinationUnknown, match="does not exist now"):
             await txn_decided(lossy, [absent("none")], [Put("none", b"mine")], proof=Put("none", b"mine"))
 
@@ -312,7 +312,7 @@ async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cl
         proof = Put("k", b"mine")
         lossy = FaultyStore(store, before=stop_the_contacted, after=change_the_key)
         try:
-            assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is Fate.NOT_DONE
+            assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is TxnFate.NOT_DONE
         finally:
             cluster.members[0].resume()
         async with opened([cluster.members[0].endpoint], total_s=30) as woken:

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from etcd_support import Follower, proxied, put_surely
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess, ServerTls, find_binary
+from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, find_binary
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
 

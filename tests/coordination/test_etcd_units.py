@@ -6,14 +6,25 @@ from pathlib import Path
 
 import grpc
 import pytest
+from qmq_coordination.coordination_store import (
+    Compare,
+    CompareTarget,
+    Delete,
+    Get,
+    KeyValue,
+    LeaseId,
+    Put,
+    Revision,
+    WatchedChanges,
+    WatchEvent,
+)
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.convert import Converter, range_end
-from qmq_coordination.etcd.endpoints import Endpoint, Rotation, parse_endpoint
-from qmq_coordination.etcd.failures import LeaseExists, Verdict, refusal, verdict
-from qmq_coordination.etcd.server import EtcdFailed, EtcdProcess, find_binary, free_ports
+from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, parse_endpoint
+from qmq_coordination.etcd.etcd_process import EtcdFailed, EtcdProcess, find_binary, free_ports
+from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.etcd_values import Converter, range_end
+from qmq_coordination.etcd.failures import CallVerdict, LeaseExists, refusal, verdict
 from qmq_coordination.etcd.watch import WholeRevisions
-from qmq_coordination.store import Changes, Compare, Delete, Event, Get, KeyValue, LeaseId, Put, Revision, Target
 
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound
 
@@ -23,14 +34,14 @@ CODE = grpc.StatusCode
 @pytest.mark.parametrize(
     ("text", "has_tls_files", "expected"),
     [
-        ("etcd-0:2379", False, Endpoint("etcd-0:2379", False)),
-        ("etcd-0:2379", True, Endpoint("etcd-0:2379", True)),
-        ("http://127.0.0.1:2379/", False, Endpoint("127.0.0.1:2379", False)),
-        ("https://etcd:1", False, Endpoint("etcd:1", True)),
-        (" [::1]:2379", False, Endpoint("[::1]:2379", False)),
+        ("etcd-0:2379", False, EtcdEndpoint("etcd-0:2379", False)),
+        ("etcd-0:2379", True, EtcdEndpoint("etcd-0:2379", True)),
+        ("http://127.0.0.1:2379/", False, EtcdEndpoint("127.0.0.1:2379", False)),
+        ("https://etcd:1", False, EtcdEndpoint("etcd:1", True)),
+        (" [::1]:2379", False, EtcdEndpoint("[::1]:2379", False)),
     ],
 )
-def test_an_endpoint_is_read(text: str, has_tls_files: bool, expected: Endpoint) -> None:
+def test_an_endpoint_is_read(text: str, has_tls_files: bool, expected: EtcdEndpoint) -> None:
     assert parse_endpoint(text, has_tls_files=has_tls_files) == expected
 
 
@@ -47,7 +58,7 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_many_calls_that_fail_together_move_on_by_one() -> None:
-    first, second, third = endpoints = [Endpoint(f"e{n}:1", False) for n in range(3)]
+    first, second, third = endpoints = [EtcdEndpoint(f"e{n}:1", False) for n in range(3)]
     rotation = Rotation([*endpoints, first])
     for _ in range(5):
         rotation.leave(first)
@@ -62,30 +73,30 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
 @pytest.mark.parametrize(
     ("code", "details", "expected"),
     [
-        (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Verdict.NOT_DONE),
-        (CODE.UNAVAILABLE, "DNS resolution failed for etcd-0:2379", Verdict.NOT_DONE),
-        (CODE.UNAVAILABLE, "etcdserver: no leader", Verdict.NOT_DONE),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Verdict.NOT_DONE),
-        (CODE.UNAUTHENTICATED, "etcdserver: invalid auth token", Verdict.OLD_TOKEN),
-        (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Verdict.OLD_TOKEN),
-        (CODE.NOT_FOUND, "etcdserver: requested lease not found", Verdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Verdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "grpc: received message larger than max (9 vs. 8)", Verdict.REFUSED),
-        (CODE.UNIMPLEMENTED, "unknown service etcdserverpb.KV", Verdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (9 vs. 8)", Verdict.UNKNOWN),
-        (CODE.PERMISSION_DENIED, "Received http2 header with status: 403", Verdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: request timed out", Verdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: request timed out, possibly due to previous leader failure", Verdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: leader changed", Verdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: server stopped", Verdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "Socket closed", Verdict.UNKNOWN),
-        (CODE.DEADLINE_EXCEEDED, "Deadline Exceeded", Verdict.UNKNOWN),
-        (CODE.CANCELLED, "", Verdict.UNKNOWN),
-        (CODE.UNKNOWN, "raft proposal dropped", Verdict.UNKNOWN),
-        (CODE.INTERNAL, "", Verdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: refused", CallVerdict.NOT_DONE),
+        (CODE.UNAVAILABLE, "DNS resolution failed for etcd-0:2379", CallVerdict.NOT_DONE),
+        (CODE.UNAVAILABLE, "etcdserver: no leader", CallVerdict.NOT_DONE),
+        (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", CallVerdict.NOT_DONE),
+        (CODE.UNAUTHENTICATED, "etcdserver: invalid auth token", CallVerdict.OLD_TOKEN),
+        (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", CallVerdict.OLD_TOKEN),
+        (CODE.NOT_FOUND, "etcdserver: requested lease not found", CallVerdict.REFUSED),
+        (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", CallVerdict.REFUSED),
+        (CODE.RESOURCE_EXHAUSTED, "grpc: received message larger than max (9 vs. 8)", CallVerdict.REFUSED),
+        (CODE.UNIMPLEMENTED, "unknown service etcdserverpb.KV", CallVerdict.REFUSED),
+        (CODE.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (9 vs. 8)", CallVerdict.UNKNOWN),
+        (CODE.PERMISSION_DENIED, "Received http2 header with status: 403", CallVerdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "etcdserver: request timed out", CallVerdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "etcdserver: request timed out, possibly due to previous leader failure", CallVerdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "etcdserver: leader changed", CallVerdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "etcdserver: server stopped", CallVerdict.UNKNOWN),
+        (CODE.UNAVAILABLE, "Socket closed", CallVerdict.UNKNOWN),
+        (CODE.DEADLINE_EXCEEDED, "Deadline Exceeded", CallVerdict.UNKNOWN),
+        (CODE.CANCELLED, "", CallVerdict.UNKNOWN),
+        (CODE.UNKNOWN, "raft proposal dropped", CallVerdict.UNKNOWN),
+        (CODE.INTERNAL, "", CallVerdict.UNKNOWN),
     ],
 )
-def test_only_what_is_certain_is_certain(code: grpc.StatusCode, details: str, expected: Verdict) -> None:
+def test_only_what_is_certain_is_certain(code: grpc.StatusCode, details: str, expected: CallVerdict) -> None:
     assert verdict(code, details) is expected
 
 
@@ -112,8 +123,8 @@ def test_keys_go_out_with_the_namespace_and_come_back_without() -> None:
     kv = pb.KeyValue(key=b"/ns/k", value=b"v", create_revision=2, mod_revision=3, version=2, lease=9)
     item = KeyValue("k", b"v", 2, 3, 2, LeaseId(9))
     assert converter.item(kv) == item
-    assert converter.event(pb.Event(type=pb.Event.PUT, kv=kv)) == Event("k", 3, item)
-    assert converter.event(pb.Event(type=pb.Event.DELETE, kv=kv)) == Event("k", 3, None)
+    assert converter.event(pb.Event(type=pb.Event.PUT, kv=kv)) == WatchEvent("k", 3, item)
+    assert converter.event(pb.Event(type=pb.Event.DELETE, kv=kv)) == WatchEvent("k", 3, None)
     assert converter.event(pb.Event(kv=pb.KeyValue(key=b"/ns/\xff"))).key == "\udcff"
     with pytest.raises(CoordinationError):
         converter.key("")
@@ -121,31 +132,31 @@ def test_keys_go_out_with_the_namespace_and_come_back_without() -> None:
 
 def test_comparisons_and_operations_become_etcds() -> None:
     converter = Converter("n")
-    assert converter.compare(Compare("k", Target.VALUE, "!=", b"v")) == pb.Compare(
+    assert converter.compare(Compare("k", CompareTarget.VALUE, "!=", b"v")) == pb.Compare(
         key=b"nk", result=pb.Compare.NOT_EQUAL, target=pb.Compare.VALUE, value=b"v"
     )
-    assert converter.compare(Compare("k", Target.MOD, "<", 7)).mod_revision == 7
+    assert converter.compare(Compare("k", CompareTarget.MOD, "<", 7)).mod_revision == 7
     # 0 must go out as a value that is set: etcd's server compares with what the oneof holds.
-    assert converter.compare(Compare("k", Target.CREATE, "=", 0)).HasField("create_revision")
-    assert converter.compare(Compare("k", Target.VERSION, ">", 0)).HasField("version")
+    assert converter.compare(Compare("k", CompareTarget.CREATE, "=", 0)).HasField("create_revision")
+    assert converter.compare(Compare("k", CompareTarget.VERSION, ">", 0)).HasField("version")
     assert converter.operation(Put("k", b"v", LeaseId(3))).request_put == pb.PutRequest(key=b"nk", value=b"v", lease=3)
     assert converter.operation(Get("k", True)).request_range == pb.RangeRequest(key=b"nk", range_end=b"nl")
     assert converter.operation(Delete("k")).request_delete_range == pb.DeleteRangeRequest(key=b"nk", prev_kv=True)
     assert converter.result(pb.ResponseOp(response_put=pb.PutResponse())) == ()
 
 
-def event(revision: int, key: str = "k") -> Event:
-    return Event(key, revision, None)
+def event(revision: int, key: str = "k") -> WatchEvent:
+    return WatchEvent(key, revision, None)
 
 
 def test_a_revision_cut_into_fragments_is_given_out_whole() -> None:
     revisions = WholeRevisions(5)
-    assert revisions.feed([event(5), event(6, "a")], has_more=True) == [Changes(Revision(5), (event(5),))]
+    assert revisions.feed([event(5), event(6, "a")], has_more=True) == [WatchedChanges(Revision(5), (event(5),))]
     assert revisions.next_revision == 6
     assert revisions.feed([event(6, "b")], has_more=True) == []
     assert revisions.feed([event(6, "c"), event(9)], has_more=False) == [
-        Changes(Revision(6), (event(6, "a"), event(6, "b"), event(6, "c"))),
-        Changes(Revision(9), (event(9),)),
+        WatchedChanges(Revision(6), (event(6, "a"), event(6, "b"), event(6, "c"))),
+        WatchedChanges(Revision(9), (event(9),)),
     ]
     assert revisions.next_revision == 10
     assert revisions.feed([], has_more=False) == []
@@ -157,7 +168,7 @@ def test_what_was_held_back_when_the_stream_broke_comes_again_once() -> None:
     revisions.restart()
     assert revisions.next_revision == 5
     assert revisions.feed([event(4), event(5, "a"), event(5, "b")], has_more=False) == [
-        Changes(Revision(5), (event(5, "a"), event(5, "b")))
+        WatchedChanges(Revision(5), (event(5, "a"), event(5, "b")))
     ]
     assert revisions.feed([event(5, "a")], has_more=False) == []
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_coordination.ordered import (
+from qmq_coordination.coordination_store import KeyValue
+from qmq_coordination.ordered_records import (
     LEADER,
     ROUTES,
     Fence,
@@ -23,8 +24,7 @@ from qmq_coordination.ordered import (
     policy_key,
     route_key,
 )
-from qmq_coordination.store import KeyValue
-from qmq_ordering.frontier import Frontier, Gate, GroupRecord, Piece
+from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, GroupRecord
 from qmq_ordering.lane import Assignment, Lane
 from qmq_ordering.route import FENCED, Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route
 
@@ -44,7 +44,9 @@ def test_hazard_11_values_keep_numbers_of_any_width(number: int) -> None:
     for value in (
         Route(number, 10, number + 1, (part,)),
         Change("id", ChangeKind.MOVE, number, (number,), (part,), Phase.SEALED, {number: number, 1: FENCED}, "why", {"sealed": number}),
-        GroupRecord(Frontier((Piece(LpRange(0, 5), number), Piece(LpRange(5, 10), number + 1))), Gate.STRICT, "latest", False),
+        GroupRecord(
+            Frontier((FrontierPiece(LpRange(0, 5), number), FrontierPiece(LpRange(5, 10), number + 1))), Gate.STRICT, "latest", False
+        ),
         Assignment(number, ((Lane(number, LpRange(0, 10), "g", number), "x"),)),
         Fence("id", number),
         MemberRecord("x", "1", number),
@@ -83,7 +85,7 @@ def state() -> OrderedState:
             route(2, (3, 0, 5, "c"), (2, 5, 10, "b")),
             change(2, Phase.DONE, {1: FENCED}),
             item(latest_key("s"), b"2"),
-            item(group_record_key("s", "g"), GroupRecord(Frontier((Piece(LpRange(0, 10), 1),))).encode()),
+            item(group_record_key("s", "g"), GroupRecord(Frontier((FrontierPiece(LpRange(0, 10), 1),))).encode()),
             item(policy_key("s"), b"{}"),
         ],
     )

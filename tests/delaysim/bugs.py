@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from qmq.delay.desk import EngineDesk
-from qmq.delay.engine import Engine
-from qmq.delay.ledger import LogLedger
-from qmq.delay.ports import Places
+from qmq.delay.delay_admin import EngineAdmin
+from qmq.delay.delay_engine import Engine
+from qmq.delay.interfaces import Places
+from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import next_run
 from qmq.headers import CRON, ZONE
 from qmq.log.actions import Recur
 
-_start, _next, _pending, _plan = Engine.start, Engine._next, Engine._pending, LogLedger.plan
+_start, _next, _pending, _plan = Engine.start, Engine._next, Engine._pending, StorePlanLog.plan
 
 
 def _forget_plans(self: Engine) -> None:
@@ -23,11 +23,11 @@ def _forget_plans(self: Engine) -> None:
         _start(self)
 
 
-def _ask_no_outlet(self: EngineDesk, place: Any) -> bool:
+def _ask_no_outlet(self: EngineAdmin, place: Any) -> bool:
     return self._engine().schedule.state_of(place) == "pending"
 
 
-def _recur_again(self: LogLedger, message: Any) -> None:
+def _recur_again(self: StorePlanLog, message: Any) -> None:
     due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
     self._writer.act(Recur(*message.place, due_ms))
 
@@ -45,7 +45,7 @@ class _Hasty:
         """Says so."""
 
 
-async def _send_uncommitted(self: LogLedger, draft: Any) -> Any:
+async def _send_uncommitted(self: StorePlanLog, draft: Any) -> Any:
     writer, self._writer = self._writer, _Hasty(self._writer)
     try:
         return await _plan(self, draft)
@@ -74,10 +74,10 @@ def _trust_the_wheel(self: Engine, places: Places) -> Places:
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "plans of earlier masters are forgotten": (Engine, "start", _forget_plans),
-    "what an outlet has is cancelled without asking it": (EngineDesk, "_is_free", _ask_no_outlet),
-    "a run that is planned again begets another next run": (LogLedger, "_recur", _recur_again),
+    "what an outlet has is cancelled without asking it": (EngineAdmin, "_is_free", _ask_no_outlet),
+    "a run that is planned again begets another next run": (StorePlanLog, "_recur", _recur_again),
     "on ordered subjects what is due overtakes what is late": (Engine, "_next", _hold_nothing),
-    "a plan is sent before it is committed": (LogLedger, "plan", _send_uncommitted),
+    "a plan is sent before it is committed": (StorePlanLog, "plan", _send_uncommitted),
     "a tick comes too early": (Engine, "_next", _tick_ahead),
     "what is stored for the near future is not put into the wheel": (Engine, "_pending", _miss_what_comes),
     "what is stored is put into the wheel twice, and nobody asks whether it left": (Engine, "_pending", _take_twice),

@@ -19,9 +19,9 @@ from ordersim.loop import ProcessLoop
 from sim.world import World
 
 from delaysim.outlets import RealTime, SimOutlets
-from qmq.delay.config import DelayConfig
-from qmq.delay.desk import EngineDesk
-from qmq.delay.engine import Engine
+from qmq.delay.delay_admin import EngineAdmin
+from qmq.delay.delay_config import DelayConfig
+from qmq.delay.delay_engine import Engine
 from qmq.delay.schedule import Schedule
 from qmq.errors import NotMaster
 from qmq.log.actions import ScheduleAction
@@ -99,7 +99,7 @@ class DelayGroup:
 
 
 class SimMaster:
-    """One life of a master. `qmq.delay.ledger.Writer`."""
+    """One life of a master. `qmq.delay.plan_log.Writer`."""
 
     def __init__(self, group: DelayGroup, number: int) -> None:
         self.group = group
@@ -113,7 +113,7 @@ class SimMaster:
         self._folder = group.folder / f"life-{number}"
         self.schedule = self._restored()
         self.engine: Engine | None = None
-        self.desk = EngineDesk(self._require_engine, "d1", YEARS_MS)
+        self.desk = EngineAdmin(self._require_engine, "d1", YEARS_MS)
         self.loop.call_soon(self._start)
 
     def _restored(self) -> Schedule:

@@ -14,8 +14,8 @@ from typing import Any
 from ordersim.loop import ProcessLoop
 from sim.world import World
 
-from qmq.delay.ledger import LogLedger
-from qmq.delay.ports import Draft, DueMessage, Place
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.plan_log import StorePlanLog
 from qmq.errors import NotMaster
 from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import PlanAction
@@ -58,9 +58,9 @@ class RealTime:
 
 
 class SimOutlets:
-    """`qmq.delay.engine.Outlet`."""
+    """`qmq.delay.delay_engine.Outlet`."""
 
-    def __init__(self, world: World, loop: ProcessLoop, ledger: LogLedger, real_time: RealTime, name: str) -> None:
+    def __init__(self, world: World, loop: ProcessLoop, ledger: StorePlanLog, real_time: RealTime, name: str) -> None:
         self.planned = 0
         self._world = world
         self._loop = loop
@@ -88,7 +88,7 @@ class SimOutlets:
         self._resumed.setdefault(plan.subject, deque()).append((plan, messages))
         self._begin(plan.subject)
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """See Outlet."""
         for queue in self._waiting.values():
             for message in queue:

@@ -24,10 +24,10 @@ from system.delay_judge import Sight, Wish, judge, out_of_order
 from delaysim.group import DelayGroup, SimMaster
 from delaysim.outlets import RealTime, first_id
 from qmq.batch import encode
+from qmq.batch_columns import BatchFlag, Columns
 from qmq.errors import MessageNotFound, TooLate
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.model import DelayedId, MessageId
-from qmq.region import BatchFlag, Columns
 
 PLAIN, ORDERED = "plain", "ordered"
 MINUTE_MS = 60_000

@@ -13,7 +13,7 @@ from sim.world import World
 from delaysim.group import DelayGroup, Entry
 from delaysim.outlets import RealTime
 from qmq.batch import encode
-from qmq.region import BatchFlag, Columns
+from qmq.batch_columns import BatchFlag, Columns
 
 DAY_MS = 24 * 3600 * 1000
 LATE = 3_000

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from qmq.metrics.exposition import Page
-from qmq.metrics.figures import Source
+from qmq.metrics.figures import FigureSource
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -70,7 +70,7 @@ async def scrape(port: int) -> Values:
     return Values(response.body)
 
 
-async def read(sources: Iterable[Source]) -> Values:
+async def read(sources: Iterable[FigureSource]) -> Values:
     """The page of sources, without a network."""
     parts, _ = await Page(list(sources)).render()
     return Values(b"".join(parts).decode())

@@ -15,7 +15,7 @@ from support import eventually
 import qmq
 import qmq.blocking
 from qmq.errors import InvalidArgument, QmqError
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 GROUP = {"subject": "flights", "group": "ops"}
 

@@ -12,13 +12,13 @@ from server_cluster import REPLICATED, ServerCluster, cluster
 from support import eventually
 
 import qmq
-from qmq.broker.standing import PeerInfo, ReplicaInfo
+from qmq.broker.group_status import PeerInfo, ReplicaInfo
 from qmq.errors import CoordinationUnavailable
-from qmq.log.config import Flush, LogConfig
-from qmq.node.metering.coordination import CoordinationSource, CountedStore
-from qmq.node.metering.meta import MetaSource
-from qmq.node.metering.replica import ReplicaSource
-from qmq.node.replica import ReplicaNode
+from qmq.log.log_config import Flush, LogConfig
+from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
+from qmq.node.metering.meta_metrics import MetaSource
+from qmq.node.metering.replica_metrics import ReplicaSource
+from qmq.node.replica_node import ReplicaNode
 
 OURS = {"broker_group": "g1"}
 

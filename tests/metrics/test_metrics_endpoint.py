@@ -9,7 +9,7 @@ import pytest
 from metric_pages import OPENMETRICS, Values, ask, get
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, Endpoint
+from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
 from qmq.metrics.readiness import Readiness
@@ -37,14 +37,14 @@ def stands() -> list[Readiness]:
 
 
 @pytest.fixture
-async def endpoint(stands: list[Readiness]) -> AsyncIterator[Endpoint]:
-    found = Endpoint([Many()], lambda: stands[0])
+async def endpoint(stands: list[Readiness]) -> AsyncIterator[MetricsServer]:
+    found = MetricsServer([Many()], lambda: stands[0])
     await found.start("127.0.0.1", 0)
     yield found
     await found.stop()
 
 
-async def test_the_page_has_every_row_and_the_process_own_figures(endpoint: Endpoint) -> None:
+async def test_the_page_has_every_row_and_the_process_own_figures(endpoint: MetricsServer) -> None:
     response = await get(endpoint.port)
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     values = Values(response.body)
@@ -54,7 +54,7 @@ async def test_the_page_has_every_row_and_the_process_own_figures(endpoint: Endp
     assert values("qmq_one") == 1
 
 
-async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: Endpoint, stands: list[Readiness]) -> None:
+async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: MetricsServer, stands: list[Readiness]) -> None:
     assert (await get(endpoint.port, "/readyz"))[::2] == (200, "master\n")
     stands[0] = Readiness(False, "slave: no master is heard")
     assert (await get(endpoint.port, "/readyz"))[::2] == (503, "slave: no master is heard\n")
@@ -62,7 +62,7 @@ async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: Endpoi
         assert (await get(endpoint.port, path))[::2] == (200, "ok\n")
 
 
-async def test_who_accepts_openmetrics_gets_it(endpoint: Endpoint) -> None:
+async def test_who_accepts_openmetrics_gets_it(endpoint: MetricsServer) -> None:
     response = await get(endpoint.port, "/metrics", f"Accept: {OPENMETRICS};q=0.6, text/plain;version=0.0.4;q=0.5")
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     families = {family.name: family for family in text_string_to_metric_families(response.body)}
@@ -85,7 +85,7 @@ async def test_others_work_while_a_large_page_is_written() -> None:
     assert turns > ROWS // SLICE
 
 
-async def test_a_connection_stays_open_for_the_next_request(endpoint: Endpoint) -> None:
+async def test_a_connection_stays_open_for_the_next_request(endpoint: MetricsServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     for path in ("/metrics", "/healthz", "/metrics?name[]=x"):
         response = await ask(reader, writer, f"GET {path} HTTP/1.1\nHost: test")
@@ -107,26 +107,26 @@ async def test_a_connection_stays_open_for_the_next_request(endpoint: Endpoint) 
         ("GET /metrics HTTP/1.1\nno colon here", 400),
     ],
 )
-async def test_what_is_no_question_for_metrics_is_answered_so(endpoint: Endpoint, request_line: str, status: int) -> None:
+async def test_what_is_no_question_for_metrics_is_answered_so(endpoint: MetricsServer, request_line: str, status: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert (await ask(reader, writer, request_line)).status == status
     writer.close()
 
 
-async def test_head_says_how_long_the_page_is_without_it(endpoint: Endpoint) -> None:
+async def test_head_says_how_long_the_page_is_without_it(endpoint: MetricsServer) -> None:
     response = await get(endpoint.port, method="HEAD")
     assert (response.status, response.body) == (200, "")
     assert int(response.headers["content-length"]) > ROWS
 
 
-async def test_a_request_without_end_ends_its_connection(endpoint: Endpoint) -> None:
+async def test_a_request_without_end_ends_its_connection(endpoint: MetricsServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     writer.write(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
     assert await reader.read() == b""
     writer.close()
 
 
-async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: Endpoint) -> None:
+async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: MetricsServer) -> None:
     half_open = []
     for _ in range(CONNECTIONS_MAX):
         half_open.append(await asyncio.open_connection("127.0.0.1", endpoint.port))
@@ -139,7 +139,7 @@ async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: 
 
 
 async def test_a_source_that_fails_is_said_so_and_the_next_page_is_whole(
-    monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, endpoint: MetricsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Many, "fails", True)
     assert (await get(endpoint.port)).status == 500
@@ -148,7 +148,7 @@ async def test_a_source_that_fails_is_said_so_and_the_next_page_is_whole(
     assert (await get(endpoint.port)).status == 200
 
 
-async def test_stopping_ends_connections_that_wait(endpoint: Endpoint) -> None:
+async def test_stopping_ends_connections_that_wait(endpoint: MetricsServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert (await ask(reader, writer, "GET /healthz HTTP/1.1")).status == 200
     await endpoint.stop()

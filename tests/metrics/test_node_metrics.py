@@ -15,10 +15,10 @@ from prometheus_client.exposition import generate_latest
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.errors import LogDamaged, QmqError
-from qmq.log.config import LogConfig
-from qmq.node.dev import Node
+from qmq.log.log_config import LogConfig
+from qmq.node.dev_node import Node
 from qmq.node.metering.serving import figures_by_role
 
 GROUP = {"subject": "flights", "group": "ops"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from qmq_ordering.advance import advance, advance_fully, first_frontier, partitions_to_ask, readable
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
-from qmq_ordering.frontier import Frontier, Gate, GroupRecord, Piece, Readable
+from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, GroupRecord, Readable
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 from qmq.errors import RouteChanged
@@ -22,7 +22,7 @@ ROUTES = {1: FIRST, 2: SECOND, 3: THIRD}
 
 
 def frontier(*pieces: tuple[int, int, int]) -> Frontier:
-    return Frontier(tuple(Piece(LpRange(first, end), version) for first, end, version in pieces))
+    return Frontier(tuple(FrontierPiece(LpRange(first, end), version) for first, end, version in pieces))
 
 
 def nothing(_number: int, _lps: LpRange) -> bool:

@@ -14,9 +14,9 @@ import pytest
 from qmq_ordering.advance import Finished, advance, advance_fully, first_frontier, readable
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.assignment import assign
-from qmq_ordering.frontier import Frontier, Gate, Piece
+from qmq_ordering.frontier import Frontier, FrontierPiece, Gate
 from qmq_ordering.lane import Assignment
-from qmq_ordering.resharding import PartitionLoad, Past, Policy, Split, decide
+from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardPolicy, Split, decide
 from qmq_ordering.route import LpRange, Route
 
 LOGICAL = 100
@@ -92,12 +92,12 @@ def test_hazard_10_a_range_that_is_ahead_waits_for_its_own_next_source() -> None
     """Partition 2 of version 2 is closed by version 3, and finished nowhere: that 1 is finished carries no range past it."""
     routes = splits_of(3)
     steps = advance_fully(first_frontier(LOGICAL, 1), Gate.LANES, routes, 3, lambda number, _: number == 1)
-    assert steps[-1] == Frontier((Piece(LpRange(0, 50), 2), Piece(LpRange(50, 100), 3)))
+    assert steps[-1] == Frontier((FrontierPiece(LpRange(0, 50), 2), FrontierPiece(LpRange(50, 100), 3)))
 
 
 def test_hazard_14_a_flip_of_the_gate_wedges_nothing_and_closes_nothing() -> None:
     routes = splits_of(3)
-    ahead = Frontier((Piece(LpRange(0, 50), 2), Piece(LpRange(50, 100), 1)))
+    ahead = Frontier((FrontierPiece(LpRange(0, 50), 2), FrontierPiece(LpRange(50, 100), 1)))
     assert advance(ahead, Gate.STRICT, routes, 3, done()) == ahead, "nothing closes"
     assert advance(ahead, Gate.STRICT, routes, 3, done((2, LpRange(0, 50)))) == ahead, "who is ahead waits"
     caught_up = advance(ahead, Gate.STRICT, routes, 3, done((1, LpRange(50, 100))))
@@ -111,8 +111,8 @@ def test_hazard_14_a_flip_of_the_gate_wedges_nothing_and_closes_nothing() -> Non
 
 def test_hazard_15_no_split_storm_under_a_load_that_does_not_stop() -> None:
     """A load far above what any split can help with, looked at every second for an hour."""
-    policy = Policy(is_enabled=True, split_messages_per_s=10, partitions_max=16)
-    route, past, times = first_route(LOGICAL, 1, ["a", "b"]), Past(), []
+    policy = ReshardPolicy(is_enabled=True, split_messages_per_s=10, partitions_max=16)
+    route, past, times = first_route(LOGICAL, 1, ["a", "b"]), LoadHistory(), []
     for second in range(3600):
         loads = [PartitionLoad(p.number, p.range.width * 1e6, p.range.width * 1e6, 10**9, (1.0,) * p.range.width) for p in route.partitions]
         found, past = decide(policy, route, loads, ["a", "b"], past, second * 1000)
@@ -127,8 +127,8 @@ def test_hazard_15_no_split_storm_under_a_load_that_does_not_stop() -> None:
 
 def test_hazard_15_a_load_around_the_threshold_does_not_flip_flop() -> None:
     """One minute a little above, one minute a little below, for a day: split once, never merged again."""
-    policy = replace(Policy(is_enabled=True), merge_messages_per_s=9_999, merge_quiet_ms=0)
-    route, past, operations = first_route(LOGICAL, 1, ["a"]), Past(), []
+    policy = replace(ReshardPolicy(is_enabled=True), merge_messages_per_s=9_999, merge_quiet_ms=0)
+    route, past, operations = first_route(LOGICAL, 1, ["a"]), LoadHistory(), []
     for minute in range(24 * 60):
         rate = (10_500.0 if minute % 2 == 0 else 9_500.0) / LOGICAL
         loads = [PartitionLoad(p.number, rate * p.range.width, rate * p.range.width, 0, (rate,) * p.range.width) for p in route.partitions]
@@ -140,8 +140,8 @@ def test_hazard_15_a_load_around_the_threshold_does_not_flip_flop() -> None:
 
 
 def test_hazard_16_many_tiny_partitions_are_merged_once_the_load_is_gone() -> None:
-    policy = Policy(is_enabled=True, partitions_min=2)
-    route, past, now_ms = first_route(LOGICAL, LOGICAL, ["a", "b"]), Past(), 0
+    policy = ReshardPolicy(is_enabled=True, partitions_min=2)
+    route, past, now_ms = first_route(LOGICAL, LOGICAL, ["a", "b"]), LoadHistory(), 0
     for _ in range(100_000):
         loads = [PartitionLoad(part.number, 1.0, 100.0, 0, ()) for part in route.partitions]
         found, past = decide(policy, route, loads, ["a", "b"], past, now_ms)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.algebra import first_route, merge
-from qmq_ordering.phases import TRANSITIONS, Event, document, mermaid, step, table
+from qmq_ordering.phases import TRANSITIONS, PhaseEvent, document, mermaid, step, table
 from qmq_ordering.route import FENCED, Change, Phase
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
@@ -24,12 +24,12 @@ def in_phase(phase: Phase) -> Change:
 
 
 def test_a_change_goes_through_its_phases_and_notes_when() -> None:
-    change = step(PREPARED, Event.SOURCE_SEALED, number=2, sequence=FENCED)
-    change = step(change, Event.SOURCE_SEALED, number=1, sequence=17)
+    change = step(PREPARED, PhaseEvent.SOURCE_SEALED, number=2, sequence=FENCED)
+    change = step(change, PhaseEvent.SOURCE_SEALED, number=1, sequence=17)
     assert (change.phase, change.sealed) == (Phase.PREPARED, {1: 17, 2: FENCED})
-    change = step(change, Event.ALL_SEALED, now_ms=100)
-    change = step(change, Event.PUBLISHED, now_ms=105)
-    change = step(change, Event.EVERY_GROUP_ADVANCED, now_ms=900)
+    change = step(change, PhaseEvent.ALL_SEALED, now_ms=100)
+    change = step(change, PhaseEvent.PUBLISHED, now_ms=105)
+    change = step(change, PhaseEvent.EVERY_GROUP_ADVANCED, now_ms=900)
     assert change.phase is Phase.DONE
     assert change.times_ms == {"sealed": 100, "published": 105, "done": 900}
     assert Change.decode(change.encode()) == change
@@ -38,7 +38,7 @@ def test_a_change_goes_through_its_phases_and_notes_when() -> None:
 def test_every_pair_that_is_not_in_the_table_is_refused() -> None:
     possible = {(each.phase, each.event) for each in TRANSITIONS}
     assert len(possible) == len(TRANSITIONS)
-    for phase, event in product(Phase, Event):
+    for phase, event in product(Phase, PhaseEvent):
         if (phase, event) in possible:
             assert step(in_phase(phase), event, number=2, sequence=5).phase is next(
                 each.next for each in TRANSITIONS if (each.phase, each.event) == (phase, event)
@@ -49,47 +49,47 @@ def test_every_pair_that_is_not_in_the_table_is_refused() -> None:
 
 
 def test_nothing_is_published_while_a_source_is_open() -> None:
-    half = step(PREPARED, Event.SOURCE_SEALED, number=1, sequence=17)
-    for phase, event in ((Phase.PREPARED, Event.ALL_SEALED), (Phase.SEALED, Event.PUBLISHED)):
+    half = step(PREPARED, PhaseEvent.SOURCE_SEALED, number=1, sequence=17)
+    for phase, event in ((Phase.PREPARED, PhaseEvent.ALL_SEALED), (Phase.SEALED, PhaseEvent.PUBLISHED)):
         with pytest.raises(AssertionError, match=r"sources \[2\] are not closed"):
             step(replace(half, phase=phase), event)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_fenced_source_gets_its_sequence_whenever_its_broker_group_is_back(phase: Phase) -> None:
-    assert step(in_phase(phase), Event.SOURCE_SEALED, number=2, sequence=40).sealed == {1: 17, 2: 40}
+    assert step(in_phase(phase), PhaseEvent.SOURCE_SEALED, number=2, sequence=40).sealed == {1: 17, 2: 40}
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_asking_again_changes_nothing(phase: Phase) -> None:
     change = in_phase(phase)
-    assert step(change, Event.SOURCE_SEALED, number=1, sequence=17) is change
-    assert step(change, Event.SOURCE_SEALED, number=2, sequence=FENCED) is change
+    assert step(change, PhaseEvent.SOURCE_SEALED, number=1, sequence=17) is change
+    assert step(change, PhaseEvent.SOURCE_SEALED, number=2, sequence=FENCED) is change
 
 
 def test_a_fence_forgets_no_sequence_that_is_known() -> None:
-    assert step(FENCED_ONCE, Event.SOURCE_SEALED, number=1, sequence=FENCED) is FENCED_ONCE
+    assert step(FENCED_ONCE, PhaseEvent.SOURCE_SEALED, number=1, sequence=FENCED) is FENCED_ONCE
 
 
 def test_two_command_messages_in_one_partition_stop_everything() -> None:
     with pytest.raises(AssertionError, match="two command messages"):
-        step(FENCED_ONCE, Event.SOURCE_SEALED, number=1, sequence=18)
+        step(FENCED_ONCE, PhaseEvent.SOURCE_SEALED, number=1, sequence=18)
 
 
 @pytest.mark.parametrize(("number", "sequence"), [(3, 5), (None, 5), (1, None), (1, -2)])
 def test_what_no_broker_can_say_is_refused(number: int | None, sequence: int | None) -> None:
     with pytest.raises(AssertionError):
-        step(PREPARED, Event.SOURCE_SEALED, number=number, sequence=sequence)
+        step(PREPARED, PhaseEvent.SOURCE_SEALED, number=number, sequence=sequence)
 
 
 @pytest.mark.parametrize("phase", [Phase.SEALED, Phase.PUBLISHED, Phase.DONE])
 def test_a_source_is_not_closed_for_the_first_time_behind_the_seal(phase: Phase) -> None:
     with pytest.raises(AssertionError, match="never closed"):
-        step(replace(PREPARED, phase=phase), Event.SOURCE_SEALED, number=1, sequence=1)
+        step(replace(PREPARED, phase=phase), PhaseEvent.SOURCE_SEALED, number=1, sequence=1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(Event), st.sampled_from([1, 2]), st.sampled_from([FENCED, 5])), max_size=30))
-def test_a_phase_never_goes_back_and_what_is_known_stays_known(story: list[tuple[Event, int, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(PhaseEvent), st.sampled_from([1, 2]), st.sampled_from([FENCED, 5])), max_size=30))
+def test_a_phase_never_goes_back_and_what_is_known_stays_known(story: list[tuple[PhaseEvent, int, int]]) -> None:
     """Events in any order, as metaservers that race would bring them: each is taken or refused."""
     order = list(Phase)
     change = PREPARED

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.algebra import first_route, next_route, split
-from qmq_ordering.resharding import Decision, Merge, PartitionLoad, Past, Policy, Split, decide
+from qmq_ordering.resharding import LoadHistory, Merge, PartitionLoad, ReshardDecision, ReshardPolicy, Split, decide
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument
 
-POLICY = Policy(is_enabled=True)
+POLICY = ReshardPolicy(is_enabled=True)
 MINUTE = 60_000
 NOW = 1_700_000_000_000
 
@@ -35,9 +35,14 @@ def load(route: Route, number: int, lp_load: Sequence[float], *, backlog: int = 
 
 
 def once(
-    route: Route, loads: list[PartitionLoad], *, policy: Policy = POLICY, groups: Sequence[str] = ("a",), past: Past | None = None
-) -> Decision:
-    return decide(policy, route, loads, groups, Past(), NOW)[0]
+    route: Route,
+    loads: list[PartitionLoad],
+    *,
+    policy: ReshardPolicy = POLICY,
+    groups: Sequence[str] = ("a",),
+    past: LoadHistory | None = None,
+) -> ReshardDecision:
+    return decide(policy, route, loads, groups, LoadHistory(), NOW)[0]
 
 
 def test_a_hot_partition_is_split_where_its_load_halves() -> None:
@@ -108,15 +113,15 @@ def test_the_heaviest_part_goes_to_the_least_loaded_group_and_the_lightest_stays
 def test_cold_neighbours_are_merged_when_they_were_cold_for_long() -> None:
     route = route_of(4, 4, 4)
     loads = [load(route, 1, [900] * 4), load(route, 2, [10] * 4), load(route, 3, [20] * 4)]
-    first, past = decide(POLICY, route, loads, ["a"], Past(), NOW)
-    assert first == Decision(
+    first, past = decide(POLICY, route, loads, ["a"], LoadHistory(), NOW)
+    assert first == ReshardDecision(
         None,
         (
             "Partitions 2 and 3 have been cold for 0 s: together 120 messages/s and 12,000 bytes/s, "
             "below 1,000 and 5,000,000; they are to be merged when that has lasted 300 s.",
         ),
     )
-    later, past = decide(POLICY, route, loads, ["a"], Past.decode(past.encode()), NOW + 5 * MINUTE - 1)
+    later, past = decide(POLICY, route, loads, ["a"], LoadHistory.decode(past.encode()), NOW + 5 * MINUTE - 1)
     assert later.operation is None
     ripe, past = decide(POLICY, route, loads, ["a"], past, NOW + 5 * MINUTE)
     assert ripe.operation == Merge((2, 3), "a")
@@ -126,7 +131,7 @@ def test_cold_neighbours_are_merged_when_they_were_cold_for_long() -> None:
 def test_a_warm_moment_starts_the_quiet_time_anew() -> None:
     route = route_of(4, 4)
     cold = [load(route, 1, [1] * 4), load(route, 2, [1] * 4)]
-    _, past = decide(POLICY, route, cold, ["a"], Past(), NOW)
+    _, past = decide(POLICY, route, cold, ["a"], LoadHistory(), NOW)
     _, past = decide(POLICY, route, [cold[0], load(route, 2, [300] * 4)], ["a"], past, NOW + 4 * MINUTE)
     found, past = decide(POLICY, route, cold, ["a"], past, NOW + 6 * MINUTE)
     assert found.operation is None
@@ -176,7 +181,7 @@ def test_the_limits_of_the_policy_hold_and_are_said() -> None:
 def test_behind_any_change_there_is_a_cool_down() -> None:
     route = route_of(8)
     hot = [load(route, 1, [2000] * 8)]
-    _, past = decide(POLICY, route, hot, ["a"], Past(), NOW)
+    _, past = decide(POLICY, route, hot, ["a"], LoadHistory(), NOW)
     found, past = decide(POLICY, route, hot, ["a"], past, NOW + 20_000)
     assert found.operation is None
     assert found.reasons[-1] == "Nothing is done yet: the last change was 20 s ago, and the cool-down is 60 s."
@@ -186,7 +191,7 @@ def test_behind_any_change_there_is_a_cool_down() -> None:
 def test_a_change_that_somebody_else_made_is_noticed() -> None:
     route = route_of(8)
     calm = [load(route, 1, [1000] * 8)]
-    _, past = decide(POLICY, route, calm, ["a"], Past(), NOW)
+    _, past = decide(POLICY, route, calm, ["a"], LoadHistory(), NOW)
     other = next_route(route, split(route, 1, [1], change_id="by hand"))
     hot = [load(other, 2, [9]), load(other, 3, [9000] * 7)]
     found, past = decide(POLICY, other, hot, ["a"], past, NOW + 10 * MINUTE)
@@ -197,7 +202,7 @@ def test_a_change_that_somebody_else_made_is_noticed() -> None:
 def test_a_clock_that_was_ahead_holds_nothing_up_for_longer_than_the_cool_down() -> None:
     route = route_of(8)
     hot = [load(route, 1, [2000] * 8)]
-    past = Past(version=1, changed_ms=NOW + 1_000_000_000)
+    past = LoadHistory(version=1, changed_ms=NOW + 1_000_000_000)
     found, past = decide(POLICY, route, hot, ["a"], past, NOW)
     assert found.operation is None
     assert decide(POLICY, route, hot, ["a"], past, NOW + MINUTE)[0].operation is not None
@@ -205,7 +210,7 @@ def test_a_clock_that_was_ahead_holds_nothing_up_for_longer_than_the_cool_down()
 
 def test_a_policy_that_is_off_explains_and_does_nothing() -> None:
     route = route_of(8)
-    found, past = decide(Policy(), route, [load(route, 1, [2000] * 8)], ["a"], Past(), NOW)
+    found, past = decide(ReshardPolicy(), route, [load(route, 1, [2000] * 8)], ["a"], LoadHistory(), NOW)
     assert found.operation is None
     assert found.reasons[0].startswith("Automatic resharding is off")
     assert "it is to be split at logical partition 4" in found.reasons[1]
@@ -245,20 +250,20 @@ def test_operations_say_what_they_are_and_become_changes() -> None:
 )
 def test_a_policy_that_cannot_be_meant_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument):
-        Policy(**wrong)  # type: ignore[arg-type]
+        ReshardPolicy(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_is_stored_comes_back() -> None:
-    policy = Policy(is_enabled=True, split_backlog=7, partitions_max=9)
-    assert Policy.decode(policy.encode()) == policy
-    past = Past(4, 17, {(1, 2): 5, (9, 3): 6})
-    assert Past.decode(past.encode()) == past
-    assert Past.decode(Past().encode()) == Past()
+    policy = ReshardPolicy(is_enabled=True, split_backlog=7, partitions_max=9)
+    assert ReshardPolicy.decode(policy.encode()) == policy
+    past = LoadHistory(4, 17, {(1, 2): 5, (9, 3): 6})
+    assert LoadHistory.decode(past.encode()) == past
+    assert LoadHistory.decode(LoadHistory().encode()) == LoadHistory()
 
 
 LP_LOADS = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([0, 0, 0, 50, 400])), min_size=1, max_size=24)
 POLICIES = st.builds(
-    Policy,
+    ReshardPolicy,
     is_enabled=st.just(True),
     split_messages_per_s=st.sampled_from([5.0, 40.0, 100.0]),
     split_bytes_per_s=st.sampled_from([4000.0, 1e9]),
@@ -282,11 +287,11 @@ def looked_at(route: Route, lp_loads: Sequence[float]) -> list[PartitionLoad]:
 
 
 @given(LP_LOADS, POLICIES, st.data())
-def test_any_constant_load_settles(lp_loads: list[float], policy: Policy, data: st.DataObject) -> None:
+def test_any_constant_load_settles(lp_loads: list[float], policy: ReshardPolicy, data: st.DataObject) -> None:
     """Splits are fewer than logical partitions, merges fewer than what there ever was to merge; then nothing is done any more."""
     route = first_route(len(lp_loads), data.draw(st.integers(1, len(lp_loads))), ["a", "b"])
     begun = len(route.partitions)
-    past, now_ms, splits, merges, quiet = Past(), NOW, 0, 0, 0
+    past, now_ms, splits, merges, quiet = LoadHistory(), NOW, 0, 0, 0
     while quiet < 6:
         found, past = decide(policy, route, looked_at(route, lp_loads), ["b", "a"], past, now_ms)
         assert found.reasons
@@ -305,9 +310,9 @@ def test_any_constant_load_settles(lp_loads: list[float], policy: Policy, data: 
 
 @given(LP_LOADS, st.data())
 def test_what_settled_has_nothing_hot_that_could_be_split(lp_loads: list[float], data: st.DataObject) -> None:
-    policy = Policy(is_enabled=True, split_messages_per_s=40, merge_messages_per_s=0, cool_down_ms=0)
+    policy = ReshardPolicy(is_enabled=True, split_messages_per_s=40, merge_messages_per_s=0, cool_down_ms=0)
     route = first_route(len(lp_loads), data.draw(st.integers(1, min(3, len(lp_loads)))), ["a"])
-    past = Past()
+    past = LoadHistory()
     while (found := decide(policy, route, looked_at(route, lp_loads), ["a"], past, NOW))[0].operation is not None:
         operation, past = found[0].operation, found[1]
         assert operation is not None

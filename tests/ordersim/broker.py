@@ -11,25 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qmq_coordination.groups import Master, Mode
-from qmq_coordination.view import Change, ClusterView
+from qmq_coordination.broker_groups import MasterRecord, Mode
+from qmq_coordination.view import ClusterView, ViewChange
 from qmq_replication.coordinator import Coordinator
 
 from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.connection import Connection
 from qmq.broker.control import ControlService
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import CoordinationError, DiskFull, Outcome, from_wire
 from qmq.limits import KIB
-from qmq.log.config import LogConfig
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.node.right import Right
-from qmq.node.routing import ViewRouting
+from qmq.node.view_routing import ViewRouting
+from qmq.node.write_lease import WriteLease
 from qmq.rpc import CODE, OUTCOME, RETRY
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class Replica(Process):
         self.broker.committer = self
         self.broker.fatal = lambda cause: simulation.broke(name, cause)
         self.broker.routing = ViewRouting(self.view, self.group.name)
-        record = Master(name, 0, "", f"{name}:1", f"{name}:2")
+        record = MasterRecord(name, 0, "", f"{name}:1", f"{name}:2")
         self.coordinator = Coordinator(self.coordination, self.group.name, record, simulation.new_id, lease_s=LEASE_S)
-        self.right = Right(
+        self.right = WriteLease(
             self.broker, self.coordination, self.group.name, self.clock, lease_ms=lambda: int(self.coordinator.lease_s * 1000)
         )
         self.broker.right = self.right
@@ -105,7 +105,7 @@ class Replica(Process):
         self.view.on_change(self._changed)
         self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]
 
-    def _changed(self, _: Change) -> None:
+    def _changed(self, _: ViewChange) -> None:
         state = self.view.group(self.group.name)
         self.broker.forget_routes()
         self.broker.is_read_only = state.mode is Mode.READ_ONLY

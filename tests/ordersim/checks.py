@@ -18,7 +18,7 @@ from ordersim.violation import Violation
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation
-    from qmq.client.ordered.message import OrderedMessage
+    from qmq.client.ordered.ordered_message import OrderedMessage
 
 Where = tuple[str, int, int]
 """Group, partition, sequence."""

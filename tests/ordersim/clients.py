@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from ordersim.process import Process
-from qmq.client.link import Links
+from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
 from qmq.client.metadata import MetadataClient
-from qmq.client.ordered.consumer import OrderedConsumer
-from qmq.client.ordered.message import OrderedMessage
-from qmq.client.ordered.producer import OrderedProducer
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.receipts import Ticket
 from qmq.errors import Outcome, QmqError, Unavailable
 

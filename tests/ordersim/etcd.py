@@ -9,19 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qmq_coordination.store import (
+from qmq_coordination.coordination_store import (
     NO_LEASE,
-    Changes,
     Compare,
     Delete,
-    Event,
+    KeyListing,
     KeyValue,
     LeaseId,
-    Listing,
     Operation,
     Put,
     Revision,
     TxnResult,
+    WatchedChanges,
+    WatchEvent,
 )
 from sim.store import LATE_MS, TIMEOUT_MS, Etcd
 from sim.world import World
@@ -40,9 +40,9 @@ class WatchedEtcd(Etcd):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.history: list[Changes] = []
+        self.history: list[WatchedChanges] = []
         self.watchers: dict[Callable[[], None], None] = {}
-        self.on_revision: Callable[[Changes, dict[str, KeyValue]], None] = lambda changes, before: None
+        self.on_revision: Callable[[WatchedChanges, dict[str, KeyValue]], None] = lambda changes, before: None
         """Told of each change, and of what was there before."""
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
@@ -57,16 +57,16 @@ class WatchedEtcd(Etcd):
         self._apply(events)
         return TxnResult(True, Revision(self.revision), tuple(() for _ in success))
 
-    def _events(self, operation: Operation, revision: int) -> list[Event]:
+    def _events(self, operation: Operation, revision: int) -> list[WatchEvent]:
         if isinstance(operation, Put):
             before = self.items.get(operation.key)
             created, version = (before.create_revision, before.version + 1) if before else (revision, 1)
             item = KeyValue(operation.key, operation.value, created, revision, version, operation.lease)
-            return [Event(operation.key, revision, item)]
+            return [WatchEvent(operation.key, revision, item)]
         assert isinstance(operation, Delete)
-        return [Event(operation.key, revision, None)] if operation.key in self.items else []
+        return [WatchEvent(operation.key, revision, None)] if operation.key in self.items else []
 
-    def _apply(self, events: list[Event]) -> None:
+    def _apply(self, events: list[WatchEvent]) -> None:
         if not events:
             return
         self.revision += 1
@@ -76,7 +76,7 @@ class WatchedEtcd(Etcd):
                 self.items.pop(event.key, None)
             else:
                 self.items[event.key] = event.now
-        changes = Changes(Revision(self.revision), tuple(events))
+        changes = WatchedChanges(Revision(self.revision), tuple(events))
         self.history.append(changes)
         del self.history[:-KEPT]
         self.on_revision(changes, before)
@@ -92,7 +92,7 @@ class WatchedEtcd(Etcd):
         if self.leases.pop(lease, None) is None:
             raise LeaseNotFound(f"lease {lease} has ended")
         keys = sorted(key for key, item in self.items.items() if item.lease == lease)
-        self._apply([Event(key, self.revision + 1, None) for key in keys])
+        self._apply([WatchEvent(key, self.revision + 1, None) for key in keys])
 
 
 class Store:
@@ -144,9 +144,9 @@ class Store:
         found: KeyValue | None = await self._ask(self._etcd.items.get, key, is_change=False)
         return found
 
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
         """See CoordinationStore."""
-        found: Listing = await self._ask(self._etcd.list, prefix, is_change=False)
+        found: KeyListing = await self._ask(self._etcd.list, prefix, is_change=False)
         return found
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
@@ -178,7 +178,7 @@ class Store:
         """See CoordinationStore."""
         await self._ask(self._etcd.end, lease, is_change=True)
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[Changes]:
+    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
         """See CoordinationStore. Breaks while the store cannot be reached, and now and then."""
         at = start_revision
         news = asyncio.Event()

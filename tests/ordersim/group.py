@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qmq_coordination.groups import group_key
-from qmq_coordination.store import Put
-from qmq_replication.membership import Membership
+from qmq_coordination.broker_groups import group_key
+from qmq_coordination.coordination_store import Put
+from qmq_replication.replica_membership import ReplicaMembership
 
 from ordersim.broker import Replica
 
@@ -43,7 +43,7 @@ class BrokerGroup:
         self.candidate: Replica | None = None
         self._folders = 0
         self._idle_since = 0
-        key, members = group_key(name, "members"), Membership(1, self.replicas)
+        key, members = group_key(name, "members"), ReplicaMembership(1, self.replicas)
         simulation.etcd.txn((), [Put(key, members.encode())])
         self._elect(self.replicas[0])
         self.world.after(WATCH_MS, self._watch)

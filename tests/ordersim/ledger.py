@@ -16,12 +16,12 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qmq_coordination.ordered import FENCES
+from qmq_coordination.ordered_records import FENCES
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from ordersim.violation import Violation
 from qmq.batch import BatchView, Kind
-from qmq.log import commands
+from qmq.log import command_messages
 from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneUnpark, decode_actions
 from qmq.log.envelopes import Entry, unwrap, walk
 from qmq.model import MessageId
@@ -173,7 +173,7 @@ class Ledger:
 
     def _sealed(self, view: BatchView) -> None:
         part = self.parts[view.header.partition]
-        sealed = commands.read(view.region, view.base_sequence)
+        sealed = command_messages.read(view.region, view.base_sequence)
         if part.sealed_at >= 0:
             raise Violation(f"sealed: partition {part.part.number} has a second command message at {view.base_sequence}")
         part.sealed_at = sealed.sequence

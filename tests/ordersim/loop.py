@@ -61,7 +61,7 @@ class Timer:
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """See the module. `broken` is told of what nobody caught."""
+    """`broken` is told of what nobody caught."""
 
     def __init__(self, world: World, name: str, broken: Callable[[str, BaseException], None]) -> None:
         self.world = world

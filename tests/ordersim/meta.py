@@ -9,13 +9,13 @@ from qmq_coordination.view import ClusterView
 
 from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
-from qmq.meta.brokers import Brokers
-from qmq.meta.cluster import Cluster
-from qmq.meta.convert import route_of, settings_of
-from qmq.meta.ordered.asking import Masters
-from qmq.meta.ordered.changes import Changes
+from qmq.meta.broker_calls import Brokers
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.messages_of import route_of, settings_of
+from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.service import OrderedService
+from qmq.meta.ordered.ordered_service import OrderedService
+from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.proto.v1 import meta_pb2 as pb
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class Metaserver(Process):
         store = Coordination(self.simulation.etcd, self)
         self.view = ClusterView(store, monotonic_s=self.loop.time)
         brokers = SimBrokers(self, self.view)
-        masters = Masters(brokers)
-        self.cluster = Cluster(store, self.view, auto_create=False)
+        masters = PartitionMasters(brokers)
+        self.cluster = ClusterCatalog(store, self.view, auto_create=False)
         self.controller = controller = Controller(store, self.view, masters, self.clock)
-        controller.changes = Changes(
+        controller.changes = RouteChanges(
             store, masters, sleep=asyncio.sleep, now_ms=self.clock.time_ms, new_id=self.simulation.new_id, arrow=self._arrow
         )
         controller.groups._arrow = controller.placing._arrow = self._arrow

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qmq_coordination.groups import group_key
-from qmq_coordination.ordered import MEMBERS
+from qmq_coordination.broker_groups import group_key
+from qmq_coordination.ordered_records import MEMBERS
 
 from ordersim.broker import Replica
 from ordersim.clients import ConsumerProcess, ProducerProcess

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qmq_coordination.ordered import FENCES, ROUTES, Fence
-from qmq_coordination.store import Changes, KeyValue
+from qmq_coordination.coordination_store import KeyValue, WatchedChanges
+from qmq_coordination.ordered_records import FENCES, ROUTES, Fence
 from qmq_ordering.algebra import next_route
 from qmq_ordering.frontier import Frontier, Gate, GroupRecord
 from qmq_ordering.route import FENCED, Change, Phase, Route
@@ -47,7 +47,7 @@ class Routes:
         self._known_at: dict[int, tuple[str, ...]] = {}
         """The groups that there were when a version was published."""
 
-    def changed(self, changes: Changes, before: dict[str, KeyValue]) -> None:
+    def changed(self, changes: WatchedChanges, before: dict[str, KeyValue]) -> None:
         """The store has another revision."""
         events = sorted(changes.events, key=lambda event: "/latest" in event.key)
         for event in events:

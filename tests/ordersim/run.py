@@ -1,6 +1,7 @@
 """One seed: build a cluster, let faults happen and routes change for a while, then calm down and demand that all comes to its end; again.
 
-Safety is checked with every event (ledger.py, routes.py, checks.py). In a calm phase everything is healed, and as long as something is left
+Safety is checked with every event (plan_log.py, routes.py, row_checks.py). In a calm phase everything is healed, and as long as
+something is left
 (changes that are not done, messages that are not decided, groups that have not read all, or are not at the latest version) there must be
 less of it within a simulated minute.
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from qmq_coordination.ordered import latest_key, route_key
-from qmq_coordination.store import Put
+from qmq_coordination.coordination_store import Put
+from qmq_coordination.ordered_records import latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_ordering.algebra import first_route
 from qmq_ordering.route import Phase

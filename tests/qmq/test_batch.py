@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, BatchView, Kind, encode, place, sent_sizes
+from qmq.batch_columns import Columns, tag_bloom, tag_hash
 from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
-from qmq.region import Columns, tag_bloom, tag_hash
 
 TEXT = st.text(max_size=20)
 MESSAGE = st.tuples(

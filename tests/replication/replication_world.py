@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from qmq_replication.core import Replica
-from qmq_replication.history import History, Run
-from qmq_replication.membership import Membership
-from qmq_replication.messages import Ack, Message, Mismatch, TakeOver
-from qmq_replication.ready import Campaign, Change, Chunk, DurableState, Ready, Request, Timing
+from qmq_replication.history import EpochRun, History
+from qmq_replication.ready import Campaign, DurableState, LogChunk, MembershipChange, Ready, Request, Timing
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Ack, Message, Mismatch, TakeOver
 
 Letter = tuple[str, str, Any]
 """From, to, message."""
@@ -34,13 +34,13 @@ class ListLog:
         """Where the log ends."""
         return self.last
 
-    def read(self, place: int, after: int, bytes_max: int) -> Chunk | None:
+    def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
         """Entries behind `after`."""
         assert place == after
         if after < self.start_index:
             return None
         found = tuple(self.epochs[after - self.start_index :][: self.read_max])
-        return Chunk(after + len(found), found, after + len(found), len(found))
+        return LogChunk(after + len(found), found, after + len(found), len(found))
 
     def start(self) -> tuple[int, int, int]:
         """Behind what everything is here."""
@@ -54,10 +54,10 @@ class ListLog:
 
     def history(self) -> History:
         """Its shape."""
-        runs: list[Run] = []
+        runs: list[EpochRun] = []
         for index, epoch in enumerate(self.epochs, self.start_index + 1):
             if not runs or runs[-1].epoch != epoch:
-                runs.append(Run(epoch, index))
+                runs.append(EpochRun(epoch, index))
         return History(runs, self.last, self.start_index, self.start_epoch)
 
 
@@ -75,7 +75,7 @@ class Group:
         read_max: int = 100,
         voters: str = "",
     ) -> None:
-        self.membership = Membership(1, tuple(voters or names))
+        self.membership = ReplicaMembership(1, tuple(voters or names))
         self.timing = timing or Timing()
         self.now_ms = 0
         self.epoch = max([epoch, *(max(log, default=0) for log in (logs or {}).values())])
@@ -180,7 +180,7 @@ class Group:
         if isinstance(request, Campaign):
             self.epoch += 1
             core.campaign_won(self.now_ms, self.epoch, self.membership)
-        elif isinstance(request, Change) and core.leader is not None:
+        elif isinstance(request, MembershipChange) and core.leader is not None:
             self.membership = request.after
             core.leader.changed(request.after)
         self.carry_out(name)

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from qmq_replication.mesh import Mesh, Secret
-from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
+from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
 
 from qmq.network import Factory, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.stream import FrameStream
+from qmq.wire.frame_stream import FrameStream
 
 SECRET = b"secret"
 
@@ -38,10 +38,10 @@ class Listening:
     def _answer(self, each: Frame) -> None:
         if self._hello is None:
             self._hello = PeerHello.unpack(each.payload)
-            step = Step(nonce="challenge")
+            step = ProofStep(nonce="challenge")
         else:
-            self.proofs.append(is_proof(Step.unpack(each.payload).proof, SECRET, DIALS, self._hello, "challenge"))
-            step = Step(proof=prove(self._secret, LISTENS, self._hello, "challenge"))
+            self.proofs.append(is_proof(ProofStep.unpack(each.payload).proof, SECRET, DIALS, self._hello, "challenge"))
+            step = ProofStep(proof=prove(self._secret, LISTENS, self._hello, "challenge"))
         self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, step.pack()))
         self.stream.flush()
 

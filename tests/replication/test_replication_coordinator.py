@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from faulty_store import Fault, FaultyStore
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key, read_group
+from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import Claim, Master, group_key, read_group
-from qmq_coordination.store import Compare, Operation, Put, TxnResult
 from qmq_replication.coordinator import Coordinator, Won
-from qmq_replication.membership import Membership
+from qmq_replication.replica_membership import ReplicaMembership
 
 VOTERS = ("a", "b", "c")
 
@@ -34,20 +34,20 @@ ATTEMPTS = count(1)
 
 
 def coordinator(store: FaultyStore, name: str) -> Coordinator:
-    return Coordinator(store, "g", Master(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep)
+    return Coordinator(store, "g", MasterRecord(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep)
 
 
 async def test_the_first_one_founds_the_group_and_the_others_join_it(store: FaultyStore) -> None:
     store.fail_next(Fault.UNANSWERED)
-    assert await coordinator(store, "a").bootstrap(VOTERS) == Membership(1, VOTERS)
-    assert await coordinator(store, "b").bootstrap(("x",)) == Membership(1, VOTERS)
+    assert await coordinator(store, "a").bootstrap(VOTERS) == ReplicaMembership(1, VOTERS)
+    assert await coordinator(store, "b").bootstrap(("x",)) == ReplicaMembership(1, VOTERS)
 
 
 async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)
-    assert await a.campaign() == Won(1, Membership(1, VOTERS))
-    assert await b.campaign() == Won(2, Membership(1, VOTERS))
+    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
+    assert await b.campaign() == Won(2, ReplicaMembership(1, VOTERS))
     state = await read_group(store, "g")
     assert state.claim.replica == "b"
     assert state.master is not None
@@ -57,10 +57,10 @@ async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> 
 async def test_a_campaign_waits_once_for_somebody_who_won_since_the_last_promise(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)
-    assert await a.campaign(0) == Won(1, Membership(1, VOTERS))
+    assert await a.campaign(0) == Won(1, ReplicaMembership(1, VOTERS))
     assert await b.campaign(0) is None
-    assert await b.campaign(0) == Won(2, Membership(1, VOTERS))
-    assert await a.campaign(2) == Won(3, Membership(1, VOTERS))
+    assert await b.campaign(0) == Won(2, ReplicaMembership(1, VOTERS))
+    assert await a.campaign(2) == Won(3, ReplicaMembership(1, VOTERS))
 
 
 async def test_of_two_that_campaign_at_once_one_wins(store: FaultyStore) -> None:
@@ -75,7 +75,7 @@ async def test_a_lost_answer_is_read_back_as_won(store: FaultyStore) -> None:
     a = coordinator(store, "a")
     await a.bootstrap(VOTERS)
     store.fail_next(Fault.UNANSWERED)
-    assert await a.campaign() == Won(1, Membership(1, VOTERS))
+    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> None:
@@ -83,7 +83,7 @@ async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> Non
     await a.bootstrap(VOTERS)
     store.fail_next(Fault.LOST)
     assert await a.campaign() is None
-    assert await a.campaign() == Won(1, Membership(1, VOTERS))
+    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours(store: FaultyStore) -> None:
@@ -106,7 +106,7 @@ async def test_only_voters_win_epochs(store: FaultyStore) -> None:
 async def test_an_epoch_comes_with_the_membership_of_the_same_moment(store: FaultyStore) -> None:
     a = coordinator(store, "a")
     await a.bootstrap(VOTERS)
-    after = Membership(2, ("a", "b"))
+    after = ReplicaMembership(2, ("a", "b"))
     store.do_before_next(store.inner.put(group_key("g", "members"), after.encode()))
     assert await a.campaign() is None
     assert await a.campaign() == Won(1, after)
@@ -122,7 +122,7 @@ async def test_a_change_is_repeated_until_its_outcome_is_certain(store: FaultySt
     assert await a.change(before, after) == after
     found = await store.get(group_key("g", "members"))
     assert found is not None
-    assert Membership.decode(found.value) == after
+    assert ReplicaMembership.decode(found.value) == after
 
 
 @pytest.mark.parametrize("faults", [[], [Fault.LOST]])
@@ -171,7 +171,7 @@ async def test_what_is_given_back_is_gone_and_another_epoch_s_is_left(store: Fau
     assert (await read_group(store, "g")).master is not None
     await a.resign(1)
     assert (await read_group(store, "g")).master is None
-    assert (await read_group(store, "g")).claim == Claim(1, "a", (await read_group(store, "g")).claim.attempt)
+    assert (await read_group(store, "g")).claim == EpochClaim(1, "a", (await read_group(store, "g")).claim.attempt)
 
 
 async def test_a_campaign_that_cannot_reach_the_store_is_lost(store: FaultyStore) -> None:

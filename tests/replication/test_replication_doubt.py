@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from qmq_replication.history import Run
-from qmq_replication.messages import Ack, Append, Mismatch, Promise, Reset
+from qmq_replication.history import EpochRun
 from qmq_replication.ready import Role, Timing
+from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Promise
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
@@ -70,9 +70,9 @@ def test_an_acknowledgement_from_before_a_peer_lost_its_place_does_not_count() -
 
 def test_a_reset_that_comes_twice_is_done_once() -> None:
     group = Group()
-    reset = Reset(1, 1, 1, 10, 10, 12)
+    reset = LogReset(1, 1, 1, 10, 10, 12)
     group.step("b", "a", reset)
-    group.step("b", "a", Append(1, 1, 1, 10, (Run(1, 11),), 12, 10, False, (1, 1)))
+    group.step("b", "a", Append(1, 1, 1, 10, (EpochRun(1, 11),), 12, 10, False, (1, 1)))
     group.step("b", "a", reset)
     assert group.log["a"].epochs == [1, 1]
 
@@ -82,9 +82,9 @@ def test_a_replica_that_holds_nothing_begins_where_the_masters_files_do_though_n
     group = Group()
     group.step("b", "a", Append(1, 0, 0, 0, (), 0, 0, False, None))
     assert group.core["a"].in_step
-    group.step("b", "a", Reset(1, 1, 0, 0, 5, 12))
+    group.step("b", "a", LogReset(1, 1, 0, 0, 5, 12))
     assert group.disk["a"].resetting_until == 12
-    group.step("b", "a", Append(1, 1, 0, 0, (Run(1, 1),), 12, 12, False, (1,) * 12))
+    group.step("b", "a", Append(1, 1, 0, 0, (EpochRun(1, 1),), 12, 12, False, (1,) * 12))
     group.step("b", "a", Append(1, 1, 1, 12, (), 12, 12, False, None))
     assert group.core["a"].may_count
 
@@ -93,17 +93,17 @@ def test_a_reset_below_what_is_committed_is_refused() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))
     with pytest.raises(ProtocolViolation, match="told to begin anew at 2, but 3 is committed"):
-        group.core["a"].step(0, "c", Reset(3, 1, 1, 2, 2, 5))
+        group.core["a"].step(0, "c", LogReset(3, 1, 1, 2, 2, 5))
 
 
 def test_while_a_log_is_built_anew_it_does_not_count() -> None:
     group = Group()
-    group.step("b", "a", Reset(1, 1, 1, 10, 10, 12))
+    group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
     assert group.disk["a"].resetting_until == 12
     assert not group.core["a"].may_count
-    group.step("b", "a", Append(1, 1, 1, 10, (Run(1, 11),), 11, 10, False, (1,)))
+    group.step("b", "a", Append(1, 1, 1, 10, (EpochRun(1, 11),), 11, 10, False, (1,)))
     assert not group.core["a"].may_count
-    group.step("b", "a", Append(1, 1, 1, 11, (Run(1, 12),), 12, 10, False, (1,)))
+    group.step("b", "a", Append(1, 1, 1, 11, (EpochRun(1, 12),), 12, 10, False, (1,)))
     assert group.core["a"].may_count
 
 
@@ -112,7 +112,7 @@ def test_a_replica_is_whole_again_only_by_what_this_epoch_has_committed() -> Non
     group = Group(doubtful="a", logs={"a": (1, 1)})
     group.step("b", "a", Append(2, 0, 1, 2, (), 2, 2, False, None))
     assert not group.core["a"].may_count
-    group.step("b", "a", Append(2, 0, 1, 2, (Run(2, 3),), 3, 2, False, (2,)))
+    group.step("b", "a", Append(2, 0, 1, 2, (EpochRun(2, 3),), 3, 2, False, (2,)))
     group.step("b", "a", Append(2, 0, 2, 3, (), 3, 3, False, None))
     assert group.core["a"].may_count
     assert group.disk["a"].is_whole

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from qmq_replication.history import History, Run, divergence
+from qmq_replication.history import EpochRun, History, divergence
 
 
 def history_of(epochs: list[int], start_index: int = 0, start_epoch: int = 0) -> History:
     """A history built one entry at a time."""
     history = History((), start_index, start_index, start_epoch)
     for index, epoch in enumerate(epochs, start_index + 1):
-        history.extend((Run(epoch, index),), index)
+        history.extend((EpochRun(epoch, index),), index)
     return history
 
 
@@ -37,7 +37,7 @@ class HistoryIsAList(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5), newer=st.integers(0, 2))
     def extend(self, count: int, newer: int) -> None:
         epoch = max(self.history.last_epoch + newer, 1)
-        self.history.extend((Run(epoch, self.last + 1),), self.last + count)
+        self.history.extend((EpochRun(epoch, self.last + 1),), self.last + count)
         self.epochs += [epoch] * count
 
     @precondition(lambda self: self.epochs)

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_replication.membership import Membership
-from qmq_replication.ready import Campaign, Change
+from qmq_replication.ready import Campaign, MembershipChange
+from qmq_replication.replica_membership import ReplicaMembership
 from replication_world import Group
 
 from qmq.errors import InvalidArgument, Unavailable
@@ -18,30 +18,30 @@ NAMES = "abcdefg"
 
 @given(st.integers(1, 7), st.dictionaries(st.sampled_from("abcdefgx"), st.integers(0, 9)))
 def test_the_quorum_index_is_the_highest_that_a_majority_holds(voters: int, held: dict[str, int]) -> None:
-    membership = Membership(1, tuple(NAMES[:voters]), ("x",))
+    membership = ReplicaMembership(1, tuple(NAMES[:voters]), ("x",))
     slow = max(index for index in range(10) if membership.is_majority(name for name in NAMES[:voters] if held.get(name, 0) >= index))
     assert membership.quorum_index(held) == slow
 
 
 @given(st.integers(1, 7), st.booleans())
 def test_any_majority_before_a_change_meets_any_majority_after_it(voters: int, is_added: bool) -> None:
-    before = Membership(1, tuple(NAMES[:voters]), ("x",))
+    before = ReplicaMembership(1, tuple(NAMES[:voters]), ("x",))
     after = before.with_voter("x") if is_added or voters == 1 else before.without("a")
     for left in combinations(before.voters, before.majority):
         assert all(set(left) & set(right) for right in combinations(after.voters, after.majority))
 
 
 def test_learners_make_no_majority() -> None:
-    membership = Membership(1, ("a", "b", "c"), ("x", "y"))
+    membership = ReplicaMembership(1, ("a", "b", "c"), ("x", "y"))
     assert not membership.is_majority(["a", "x", "y"])
     assert membership.is_majority(["a", "b", "b"])
     assert not membership.is_majority(["a", "a"])
 
 
 def test_versions_follow_each_other_and_survive_encoding() -> None:
-    membership = Membership(1, ("a", "b")).with_learner("x").with_voter("x").without("a")
-    assert membership == Membership(4, ("b", "x"))
-    assert Membership.decode(membership.encode()) == membership
+    membership = ReplicaMembership(1, ("a", "b")).with_learner("x").with_voter("x").without("a")
+    assert membership == ReplicaMembership(4, ("b", "x"))
+    assert ReplicaMembership.decode(membership.encode()) == membership
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_versions_follow_each_other_and_survive_encoding() -> None:
 def test_a_change_that_makes_no_sense_is_refused(change: object, complaint: str) -> None:
     assert callable(change)
     with pytest.raises(InvalidArgument, match=complaint):
-        change(Membership(1, ("a",)))
+        change(ReplicaMembership(1, ("a",)))
 
 
 # --- the master changes it ---------------------------------------------------------------------------------------------
@@ -227,4 +227,4 @@ def test_a_change_names_the_epoch_and_what_it_replaces() -> None:
     assert leader is not None
     after = group.membership.with_learner("x")
     leader.propose(after)
-    assert group.core["a"].ready.requests == [Change(1, group.membership, after)]
+    assert group.core["a"].ready.requests == [MembershipChange(1, group.membership, after)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from qmq_replication.history import Run
-from qmq_replication.messages import (
+from qmq_replication.history import EpochRun
+from qmq_replication.ready import Campaign, Resign, Role
+from qmq_replication.replica_messages import (
     Ack,
     Append,
     Mismatch,
@@ -15,7 +16,6 @@ from qmq_replication.messages import (
     Refusal,
     TakeOver,
 )
-from qmq_replication.ready import Campaign, Resign, Role
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
@@ -27,7 +27,7 @@ def heartbeat(epoch: int, prev_epoch: int, prev_index: int, *, commit: int = 0, 
 
 def entries(epoch: int, prev_epoch: int, prev_index: int, *epochs: int, commit: int = 0) -> Append:
     last = prev_index + len(epochs)
-    return Append(epoch, 0, prev_epoch, prev_index, (Run(epochs[0], prev_index + 1),), last, commit, False, epochs)
+    return Append(epoch, 0, prev_epoch, prev_index, (EpochRun(epochs[0], prev_index + 1),), last, commit, False, epochs)
 
 
 # --- section 5.1: epochs -----------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_entries_are_taken_where_the_log_continues_and_nowhere_else() -> None:
     group = Group(logs={"a": (1, 1, 2)})
     (answer,) = group.step("b", "a", entries(3, 3, 4, 3))
     assert isinstance(answer, Mismatch)
-    assert (answer.last_index, answer.runs) == (3, (Run(1, 1), Run(2, 3)))
+    assert (answer.last_index, answer.runs) == (3, (EpochRun(1, 1), EpochRun(2, 3)))
     group.step("b", "a", entries(3, 2, 3, 3))
     assert group.log["a"].epochs == [1, 1, 2, 3]
 

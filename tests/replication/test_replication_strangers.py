@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
-from qmq_replication.history import Run
-from qmq_replication.messages import Ack, Append, Message, Mismatch, PromiseRequest, Refusal, Reset
-from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, is_proof, prove
+from qmq_replication.history import EpochRun
+from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
 from qmq_replication.ready import Campaign, LookUp, Role
+from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Mismatch, PromiseRequest, Refusal
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
@@ -22,7 +22,7 @@ FAR = 10**15
 
 @pytest.mark.parametrize("sender", ["x", "a"])
 @pytest.mark.parametrize(
-    "message", [PromiseRequest(2), Append(2, 0, 0, 0, (), 0, 0, False, None), Reset(2, 0, 0, 0, 0, 0), Refusal(2), Ack(1, 0, 1, 1, 1)]
+    "message", [PromiseRequest(2), Append(2, 0, 0, 0, (), 0, 0, False, None), LogReset(2, 0, 0, 0, 0, 0), Refusal(2), Ack(1, 0, 1, 1, 1)]
 )
 def test_nobody_is_heard_but_the_others_of_the_group(sender: str, message: Message) -> None:
     group = Group()
@@ -79,9 +79,16 @@ def test_an_acknowledgement_of_what_there_is_not_is_refused(stored: int, last: i
 
 @pytest.mark.parametrize(
     ("runs", "start", "last"),
-    [((Run(1, 5), Run(2, 3)), 0, 9), ((Run(2, 1), Run(1, 3)), 0, 9), ((Run(1, 10),), 0, 9), ((), 9, 5), ((Run(1, -7),), 0, 9), ((), -1, 3)],
+    [
+        ((EpochRun(1, 5), EpochRun(2, 3)), 0, 9),
+        ((EpochRun(2, 1), EpochRun(1, 3)), 0, 9),
+        ((EpochRun(1, 10),), 0, 9),
+        ((), 9, 5),
+        ((EpochRun(1, -7),), 0, 9),
+        ((), -1, 3),
+    ],
 )
-def test_a_log_that_cannot_be_is_refused(runs: tuple[Run, ...], start: int, last: int) -> None:
+def test_a_log_that_cannot_be_is_refused(runs: tuple[EpochRun, ...], start: int, last: int) -> None:
     group = Group()
     group.elect("a")
     leader = group.core["a"].leader
@@ -92,9 +99,16 @@ def test_a_log_that_cannot_be_is_refused(runs: tuple[Run, ...], start: int, last
 
 @pytest.mark.parametrize(
     ("runs", "last"),
-    [((), 1), ((Run(1, 2),), 2), ((Run(3, 1),), 1), ((Run(2, 1), Run(1, 2)), 2), ((Run(1, 1), Run(2, 3)), 2), ((Run(1, 1),), 0)],
+    [
+        ((), 1),
+        ((EpochRun(1, 2),), 2),
+        ((EpochRun(3, 1),), 1),
+        ((EpochRun(2, 1), EpochRun(1, 2)), 2),
+        ((EpochRun(1, 1), EpochRun(2, 3)), 2),
+        ((EpochRun(1, 1),), 0),
+    ],
 )
-def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[Run, ...], last: int) -> None:
+def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[EpochRun, ...], last: int) -> None:
     group = Group()
     with pytest.raises(ProtocolViolation, match="no part of a log"):
         group.core["a"].step(0, "b", Append(2, 0, 0, 0, runs, last, 0, False, ()))
@@ -138,7 +152,7 @@ def test_a_proof_fits_one_connection_one_direction_and_one_secret() -> None:
 
 def test_replicas_introduce_themselves() -> None:
     assert PeerHello.unpack(memoryview(HELLO.pack())) == HELLO
-    assert Step.unpack(memoryview(Step("n", "p").pack())) == Step("n", "p")
+    assert ProofStep.unpack(memoryview(ProofStep("n", "p").pack())) == ProofStep("n", "p")
 
 
 @pytest.mark.parametrize(
@@ -159,14 +173,14 @@ def test_replicas_introduce_themselves() -> None:
     ],
 )
 def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
-    for kind in (PeerHello, Step):
+    for kind in (PeerHello, ProofStep):
         with pytest.raises(ProtocolViolation):
             kind.unpack(memoryview(said))  # type: ignore[attr-defined]
 
 
 @given(st.dictionaries(st.sampled_from(["version", "group", "replica", "to", "nonce", "proof"]), st.none() | st.integers() | st.text()))
 def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
-    for kind in (PeerHello, Step):
+    for kind in (PeerHello, ProofStep):
         try:
             kind.unpack(memoryview(json.dumps(found).encode()))  # type: ignore[attr-defined]
         except ProtocolViolation:
@@ -175,4 +189,4 @@ def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
 
 def test_half_a_character_is_no_proof() -> None:
     with pytest.raises(ProtocolViolation, match="surrogate"):
-        Step.unpack(memoryview(b'{"nonce": "", "proof": "\\ud800"}'))
+        ProofStep.unpack(memoryview(b'{"nonce": "", "proof": "\\ud800"}'))

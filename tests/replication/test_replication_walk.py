@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-from qmq_replication.messages import Message
+from qmq_replication.replica_messages import Message
 from replication_world import Group
 
 DEPTH = 6

@@ -12,10 +12,12 @@ from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_replication import wire
-from qmq_replication.history import Run
-from qmq_replication.messages import (
+from qmq_replication.history import EpochRun
+from qmq_replication.peer_proof import VERSION, PeerHello
+from qmq_replication.replica_messages import (
     Ack,
     Append,
+    LogReset,
     Message,
     Mismatch,
     Probe,
@@ -23,15 +25,13 @@ from qmq_replication.messages import (
     Promise,
     PromiseRequest,
     Refusal,
-    Reset,
     TakeOver,
 )
-from qmq_replication.proof import VERSION, PeerHello
 from support import ManualClock, intake
 
 from qmq.errors import CorruptBatch, ProtocolViolation
-from qmq.log.config import LogConfig
-from qmq.log.merged import read_merged
+from qmq.log.log_config import LogConfig
+from qmq.log.merged_log import read_merged
 from qmq.log.recovery import open_store
 
 MESSAGES: list[Message] = [
@@ -41,8 +41,8 @@ MESSAGES: list[Message] = [
     Promise(9, 8, 1 << 40, True),
     Append(5, 2, 4, 100, (), 100, 99, True, None),
     Ack(5, 2, 7, 9, (1 << 50, 64)),
-    Mismatch(5, 1, 9, 0, 0, (Run(1, 1), Run(4, 8)), (900, 80)),
-    Reset(5, 3, 4, 77, (1 << 41, 0), 1000),
+    Mismatch(5, 1, 9, 0, 0, (EpochRun(1, 1), EpochRun(4, 8)), (900, 80)),
+    LogReset(5, 3, 4, 77, (1 << 41, 0), 1000),
     Refusal(6),
     TakeOver(5),
 ]
@@ -74,14 +74,14 @@ def append(tmp_path: Path) -> Append:
     stretch = read_merged((store.messages, store.actions), (0, 0), 0, 1 << 20)
     store.close()
     assert stretch is not None
-    return Append(1, 0, 0, 0, (Run(1, 1),), stretch.last, 0, False, stretch.runs)
+    return Append(1, 0, 0, 0, (EpochRun(1, 1),), stretch.last, 0, False, stretch.runs)
 
 
 def test_an_append_carries_log_bytes_as_they_lie_and_they_come_out_as_entries(append: Append) -> None:
     found = wire.unpack(memoryview(sent(append)))
     assert isinstance(found, Append)
     assert found._replace(payload=None) == append._replace(payload=None)
-    assert isinstance(found.payload, wire.Stretch)
+    assert isinstance(found.payload, wire.LogStretch)
     assert [b"".join(run.buffers) for run in found.payload.runs] == [b"".join(run.buffers) for run in append.payload]
     assert [entry.envelope.index for entries in found.payload.entries for entry in entries] == [1, 2, 3, 4]
 
@@ -118,12 +118,12 @@ HEADS: dict[type, str] = {
     Append: "040b000000399a41b99a05020464906463c3c000",
     Ack: "05110000009914fa0b960502070992cf00040000000000004000",
     Mismatch: "0612000000dd7cef159705010900009292010192040892cd038450",
-    Reset: "07130000002808d53e960503044d92cf000002000000000000cd03e8",
+    LogReset: "07130000002808d53e960503044d92cf000002000000000000cd03e8",
     Refusal: "080200000058e930a99106",
     TakeOver: "0902000000d288211f9105",
 }
 """Every message's bytes in version 2 of what replicas speak. A replica refuses a message with a field more: whoever changes one raises
-VERSION in proof.py, so that two that do not understand each other say so when they meet."""
+VERSION in peer_proof.py, so that two that do not understand each other say so when they meet."""
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qmq_replication.membership import Membership
+from qmq_replication.replica_membership import ReplicaMembership
 
 from sim.disk import Entry
 
@@ -59,7 +59,7 @@ class Checks:
             if committed_in < epoch and not node.disk.holds(index, entry, durably=False):
                 raise Violation(f"leader completeness: {node.name} leads in {epoch} without {entry} at {index} of {committed_in}")
 
-    def commits(self, node: Node, before: int, after: int, members: Membership) -> None:
+    def commits(self, node: Node, before: int, after: int, members: ReplicaMembership) -> None:
         """A replica says that everything up to `after` is committed, while the coordination store has `members`."""
         if after < before:
             raise Violation(f"commit position: that of {node.name} went back from {before} to {after}")
@@ -73,7 +73,7 @@ class Checks:
             elif self.committed[index - 1] != entry:
                 raise Violation(f"state machine safety: {index} is {self.committed[index - 1]}, {node.name} commits {entry}")
 
-    def _first_commit(self, node: Node, index: int, entry: Entry, members: Membership) -> None:
+    def _first_commit(self, node: Node, index: int, entry: Entry, members: ReplicaMembership) -> None:
         holders = self._holders(index, entry)
         if not members.is_majority(holders):
             raise Violation(f"durability: {node.name} commits {entry} at {index}, which only {holders} of {members.voters} hold")
@@ -84,7 +84,7 @@ class Checks:
     def _holders(self, index: int, entry: Entry) -> list[str]:
         return [name for name, node in self._nodes.items() if node.is_doubtful or node.disk.holds(index, entry, durably=node.plan.is_sync)]
 
-    def changes(self, before: Membership, after: Membership) -> None:
+    def changes(self, before: ReplicaMembership, after: ReplicaMembership) -> None:
         """The coordination store's membership changes."""
         if after.version != before.version + 1 or len(set(before.voters) ^ set(after.voters)) > 1:
             raise Violation(f"membership: from {before} to {after}")
@@ -98,7 +98,7 @@ class Checks:
             raise Violation(f"acknowledged is committed: {name} acknowledges {value} at {index}, where {found} is")
         self.acknowledged[index] = value
 
-    def acknowledges_flushed(self, node: Node, index: int, entry: Entry, members: Membership) -> None:
+    def acknowledges_flushed(self, node: Node, index: int, entry: Entry, members: ReplicaMembership) -> None:
         """A producer was told that no power cut can take its message."""
         holders = [name for name, each in self._nodes.items() if each.is_doubtful or each.disk.holds(index, entry, durably=True)]
         if not members.is_majority(holders):

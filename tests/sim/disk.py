@@ -10,8 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from qmq_replication.history import History, Run
-from qmq_replication.ready import Chunk, DurableState
+from qmq_replication.history import EpochRun, History
+from qmq_replication.ready import DurableState, LogChunk
 
 
 class Entry(NamedTuple):
@@ -51,15 +51,15 @@ class Image:
 
     def history(self) -> History:
         """Its shape, as the real store recovers it."""
-        runs: list[Run] = []
+        runs: list[EpochRun] = []
         for index, entry in enumerate(self.entries, self.start + 1):
             if not runs or runs[-1].epoch != entry.epoch:
-                runs.append(Run(entry.epoch, index))
+                runs.append(EpochRun(entry.epoch, index))
         return History(runs, self.last, self.start, self.start_epoch)
 
 
 class Disk:
-    """See the module. It is the core's `Log` too."""
+    """It is the core's `Log` too."""
 
     checks_places = True
 
@@ -125,7 +125,7 @@ class Disk:
         """Where the log ends."""
         return self.image.last
 
-    def read(self, place: int, after: int, bytes_max: int) -> Chunk | None:
+    def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
         """Entries behind `after`."""
         assert place == after or not self.checks_places, f"read behind {after} at the place of {place}"
         at = after - self.image.start
@@ -133,7 +133,7 @@ class Disk:
             return None
         found = tuple(self.image.entries[at : at + self._read_entries])
         last = after + len(found)
-        return Chunk(last, found, last, len(found))
+        return LogChunk(last, found, last, len(found))
 
     def start(self) -> tuple[int, int, int]:
         """Behind what everything is here."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qmq_replication.membership import Membership
-from qmq_replication.messages import TakeOver
+from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import TakeOver
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -78,28 +78,28 @@ class Nemesis:
             self._network.tell_of_loss(node.name)
         self._later(self._network.heal)
 
-    def _may_lose(self, name: str, members: Membership) -> bool:
+    def _may_lose(self, name: str, members: ReplicaMembership) -> bool:
         """Whether a majority of whole voters is left if this one forgets; the contract demands that."""
         whole = [each for each in members.voters if each != name and not self._nodes[each].is_doubtful]
         return len(whole) >= members.majority
 
     # --- processes and disks -------------------------------------------------------------------------------------------
 
-    def _do_kill(self, node: Node, _: Membership) -> None:
+    def _do_kill(self, node: Node, _: ReplicaMembership) -> None:
         node.kill()
         self._later(node.start)
 
-    def _do_kill_all(self, _: Node, members: Membership) -> None:
+    def _do_kill_all(self, _: Node, members: ReplicaMembership) -> None:
         for name in members.replicas:
             self._nodes[name].kill()
             self._soon(self._nodes[name].start)
 
-    def _do_power(self, node: Node, members: Membership) -> None:
+    def _do_power(self, node: Node, members: ReplicaMembership) -> None:
         if self._plan.is_sync or self._may_lose(node.name, members):
             node.cut_power()
             self._later(node.start)
 
-    def _do_power_all(self, _: Node, members: Membership) -> None:
+    def _do_power_all(self, _: Node, members: ReplicaMembership) -> None:
         for name in members.replicas:
             node = self._nodes[name]
             if self._plan.is_sync:
@@ -108,15 +108,15 @@ class Nemesis:
                 node.kill()
             self._later(node.start)
 
-    def _do_crash_loop(self, node: Node, _: Membership) -> None:
+    def _do_crash_loop(self, node: Node, _: ReplicaMembership) -> None:
         for turn in range(6):
             self._world.after(turn * 300, node.kill)
             self._world.after(turn * 300 + self._world.random.randint(1, 250), node.start)
 
-    def _do_pause(self, node: Node, _: Membership) -> None:
+    def _do_pause(self, node: Node, _: ReplicaMembership) -> None:
         node.pause(self._world.random.randint(200, 20_000))
 
-    def _do_wipe(self, node: Node, members: Membership) -> None:
+    def _do_wipe(self, node: Node, members: ReplicaMembership) -> None:
         if self._may_lose(node.name, members):
             self._wipe(node)
             self._later(node.start)
@@ -125,7 +125,7 @@ class Nemesis:
         node.kill()
         node.disk.wipe()
 
-    def _do_retention(self, node: Node, _: Membership) -> None:
+    def _do_retention(self, node: Node, _: ReplicaMembership) -> None:
         """Forget what is committed, up to some point."""
         core = node.core
         if core is not None and not core.resetting_until and core.commit - node.disk.image.start >= 4:
@@ -136,7 +136,7 @@ class Nemesis:
             node.disk.write("drop", index)
             node.core.history.drop_before(index + 1)
 
-    def _do_outrun(self, node: Node, members: Membership) -> None:
+    def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
         """The master goes on without one replica, and forgets at once what that one lacks."""
         master = self._master()
         if master is None or master is node:
@@ -150,7 +150,7 @@ class Nemesis:
         if node.core is not None:
             self._forget_before(node, node.core.commit)
 
-    def _do_amnesia(self, node: Node, members: Membership) -> None:
+    def _do_amnesia(self, node: Node, members: ReplicaMembership) -> None:
         """One replica alone hears the master; what it says is held up; it dies and forgets; what it said before and after comes at once."""
         master = self._master()
         if master is None or master is node or not self._may_lose(node.name, members):
@@ -174,28 +174,28 @@ class Nemesis:
 
     # --- network -------------------------------------------------------------------------------------------------------
 
-    def _do_isolate(self, node: Node, _: Membership) -> None:
+    def _do_isolate(self, node: Node, _: ReplicaMembership) -> None:
         self._isolate(node)
 
-    def _do_isolate_in(self, node: Node, _: Membership) -> None:
+    def _do_isolate_in(self, node: Node, _: ReplicaMembership) -> None:
         self._isolate(node, is_outward=False)
 
-    def _do_isolate_out(self, node: Node, _: Membership) -> None:
+    def _do_isolate_out(self, node: Node, _: ReplicaMembership) -> None:
         self._isolate(node, is_inward=False)
 
-    def _do_halves(self, _: Node, members: Membership) -> None:
+    def _do_halves(self, _: Node, members: ReplicaMembership) -> None:
         left = set(self._world.random.sample(members.replicas, len(members.replicas) // 2))
         self._network.split(left, set(self._nodes) - left)
         self._later(self._network.heal)
 
-    def _do_bridge(self, node: Node, members: Membership) -> None:
+    def _do_bridge(self, node: Node, members: ReplicaMembership) -> None:
         """Two sides that do not see each other, and one replica that sees both."""
         others = [name for name in members.replicas if name != node.name]
         half = len(others) // 2
         self._network.split(set(others[:half]), set(others[half:]))
         self._later(self._network.heal)
 
-    def _do_swizzle(self, _: Node, members: Membership) -> None:
+    def _do_swizzle(self, _: Node, members: ReplicaMembership) -> None:
         """FoundationDB's: stop links one by one, let them go on in another order."""
         links = [(a, b) for a in members.replicas for b in members.replicas if a != b and self._world.random.random() < 0.5]
         for number, link in enumerate(links):
@@ -204,39 +204,39 @@ class Nemesis:
 
     # --- the coordination store ----------------------------------------------------------------------------------------
 
-    def _do_etcd_cut(self, node: Node, _: Membership) -> None:
+    def _do_etcd_cut(self, node: Node, _: ReplicaMembership) -> None:
         self.etcd_cut.add(node.name)
         self._later(self.etcd_cut.discard, node.name)
 
-    def _do_etcd_all(self, _: Node, __: Membership) -> None:
+    def _do_etcd_all(self, _: Node, __: ReplicaMembership) -> None:
         self.etcd_cut.add("*")
         self._later(self.etcd_cut.discard, "*")
 
-    def _do_lease(self, _: Node, __: Membership) -> None:
+    def _do_lease(self, _: Node, __: ReplicaMembership) -> None:
         for lease in list(self._simulation.etcd.leases):
             self._simulation.etcd.end(lease)
 
     # --- operators -----------------------------------------------------------------------------------------------------
 
-    def _do_join(self, _: Node, members: Membership) -> None:
+    def _do_join(self, _: Node, members: ReplicaMembership) -> None:
         spare = next((each for each in self._nodes if each not in members.replicas), None)
         if spare is not None and len(members.replicas) < 6:
             if not self._nodes[spare].is_up:
                 self._nodes[spare].start()
             self._operate("join", spare)
 
-    def _do_leave(self, node: Node, members: Membership) -> None:
+    def _do_leave(self, node: Node, members: ReplicaMembership) -> None:
         if len(members.voters) > 3:
             self._operate("leave", node.name)
 
-    def _do_transfer(self, node: Node, _: Membership) -> None:
+    def _do_transfer(self, node: Node, _: ReplicaMembership) -> None:
         self._operate("transfer", node.name)
 
     def _operate(self, what: str, name: str) -> None:
         for node in self._nodes.values():
             node.operate(what, name)
 
-    def _do_storm(self, _: Node, __: Membership) -> None:
+    def _do_storm(self, _: Node, __: ReplicaMembership) -> None:
         """Joins and leaves as fast as they go, for some seconds."""
         if self._world.now >= self._storm_until:
             self._storm_until = self._world.now + 8_000
@@ -251,13 +251,13 @@ class Nemesis:
 
     # --- weak moments --------------------------------------------------------------------------------------------------
 
-    def _do_provoke(self, node: Node, _: Membership) -> None:
+    def _do_provoke(self, node: Node, _: ReplicaMembership) -> None:
         """A TakeOver that was long on its way: two replicas want to lead."""
         if node.core is not None:
             other = next(each for each in self._nodes if each != node.name)
             node.receive(other, TakeOver(node.core.promised))
 
-    def _do_usurp(self, _: Node, members: Membership) -> None:
+    def _do_usurp(self, _: Node, members: ReplicaMembership) -> None:
         """Cut the master off, with half of a minority; the moment another one leads, change the sides (has_become_master)."""
         master = self._master()
         if master is None:
@@ -272,7 +272,7 @@ class Nemesis:
         self._simulation.propose_soon(3)
         self._usurped, self._friends = master.name, left - {master.name}
 
-    def _do_shrink(self, _: Node, members: Membership) -> None:
+    def _do_shrink(self, _: Node, members: ReplicaMembership) -> None:
         """A minority lags behind; two of the others leave in quick succession; the master dies."""
         master = self._master()
         if master is None or len(members.voters) < 5:
@@ -311,7 +311,7 @@ class Nemesis:
             self._faults["master struck as it committed"] += 1
             self._world.after(0, self._do_kill, node, self._simulation.membership)
 
-    def _isolate_now(self, node: Node, _: Membership) -> None:
+    def _isolate_now(self, node: Node, _: ReplicaMembership) -> None:
         self._network.isolate(node.name)
         self._network.tell_of_loss(node.name)
         self._world.after(self._world.random.randint(500, 3_500), self._network.heal)

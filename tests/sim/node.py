@@ -9,12 +9,12 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING
 
-from qmq_coordination.groups import Master, group_key, read_group
-from qmq_replication.arrivals import Arrivals
+from qmq_coordination.broker_groups import MasterRecord, group_key, read_group
 from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
-from qmq_replication.messages import Ack, Message, Mismatch
-from qmq_replication.ready import Campaign, Change, DurableState, LookUp, Ready, Request, Resign, Role
+from qmq_replication.inbound_links import InboundLinks
+from qmq_replication.ready import Campaign, DurableState, LookUp, MembershipChange, Ready, Request, Resign, Role
+from qmq_replication.replica_messages import Ack, Message, Mismatch
 
 from qmq.errors import CoordinationError, QmqError
 from sim.disk import Disk, Entry
@@ -41,7 +41,7 @@ class Node:
 
     replica_class: type[Replica] = Replica
     coordinator_class: type[Coordinator] = Coordinator
-    arrivals_class: type[Arrivals] = Arrivals
+    arrivals_class: type[InboundLinks] = InboundLinks
     wants_flush = False
     """Whether its producers wait until a majority has flushed what they sent."""
     checks_places = True
@@ -95,7 +95,7 @@ class Node:
         self._committed_to = 0
         store = self.simulation.store_of(self.name)
         self.coordinator = self.coordinator_class(
-            store, "g", Master(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
+            store, "g", MasterRecord(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
         )
         boot = self.boot
         self.world.spawn(self._boot(), lambda: self.boot == boot and self.is_up)
@@ -417,7 +417,7 @@ class Node:
     async def _resign(self, request: Resign) -> None:
         await self.coordinator.resign(request.epoch)
 
-    async def _change(self, request: Change) -> None:
+    async def _change(self, request: MembershipChange) -> None:
         done = await self.coordinator.change(request.before, request.after)
         await self._awake()
         if self.core is not None and self.core.leader is not None and self.core.leader.epoch == request.epoch:

@@ -1,7 +1,7 @@
 """One seed: build a group, let faults happen for some simulated minutes, then calm down and demand that it works; and again.
 
-Safety is checked after every event (checks.py). Each round ends with a liveness phase: everything is healed, and within a simulated minute
-and a half there must be a master, new messages must be committed, and every voter must have all that was acknowledged.
+Safety is checked after every event (row_checks.py). Each round ends with a liveness phase: everything is healed, and within a simulated
+minute and a half there must be a master, new messages must be committed, and every voter must have all that was acknowledged.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from qmq_coordination.groups import Claim, group_key
-from qmq_coordination.store import Put
-from qmq_replication.membership import Membership
+from qmq_coordination.broker_groups import EpochClaim, group_key
+from qmq_coordination.coordination_store import Put
+from qmq_replication.replica_membership import ReplicaMembership
 
 from sim.checks import Checks, Violation
 from sim.nemesis import Nemesis
@@ -55,7 +55,7 @@ class Simulation:
         self.plan = plan or draw(self.world.random, minutes)
         self.story = story
         names = tuple("abcde"[: self.plan.voters])
-        self.first_membership = self.membership = Membership(1, names)
+        self.first_membership = self.membership = ReplicaMembership(1, names)
         self.faults: Counter[str] = Counter()
         self.nodes: dict[str, Node] = {}
         self.checks = Checks(self.nodes)
@@ -92,7 +92,7 @@ class Simulation:
     def epoch(self) -> int:
         """The highest that the coordination store has."""
         item = self.etcd.items.get(EPOCH)
-        return Claim.decode(item.value).epoch if item is not None else 0
+        return EpochClaim.decode(item.value).epoch if item is not None else 0
 
     def tell(self, name: str, what: str) -> None:
         """For the story, if somebody listens."""
@@ -101,9 +101,9 @@ class Simulation:
 
     def _changes(self, key: str, before: bytes, after: bytes) -> None:
         if key == MEMBERS:
-            membership = Membership.decode(after)
+            membership = ReplicaMembership.decode(after)
             self.tell("etcd", f"{membership}")
-            self.checks.changes(Membership.decode(before), membership)
+            self.checks.changes(ReplicaMembership.decode(before), membership)
             self.membership = membership
 
     # --- the run -------------------------------------------------------------------------------------------------------

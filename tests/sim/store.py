@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qmq_coordination.store import (
+from qmq_coordination.coordination_store import (
     Compare,
+    CompareTarget,
     Delete,
     Get,
+    KeyListing,
     KeyValue,
     LeaseId,
-    Listing,
     Operation,
     Put,
     Revision,
-    Target,
     TxnResult,
 )
 
@@ -62,15 +62,15 @@ class Etcd:
 
     def _holds(self, compare: Compare) -> bool:
         found = self.items.get(compare.key)
-        if compare.target is Target.VALUE:
+        if compare.target is CompareTarget.VALUE:
             return found is not None and found.value == compare.value
         actual = 0 if found is None else getattr(found, compare.target.value)
         return bool(actual == compare.value)
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str) -> KeyListing:
         """Keys under a prefix."""
         items = tuple(self.items[key] for key in sorted(self.items) if key.startswith(prefix))
-        return Listing(Revision(self.revision), items)
+        return KeyListing(Revision(self.revision), items)
 
     def grant(self, ttl_s: float) -> LeaseId:
         """A lease."""
@@ -136,9 +136,9 @@ class Store:
         found: KeyValue | None = await self._ask(self._etcd.items.get, key, is_change=False)
         return found
 
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
         """See CoordinationStore."""
-        found: Listing = await self._ask(self._etcd.list, prefix, is_change=False)
+        found: KeyListing = await self._ask(self._etcd.list, prefix, is_change=False)
         return found
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:

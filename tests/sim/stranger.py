@@ -12,10 +12,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from qmq_replication.arrivals import Arrivals
-from qmq_replication.history import Run
-from qmq_replication.messages import Ack, Append, Message, Promise, PromiseRequest, Refusal, Reset, TakeOver
-from qmq_replication.proof import DIALS, LISTENS, PeerHello, Step, prove
+from qmq_replication.history import EpochRun
+from qmq_replication.inbound_links import InboundLinks
+from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, prove
+from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Promise, PromiseRequest, Refusal, TakeOver
 
 from qmq.errors import ProtocolViolation, Unavailable
 from qmq.wire.frame import Frame, FrameKind
@@ -75,7 +75,7 @@ class Stranger:
         core = node.core
         assert core is not None
         epoch, last, far = core.promised, core.history.last_index, self._random.choice((1, 1, 10**15, (1 << 63) - 1 - core.promised))
-        run = Run(epoch + 1, last + 1)
+        run = EpochRun(epoch + 1, last + 1)
         peer = next(iter(core.leader.peers.values()), None) if core.leader is not None else None
         everything: list[Message] = [
             PromiseRequest(epoch + far),
@@ -85,7 +85,7 @@ class Stranger:
             Append(epoch, 0, core.history.last_epoch, last, (), last, last, False, None),
             Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
             Append(epoch + 1, 0, core.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
-            Reset(epoch + 1, 0, 0, 0, [0, 0], 0),
+            LogReset(epoch + 1, 0, 0, 0, [0, 0], 0),
             Ack(epoch, 0 if peer is None else peer.round, last, last, last),
             Ack(epoch, 0, 1 << 40, 1 << 40, last),
         ]
@@ -99,7 +99,7 @@ class Stranger:
         )
         try:
             arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoDoor())
-            arrival.take(_frame(FrameKind.REPLICA_HELLO, Step(proof=proof).pack()))
+            arrival.take(_frame(FrameKind.REPLICA_HELLO, ProofStep(proof=proof).pack()))
             arrival.take(Frame(FrameKind.REPLICA, 0, 0, message))  # type: ignore[arg-type]
         except (ProtocolViolation, Unavailable):
             return
@@ -111,7 +111,7 @@ class Stranger:
             node.receive(sender, TakeOver(0))  # carries out what was begun, as the driver does
 
 
-def arrivals_of(node: Node, kind: type[Arrivals]) -> Arrivals:
+def arrivals_of(node: Node, kind: type[InboundLinks]) -> InboundLinks:
     """A replica's door for connections."""
     return kind(
         "g",

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from pyspark_qmq.files.address import FileAddress
-from pyspark_qmq.files.log import FileLog
-from pyspark_qmq.model import ALL, Piece, QueueKey, Selection, Topology
+from pyspark_qmq.files.file_address import FileAddress
+from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, Topology
 from support import ManualClock
 
 from qmq.batch import BatchView, encode, sent_sizes
-from qmq.directed import LOOK_INSIDE
+from qmq.batch_columns import BatchFlag, Columns, parse_header, tag_bloom, tag_hash
 from qmq.log import commit_mark
-from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
-from qmq.region import BatchFlag, Columns, parse_header, tag_bloom, tag_hash
+from qmq.targeted import LOOK_INSIDE
 
 GROUP = "g1"
 TAGS = ("red", "green", "blue")
@@ -138,7 +138,7 @@ def opened(*paths: Path | str, committed: str = "", routes: str = "") -> FileLog
     return FileAddress(tuple(map(str, paths)), committed, routes).open()
 
 
-def rows_of(pieces: Sequence[Piece], selection: Selection = ALL, *, skips_lost: bool = False) -> list[Row]:
+def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, skips_lost: bool = False) -> list[Row]:
     """What tasks read of these pieces: each in a log of its own, which looks at nothing but the piece."""
     found: list[Row] = []
     for piece in pieces:
@@ -150,6 +150,6 @@ def rows_of(pieces: Sequence[Piece], selection: Selection = ALL, *, skips_lost: 
     return found
 
 
-def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: Selection = ALL) -> dict[QueueKey, list[Row]]:
+def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: ReadSelection = ALL) -> dict[QueueKey, list[Row]]:
     """All that the topology shows."""
     return {key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()}

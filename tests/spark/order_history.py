@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
-from pyspark_qmq.model import RoutePartition, Routes
+from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import Change
@@ -81,7 +81,7 @@ class Stream:
 
 
 class History:
-    """See the module. `rows` are the log, in the order in which it was written."""
+    """`rows` are the log, in the order in which it was written."""
 
     def __init__(self, seed: int, *, keys: int = 24, clients: int = 3, partitions: int = 2) -> None:
         self.random = random.Random(seed)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from order_history import Row
-from pyspark_qmq.model import Routes
+from pyspark_qmq.source_model import Routes
 from qmq_ordering.hashing import logical_partition
 
 Found = tuple[str, int, int]

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark_qmq.model import ALL, Piece, QueueKey, Selection, StoredBatch
+from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 
 from qmq.batch import BatchView, Envelope, Kind, encode, sent_sizes
+from qmq.batch_columns import BatchFlag, Columns
 from qmq.compression import Compression
 from qmq.model import MessageId
-from qmq.region import BatchFlag, Columns
 
 QUEUE = QueueKey("orders", 3, "g1")
 NAMES = (
@@ -49,7 +49,7 @@ def stored(
     epoch: int = 3,
     entry: int = 9,
     append_time_ms: int = 1_700_000_000_123,
-) -> StoredBatch:
+) -> SourceBatch:
     """As a log gives it."""
     sent, region = encode(
         b"orders",
@@ -62,20 +62,22 @@ def stored(
         compression=compression,
     )
     total, crc = sent_sizes(sent)
-    return StoredBatch(Envelope(Kind.DATA, total, crc, base, epoch, entry, append_time_ms, 0), region)
+    return SourceBatch(Envelope(Kind.DATA, total, crc, base, epoch, entry, append_time_ms, 0), region)
 
 
-def whole(end: int = 2**62) -> Piece:
+def whole(end: int = 2**62) -> QueuePiece:
     """All of the queue."""
-    return Piece(QUEUE, 0, end)
+    return QueuePiece(QUEUE, 0, end)
 
 
-def expected(batches: Iterable[StoredBatch], piece: Piece, selection: Selection = ALL, version: int | None = None) -> list[dict[str, Any]]:
+def expected(
+    batches: Iterable[SourceBatch], piece: QueuePiece, selection: ReadSelection = ALL, version: int | None = None
+) -> list[dict[str, Any]]:
     """The rows that must come."""
     return [row for batch in batches for row in _rows(batch, piece.queue, version) if _is_wanted(row, piece, selection)]
 
 
-def _rows(batch: StoredBatch, queue: QueueKey, version: int | None) -> Iterator[dict[str, Any]]:
+def _rows(batch: SourceBatch, queue: QueueKey, version: int | None) -> Iterator[dict[str, Any]]:
     view = BatchView(batch.envelope, bytes(batch.region))
     header, envelope = view.header, batch.envelope
     keys, tags, headers, ids, lps = view.keys(), view.tags(), view.headers(), view.message_ids(), view.logical_partitions()
@@ -104,7 +106,7 @@ def _rows(batch: StoredBatch, queue: QueueKey, version: int | None) -> Iterator[
         }
 
 
-def _is_wanted(row: Mapping[str, Any], piece: Piece, selection: Selection) -> bool:
+def _is_wanted(row: Mapping[str, Any], piece: QueuePiece, selection: ReadSelection) -> bool:
     key, lp = row["key"], row["logical_partition"]
     return (
         piece.first <= row["sequence"] < piece.end

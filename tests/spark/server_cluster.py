@@ -12,23 +12,23 @@ from pathlib import Path
 from unittest.mock import patch
 
 from faulty_store import SharedStore
-from pyspark_qmq.model import Piece, Selection, StoredBatch
-from pyspark_qmq.servers.log import ServerLog
+from pyspark_qmq.servers.server_log import ServerLog
+from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from qmq_coordination.view import ClusterView
 from support import eventually
 
 from qmq.batch import BatchView
-from qmq.log.config import LogConfig
-from qmq.meta.server import MetaConfig, MetaServer
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 
 THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
 
 
 class ServerCluster:
-    """See the module. `shape`: of each broker group its replicas."""
+    """`shape`: of each broker group its replicas."""
 
     def __init__(self, data: Path, shape: Mapping[str, Sequence[str]], log: LogConfig) -> None:
         self.data = data
@@ -67,7 +67,7 @@ class ServerCluster:
 
     async def stop(self, name: str) -> None:
         """Stop a replica, without waiting for somebody to hand over to."""
-        with patch("qmq.node.standing.TRANSFER_S", 0.1):
+        with patch("qmq.node.replica_status.TRANSFER_S", 0.1):
             await self.nodes.pop(name).stop()
 
     async def crash(self, name: str) -> None:
@@ -100,11 +100,11 @@ async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: L
         await found.store.end()
 
 
-def read_all(log: ServerLog, pieces: Sequence[Piece], selection: Selection | None = None) -> list[StoredBatch]:
+def read_all(log: ServerLog, pieces: Sequence[QueuePiece], selection: ReadSelection | None = None) -> list[SourceBatch]:
     """Everything in the pieces, one after another."""
-    return [batch for piece in pieces for batch in log.read(piece, selection or Selection(), skips_lost=False)]
+    return [batch for piece in pieces for batch in log.read(piece, selection or ReadSelection(), skips_lost=False)]
 
 
-def bodies(batches: Sequence[StoredBatch]) -> list[bytes]:
+def bodies(batches: Sequence[SourceBatch]) -> list[bytes]:
     """Of all messages, in order."""
     return [body for envelope, region in batches for body in BatchView(envelope, bytes(region)).bodies()]

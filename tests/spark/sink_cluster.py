@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from pyspark_qmq.model import RoutePartition, Routes
-from pyspark_qmq.sink.asking import Ask, Found, Locate, SubjectCore, Where
-from pyspark_qmq.sink.identity import Target, Writer
-from pyspark_qmq.sink.loads import Load, Packet
+from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.route import LpRange
 
 from qmq.errors import NotConnected, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged
@@ -64,7 +64,7 @@ class Request:
     attempt: int
     number: int
     rows: list[tuple[int, int]]
-    writer: Writer
+    writer: RowWriter
 
 
 class Cluster:
@@ -74,7 +74,7 @@ class Cluster:
         self.random = random_
         self.groups = groups
         self.is_ordered = is_ordered
-        self.queues: dict[Target, Queue] = {}
+        self.queues: dict[RowTarget, Queue] = {}
         self.routes: list[Routes] = []
         self.ghosts: list[Request] = []
         self.sealing: tuple[list[int], list[RoutePartition]] | None = None
@@ -83,7 +83,7 @@ class Cluster:
             second = RoutePartition(2, LpRange(LPS // 2, LPS), groups[-1], 1)
             self.routes.append(Routes(LPS, 1, {1: first, 2: second}))
 
-    def queue(self, target: Target) -> Queue:
+    def queue(self, target: RowTarget) -> Queue:
         return self.queues.setdefault(target, Queue())
 
     # --- routes --------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Cluster:
         self.sealing = None
 
     def _part_queue(self, part: RoutePartition) -> Queue:
-        return self.queue(Target("s", part.number, part.broker_group))
+        return self.queue(RowTarget("s", part.number, part.broker_group))
 
     def _prepared(self) -> tuple[list[int], list[RoutePartition]]:
         parts = self.open_parts()
@@ -138,24 +138,24 @@ class Cluster:
 
     # --- what attempts ask ---------------------------------------------------------------------------------------------
 
-    def ask(self, ask: Ask, writer: Writer) -> Where | Found:
+    def ask(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
         """Raises NotConnected."""
         if self.random.random() < 0.1:
             raise NotConnected("away")
         if isinstance(ask, Locate):
             if self.is_ordered:
                 return self.routes[-1] if self.random.random() < 0.7 else self.random.choice(self.routes)
-            return {group: not self.queue(Target("s", 0, group)).is_drained for group in self.groups}
+            return {group: not self.queue(RowTarget("s", 0, group)).is_drained for group in self.groups}
         queue = self.queue(ask.target)
         if ask.is_final and not queue.is_sealed:
             raise NotConnected("not sealed there yet")
         mine = queue.of(writer.producer_id(ask.target))
         if not self.is_ordered:
             begin, end = writer.numbers_begin, writer.numbers_end
-            return Found(runs={each.number - begin: len(each.rows) for each in mine if begin <= each.number < end})
+            return LookedUp(runs={each.number - begin: len(each.rows) for each in mine if begin <= each.number < end})
         number = max([each.number for each in mine], default=-1) + 1
         rows = [row for each in mine if each.number >= ask.from_number for epoch, row in each.rows if epoch == writer.epoch]
-        return Found(number, rows=np.array(sorted(rows), np.int64))
+        return LookedUp(number, rows=np.array(sorted(rows), np.int64))
 
     def process(self, request: Request) -> QmqError | None:
         packet = request.packet
@@ -172,7 +172,7 @@ class Cluster:
 class Attempt:
     """A task's attempt: a core, and its connection to each broker group."""
 
-    def __init__(self, cluster: Cluster, core: SubjectCore, writer: Writer, loads: list[Load]) -> None:
+    def __init__(self, cluster: Cluster, core: SubjectCore, writer: RowWriter, loads: list[Load]) -> None:
         self.cluster, self.core, self.writer = cluster, core, writer
         self.loads = list(loads)
         self.asked: dict[str, list[Request]] = {}

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark_qmq.model import ALL, Piece, StoredBatch
-from pyspark_qmq.servers.address import ServerAddress
-from pyspark_qmq.sink.cluster import Cluster
-from pyspark_qmq.sink.identity import Writer
-from pyspark_qmq.sink.options import SinkOptions
-from pyspark_qmq.sink.task import Counts, Task
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.sink.row_identity import RowWriter
+from pyspark_qmq.sink.sink_cluster import SinkCluster
+from pyspark_qmq.sink.sink_options import SinkOptions
+from pyspark_qmq.sink.write_task import Counts, WriteTask
+from pyspark_qmq.source_model import ALL, QueuePiece, SourceBatch
 from sink_schemas import fields_of
 from support import node_config, running
 
 from qmq.batch import BatchView
 from qmq.client.metadata import MetadataClient
 from qmq.model import Order, SubjectConfig
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 
 _R = TypeVar("_R")
-WRITER = Writer("query", 0)
+WRITER = RowWriter("query", 0)
 
 
 class NodeThread:
@@ -70,7 +70,7 @@ class NodeThread:
             return [
                 (key.partition, view(each))
                 for key, queue in queues.items()
-                for each in log.read(Piece(key, queue.start, queue.end), ALL, skips_lost=False)
+                for each in log.read(QueuePiece(key, queue.start, queue.end), ALL, skips_lost=False)
             ]
         finally:
             log.close()
@@ -84,7 +84,7 @@ class NodeThread:
         return [body[:size] for body in self.bodies(subject)]
 
 
-def view(batch: StoredBatch) -> BatchView:
+def view(batch: SourceBatch) -> BatchView:
     return BatchView(batch.envelope, bytes(batch.region))
 
 
@@ -119,11 +119,11 @@ def record_batches(columns: dict[str, pa.Array], rows_max: int = 100) -> list[pa
     return pa.table(columns).to_batches(max_chunksize=rows_max)
 
 
-def write(cluster: Any, schema: str, batches: Iterable[pa.RecordBatch], *, writer: Writer = WRITER, **options: str) -> Counts:
+def write(cluster: Any, schema: str, batches: Iterable[pa.RecordBatch], *, writer: RowWriter = WRITER, **options: str) -> Counts:
     """One task, in this thread. Options are named without `qmq.`."""
     names = {name if name in ("subject", "createSubject") else f"qmq.{name}": value for name, value in options.items()}
     asked = SinkOptions.parse({"qmq.servers": "unused:1", "qmq.batchMessages": "50", **names})
-    return Task(cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked).run(batches)
+    return WriteTask(cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked).run(batches)
 
 
-__all__ = ["Cluster", "NodeThread", "node_thread", "record_batches", "write"]
+__all__ = ["NodeThread", "SinkCluster", "node_thread", "record_batches", "write"]

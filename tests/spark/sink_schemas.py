@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from pyspark_qmq.sink.schema import Fields
+from pyspark_qmq.sink.sink_schema import Fields
 
 _KINDS: dict[str, DataType] = {
     "binary": BinaryType(),

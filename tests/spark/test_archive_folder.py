@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark_qmq.jobs.archive_chain import SNAPSHOT_EVERY, Chain
+from pyspark_qmq.jobs.archive_chain import SNAPSHOT_EVERY, ManifestChain
 from pyspark_qmq.jobs.archive_disk import ArchiveDisk, walk
 from pyspark_qmq.jobs.archive_folder import ArchiveFolder, local_path
 from pyspark_qmq.jobs.archive_manifest import Archive, ArchivedFile, Extent, Manifest
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.source_model import QueueKey
 
 from qmq.errors import DiskFull, FolderInUse, InvalidArgument, LogDamaged
 
@@ -88,7 +88,7 @@ def work(root: Path, disk: ArchiveDisk, run: str) -> None:
 
 def sequences(root: Path) -> list[int]:
     """What a reader of the manifests finds, at this moment."""
-    archive = Chain(root / "_qmq", ArchiveDisk()).latest()
+    archive = ManifestChain(root / "_qmq", ArchiveDisk()).latest()
     return sorted(number for path in archive.files for number in numbers(root / "_qmq" / "files" / path))
 
 
@@ -129,7 +129,7 @@ def test_a_process_that_dies_at_any_call_leaves_whole_changes_and_the_next_one_f
         work(root, ArchiveDisk(), "next")
         assert sequences(root) == shown(root) == list(range(30))
         left = [str(each.relative_to(root / "_qmq" / "files")) for each in walk(root / "_qmq" / "files")]
-        assert left == list(Chain(root / "_qmq", ArchiveDisk()).latest().files)  # nothing of the dead is left
+        assert left == list(ManifestChain(root / "_qmq", ArchiveDisk()).latest().files)  # nothing of the dead is left
         assert not list((root / "_qmq" / "running").iterdir())
         assert not list((root / "_qmq" / "manifests").glob(".*"))
     assert fatal > 40
@@ -257,14 +257,14 @@ def test_a_long_chain_is_read_from_its_snapshot_and_without_it_just_the_same(tmp
     for number in range(2 * SNAPSHOT_EVERY + 3):
         take(folder, f"p{number}", number, number + 1)
     folder.close()
-    with_snapshot = Chain(tmp_path / "_qmq", ArchiveDisk()).latest()
+    with_snapshot = ManifestChain(tmp_path / "_qmq", ArchiveDisk()).latest()
     snapshots = sorted((tmp_path / "_qmq" / "snapshots").iterdir())
     assert [each.name for each in snapshots] == [f"{SNAPSHOT_EVERY * times:010}.json" for times in (1, 2)]
     snapshots[1].write_text("torn")
-    assert Chain(tmp_path / "_qmq", ArchiveDisk()).latest() == with_snapshot
+    assert ManifestChain(tmp_path / "_qmq", ArchiveDisk()).latest() == with_snapshot
     for each in snapshots:
         each.unlink()
-    assert Chain(tmp_path / "_qmq", ArchiveDisk()).latest() == with_snapshot
+    assert ManifestChain(tmp_path / "_qmq", ArchiveDisk()).latest() == with_snapshot
     assert with_snapshot.rows == 2 * SNAPSHOT_EVERY + 3
 
 

@@ -22,8 +22,8 @@ from pyspark_qmq.jobs.archive_disk import ArchiveDisk
 from pyspark_qmq.jobs.archive_folder import ArchiveFolder
 from pyspark_qmq.jobs.archive_stream import CheckpointNotes, Taking
 from pyspark_qmq.jobs.job import main
-from pyspark_qmq.model import QueueKey
-from pyspark_qmq.schema import default_schema
+from pyspark_qmq.source_model import QueueKey
+from pyspark_qmq.source_schema import default_schema
 from support import NodeProcess
 
 SUBJECT = "orders"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark_qmq.jobs.archive_manifest import Archive, ArchivedFile, Extent, Manifest, numbered, parse_manifest, parse_snapshot
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.source_model import QueueKey
 
 from qmq.errors import LogDamaged
 

@@ -15,7 +15,7 @@ from pyspark_qmq.jobs.archive_compaction import AIM_BYTES, SMALL_BYTES, STEP_BYT
 from pyspark_qmq.jobs.archive_manifest import Archive, ArchivedFile, Extent, Manifest
 from pyspark_qmq.jobs.archive_stream import CheckpointNotes, Taking, wait
 from pyspark_qmq.jobs.archive_verify import Compared
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.source_model import QueueKey
 
 from qmq.errors import ClientClosed, LogDamaged
 from qmq.limits import MIB

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_qmq.jobs.archive_ranges import Range, add, between, count, ends, joined, of_json, overlap, subtract, to_json, without
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.source_model import QueueKey
 
 KEY = QueueKey("orders", 0, "g1")
 OTHER = QueueKey("orders", 1, "g2")

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers import channel as channels
-from pyspark_qmq.servers.channel import Channel, Head
+from pyspark_qmq.servers import blocking_connection as channels
+from pyspark_qmq.servers.blocking_connection import BlockingConnection, Head
 from support import node_config, running
 
 from qmq.batch import encode
+from qmq.batch_columns import Columns
 from qmq.errors import DeadlineExceeded, NotConnected, NotMaster, Outcome, ProtocolViolation, UnknownSubject
-from qmq.region import Columns
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
 
 Script = Callable[["Peer"], None]
@@ -83,7 +83,7 @@ def test_answers_come_with_the_ids_of_their_requests_in_the_brokers_order() -> N
         it.send(b"".join(frames.frame(FrameKind.OK, number, payload) for _, number, payload in reversed(asked)))
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         assert channel.inflight_bytes_max == 777
         payloads: list[tuple[bytes | memoryview, ...]] = [(b"a", b"", memoryview(b"bc")), (), (b"de",)]
         sent = [channel.send(FrameKind.FETCH, *each) for each in payloads]
@@ -100,7 +100,7 @@ def test_a_payload_stays_as_it_is_when_the_next_one_comes() -> None:
             it.send(frames.frame(FrameKind.OK, number, payload * 100_000))
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         first = channel.call(FrameKind.FETCH, b"a")
         assert channel.call(FrameKind.FETCH, b"b") == b"b" * 100_000
         assert first == b"a" * 100_000
@@ -116,7 +116,7 @@ def test_an_answer_may_be_taken_head_first_to_ask_on_while_it_comes() -> None:
         it.send((b"rest" * 100)[-100:])
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         number = channel.send(FrameKind.FETCH, b"first")
         assert channel.receive_head() == Head(FrameKind.FETCHED, number, 404)
         assert channel.receive_payload(4) == b"head"
@@ -132,7 +132,7 @@ def test_an_error_is_raised_as_it_was_and_the_caller_knows_whose_it_is() -> None
         it.send(frames.frame(FrameKind.OK, asked[0][1]))
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         first, second = channel.send(FrameKind.FETCH), channel.send(FrameKind.FETCH)
         with pytest.raises(NotMaster, match="elsewhere"):
             channel.receive()
@@ -148,7 +148,7 @@ def test_an_error_about_the_connection_ends_it_with_an_unknown_outcome() -> None
         it.send(frames.frame(FrameKind.ERROR, 0, wire.pack_error(ProtocolViolation("no frame"))))
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         with pytest.raises(NotConnected, match="no frame") as raised:
             channel.call(FrameKind.PRODUCE)
         assert raised.value.outcome is Outcome.UNKNOWN
@@ -162,7 +162,7 @@ def test_a_connection_that_ends_within_an_answer_leaves_the_outcome_unknown(cut:
         _, number, _ = it.receive()
         it.send(frames.frame(FrameKind.PRODUCED, number, bytes(16))[:cut])
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         with pytest.raises(NotConnected) as raised:
             channel.call(FrameKind.PRODUCE)
         assert raised.value.outcome is Outcome.UNKNOWN
@@ -175,7 +175,7 @@ def test_a_broker_that_says_nothing_is_given_up() -> None:
         it.welcome()
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address, answer_s=0.05) as channel:
+    with peer(script) as address, BlockingConnection.connect(address, answer_s=0.05) as channel:
         with pytest.raises(DeadlineExceeded) as raised:
             channel.call(FrameKind.FETCH)
         assert raised.value.outcome is Outcome.UNKNOWN
@@ -189,7 +189,7 @@ def test_what_is_no_answer_is_refused() -> None:
         it.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel, pytest.raises(ProtocolViolation, match="data port"):
+    with peer(script) as address, BlockingConnection.connect(address) as channel, pytest.raises(ProtocolViolation, match="data port"):
         channel.call(FrameKind.FETCH)
 
 
@@ -200,10 +200,10 @@ def test_who_does_not_greet_is_no_broker() -> None:
         until_closed(it)
 
     with peer(script) as address, pytest.raises(ProtocolViolation, match="HELLO"):
-        Channel.connect(address)
+        BlockingConnection.connect(address)
     for address in ("127.0.0.1:1", "127.0.0.1", "127.0.0.1:x"):
         with pytest.raises(NotConnected, match="no broker answers"):
-            Channel.connect(address)
+            BlockingConnection.connect(address)
 
 
 def test_thousands_of_buffers_leave_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_thousands_of_buffers_leave_whole_and_in_order(monkeypatch: pytest.Monke
         it.send(frames.frame(FrameKind.OK, number))
         until_closed(it)
 
-    with peer(script) as address, Channel.connect(address) as channel:
+    with peer(script) as address, BlockingConnection.connect(address) as channel:
         assert channel.call(FrameKind.PRODUCE, *buffers) == b""
 
 
@@ -225,7 +225,7 @@ async def test_a_real_broker_answers(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node:
 
         def talk() -> None:
-            with Channel.connect(node.data_address) as channel:
+            with BlockingConnection.connect(node.data_address) as channel:
                 assert channel.inflight_bytes_max > 0
                 with pytest.raises(UnknownSubject):
                     channel.call(FrameKind.PRODUCE, *encode(b"s", Columns([b"x"]), producer_id=1, batch_sequence=0, create_time_ms=0))

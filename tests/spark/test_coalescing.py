@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_qmq.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, handfuls, shaped, spans
 from pyspark_qmq.columns import Projector
-from pyspark_qmq.model import Piece, Selection
+from pyspark_qmq.source_model import QueuePiece, ReadSelection
 from row_twin import QUEUE, rows_of, stored, whole
 
 from qmq import limits
+from qmq.batch_columns import Columns
 from qmq.compression import Compression
-from qmq.region import Columns
 
 
 def test_batches_of_one_message_become_large_record_batches() -> None:
@@ -51,14 +51,14 @@ def test_a_batch_of_the_most_messages_comes_whole() -> None:
 
 def test_only_what_lies_in_the_piece_is_walked() -> None:
     batches = [stored(Columns([b"0", b"1", b"2"]), base) for base in (0, 3, 6, 9)]
-    found = list(spans(batches, Piece(QUEUE, 4, 7), with_directed=False))
+    found = list(spans(batches, QueuePiece(QUEUE, 4, 7), with_directed=False))
     assert [(span.envelope.base_sequence, span.first, span.end) for span in found] == [(3, 1, 3), (6, 0, 1)]
 
 
 def test_what_a_selection_leaves_of_many_handfuls_is_put_together() -> None:
     size = ROWS_WANTED // 8
     batches = [stored(Columns([b""] * size, [b"a"] + [b"b"] * (size - 1)), i * size) for i in range(40)]
-    found = list(Projector(["sequence"], selection=Selection(keys=(b"a",))).convert(iter(batches), whole()))
+    found = list(Projector(["sequence"], selection=ReadSelection(keys=(b"a",))).convert(iter(batches), whole()))
     assert [each.num_rows for each in found] == [40]
 
 

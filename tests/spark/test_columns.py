@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 from pyspark_qmq.columns import Projector
-from pyspark_qmq.model import Piece, Selection, StoredBatch
-from pyspark_qmq.schema import COLUMNS, MORE_COLUMNS, default_schema
+from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
+from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS, default_schema
 from qmq_ordering.route import LpRange
 from row_twin import NAMES, QUEUE, expected, rows_of, stored, whole
 
+from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header
 from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument
-from qmq.region import BatchFlag, Columns, Layout, parse_header
 
 KEYS = (b"", b"a", b"ab", b"a\xff", b"\x80", b"N14228")
 TAGS = ("UA", "AA", "é", "delayed")
@@ -34,7 +34,7 @@ MESSAGE = st.tuples(
     st.integers(0, 65_535),
 )
 SELECTION = st.builds(
-    Selection,
+    ReadSelection,
     tags_any=st.lists(st.sampled_from((*TAGS, "none")), max_size=2).map(tuple),
     tags_all=st.lists(st.sampled_from(TAGS), max_size=2).map(tuple),
     keys=st.lists(st.sampled_from((*KEYS, b"none")), max_size=3).map(tuple),
@@ -47,7 +47,7 @@ LPS = st.lists(LP_RANGE, max_size=2).map(tuple)
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[StoredBatch]:
+def queues(draw: st.DrawFn) -> list[SourceBatch]:
     """A queue's batches, ascending; sequences may have gaps, as where a log passed over batches."""
     found, base = [], draw(st.integers(0, 10))
     for number in range(draw(st.integers(1, 5))):
@@ -80,11 +80,11 @@ def queues(draw: st.DrawFn) -> list[StoredBatch]:
 
 
 @settings(max_examples=examples(300))
-@given(queues(), st.integers(0, 40), st.integers(0, 40), SELECTION | st.just(Selection()), LPS, st.none() | st.integers(1, 9))
+@given(queues(), st.integers(0, 40), st.integers(0, 40), SELECTION | st.just(ReadSelection()), LPS, st.none() | st.integers(1, 9))
 def test_rows_are_those_of_a_loop_over_messages(
-    batches: list[StoredBatch], first: int, count: int, selection: Selection, lps: tuple[LpRange, ...], version: int | None
+    batches: list[SourceBatch], first: int, count: int, selection: ReadSelection, lps: tuple[LpRange, ...], version: int | None
 ) -> None:
-    piece = Piece(QUEUE, first, first + count, lps=lps)
+    piece = QueuePiece(QUEUE, first, first + count, lps=lps)
     routes = {("orders", 3): version} if version else {}
     found = rows_of(Projector(NAMES, routes=routes, selection=selection).convert(iter(batches), piece))
     wanted = expected(batches, piece, selection, version)
@@ -92,7 +92,7 @@ def test_rows_are_those_of_a_loop_over_messages(
 
 
 @given(queues(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True))
-def test_a_projection_gives_what_it_names_in_its_order(batches: list[StoredBatch], names: list[str]) -> None:
+def test_a_projection_gives_what_it_names_in_its_order(batches: list[SourceBatch], names: list[str]) -> None:
     found = rows_of(Projector(names).convert(iter(batches), whole()))
     assert [tuple(row) for row in found] == [tuple(names)] * len(found)
     assert found == [{name: row[name] for name in names} for row in expected(batches, whole())]
@@ -126,7 +126,7 @@ def test_what_is_no_utf8_is_shown_as_consumers_see_it() -> None:
     columns = Columns([b"x", b"y"], tags=[("UA", "##"), ("é",)], headers=[{"##": b"1", "$$": b"2"}, {"é": b"3"}])
     batch = stored(columns)
     region = batch.region.replace(b"UA##", b"UA\xff\xfe").replace(b"##$$", b"\xff\xff\xfe\xfe")
-    lying = StoredBatch(batch.envelope, region)
+    lying = SourceBatch(batch.envelope, region)
     found = rows_of(Projector(["tags", "headers"]).convert([lying], whole()))
     assert [row["tags"] for row in found] == [["UA", "\ufffd\ufffd"], ["é"]]
     assert [row["headers"] for row in found] == [{"\ufffd\ufffd": b"2"}, {"é": b"3"}]
@@ -134,27 +134,27 @@ def test_what_is_no_utf8_is_shown_as_consumers_see_it() -> None:
 
 def test_a_header_that_is_there_twice_counts_once_and_as_its_last() -> None:
     batch = stored(Columns([b"x", b"y"], headers=[{"aa": b"1", "bb": b"2", "cc": b"3"}, {"cc": b"4"}]))
-    lying = StoredBatch(batch.envelope, batch.region.replace(b"aabbcc", b"aabbaa"))
+    lying = SourceBatch(batch.envelope, batch.region.replace(b"aabbcc", b"aabbaa"))
     assert rows_of(Projector(["headers"]).convert([lying], whole())) == [{"headers": {"aa": b"3", "bb": b"2"}}, {"headers": {"cc": b"4"}}]
 
 
 def test_a_batch_that_is_no_data_gives_nothing() -> None:
     batch = stored(Columns([b"x"]))
-    command = StoredBatch(batch.envelope._replace(kind=4), batch.region)
+    command = SourceBatch(batch.envelope._replace(kind=4), batch.region)
     assert list(Projector(NAMES).convert([command], whole())) == []
 
 
 @settings(max_examples=examples(300))
 @given(queues(), st.data())
-def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[StoredBatch], data: st.DataObject) -> None:
+def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[SourceBatch], data: st.DataObject) -> None:
     """The checksums of such a batch may hold: whoever wrote it computed them."""
     batch = batches[0]
     region = bytearray(batch.region)
     at = data.draw(st.integers(48, len(region) - 4).map(lambda each: each & ~3))
     struct.pack_into("<i", region, at, data.draw(st.sampled_from([-1, 1, 2**31 - 1, -(2**31), 5])))
-    lying = StoredBatch(batch.envelope, bytes(region))
+    lying = SourceBatch(batch.envelope, bytes(region))
     try:
-        found = list(Projector(NAMES, selection=Selection(with_directed=True)).convert([lying], whole()))
+        found = list(Projector(NAMES, selection=ReadSelection(with_directed=True)).convert([lying], whole()))
     except CorruptBatch:
         return
     assert len(rows_of(found)) == parse_header(batch.region).count
@@ -168,7 +168,7 @@ def test_an_offset_that_falls_is_corrupt_in_every_column(column: str, neighbours
     region = bytearray(batch.region)
     struct.pack_into("<i", region, getattr(Layout.walk(batch.region, parse_header(batch.region)), column) + 4, 100)
     with pytest.raises(CorruptBatch):
-        list(Projector(NAMES).convert([StoredBatch(batch.envelope, bytes(region))] + [batch] * neighbours, whole()))
+        list(Projector(NAMES).convert([SourceBatch(batch.envelope, bytes(region))] + [batch] * neighbours, whole()))
 
 
 def test_compressed_bodies_that_say_they_are_huge_are_not_unpacked() -> None:
@@ -176,5 +176,5 @@ def test_compressed_bodies_that_say_they_are_huge_are_not_unpacked() -> None:
     region = bytearray(batch.region)
     struct.pack_into("<i", region, Layout.walk(batch.region, parse_header(batch.region)).body + 8, 2**31 - 1)
     with pytest.raises(CorruptBatch, match="cannot be"):
-        list(Projector(["body"]).convert([StoredBatch(batch.envelope, bytes(region))], whole()))
+        list(Projector(["body"]).convert([SourceBatch(batch.envelope, bytes(region))], whole()))
     assert pa.total_allocated_bytes() < 2**28

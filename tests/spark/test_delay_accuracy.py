@@ -13,11 +13,11 @@ import pytest
 from lag_rows import START_MS, at, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark_qmq.jobs import delay_accuracy
-from pyspark_qmq.jobs.delay_accuracy import Finding, figures, horizons, oldest_kept
+from pyspark_qmq.jobs.delay_accuracy import DelayFinding, figures, horizons, oldest_kept
 from pyspark_qmq.jobs.delay_judging import CAME, EARLY, LOST, judged
 from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import quantile
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 from support import eventually, node_config, running
 
 import qmq
@@ -102,7 +102,7 @@ def test_a_message_that_was_due_before_it_was_stored_is_measured_from_then(spark
 
 def test_the_log_reaches_back_to_the_oldest_message_of_the_queue_that_lost_most() -> None:
     keys = [QueueKey("s", 0, "g"), QueueKey("s", 0, "h"), QueueKey("t", 0, "g"), QueueKey("u", 0, "g")]
-    queues = [Queue(keys[0], 5, 9), Queue(keys[1], 7, 9), Queue(keys[2], 0, 9), Queue(keys[3], 9, 9)]
+    queues = [SourceQueue(keys[0], 5, 9), SourceQueue(keys[1], 7, 9), SourceQueue(keys[2], 0, 9), SourceQueue(keys[3], 9, 9)]
     found = horizons(queues, {tuple(keys[0]): 100, tuple(keys[1]): 200, tuple(keys[2]): 300})
     assert (found["s"], found["t"]) == (200, 0)
     assert found["u"] > 1 << 60
@@ -127,8 +127,8 @@ def test_quantiles_of_errors_are_exact_by_delay_and_by_hour(spark: SparkSession)
 def test_findings_are_listed_with_their_times(spark: SparkSession) -> None:
     *_, some = figures(judge(spark, [row("early", 500), row("lost", 700)], [("early", 100)]))
     assert some == [
-        Finding(EARLY, "s", "early", "d", START_MS + 500, START_MS + 100, -400, "delivered"),
-        Finding(LOST, "s", "lost", "d", START_MS + 700, None, None, "delivered"),
+        DelayFinding(EARLY, "s", "early", "d", START_MS + 500, START_MS + 100, -400, "delivered"),
+        DelayFinding(LOST, "s", "lost", "d", START_MS + 700, None, None, "delivered"),
     ]
     assert "is not in the log" in str(some[1])
     report = delay_accuracy.report({EARLY: 1, LOST: 1}, 0, [], [], ([], []), some, START_MS, {})

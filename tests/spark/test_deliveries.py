@@ -16,13 +16,13 @@ from action_entries import START_MS, Entry, entry, snapshot, timed
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
+from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.datasets import tables
 from pyspark_qmq.datasets.deliveries import Replay, deliveries
-from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
-from pyspark_qmq.datasets.progress import Standing, standings
-from pyspark_qmq.files.address import FileAddress
-from pyspark_qmq.ports import LogAddress
-from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
+from pyspark_qmq.datasets.group_progress import GroupStanding, standings
+from pyspark_qmq.files.file_address import FileAddress
+from pyspark_qmq.servers.server_address import ServerAddress
 from qmq_ordering.route import LpRange
 from support import NodeProcess
 
@@ -52,8 +52,8 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
-from qmq.log.consumption import Share
-from qmq.wire.messages import Verdict
+from qmq.log.share import Share
+from qmq.wire.frame_payloads import Verdict
 
 NAMES = ("orders", 0, "ops")
 KEY = ShareKey(*NAMES)
@@ -290,7 +290,7 @@ def test_each_message_has_the_fates_that_a_dumb_model_gives_it(seed: int) -> Non
         for sequence in range(each.first, each.last + 1):
             if each.settled_ms is not None:
                 found[sequence, each.attempt, each.pulled_ms, each.settled_ms, str(each.fate)] += 1
-            elif each.fate is Fate.OPEN:
+            elif each.fate is DeliveryFate.OPEN:
                 rest[sequence, each.attempt, each.pulled_ms] += 1
     assert found == model.ended, f"seed {seed}"
     assert rest == Counter(model.has.values()), f"seed {seed}"
@@ -409,16 +409,16 @@ def test_progress_is_told_once_a_second_and_where_the_log_ends() -> None:
     actions = [joined(), pulled((0, 10, 1)), settled((0, 4, ACK, 0)), settled((5, 5, NACK, 0)), settled((6, 6, ACK, 0))]
     found = list(standings(entry(START_MS + at, action) for at, action in zip(times, actions, strict=True)))
     assert found == [
-        Standing(KEY, START_MS + 999, 5, 10, 5, 0, 0, 0, 1),
-        Standing(KEY, START_MS + 1_000, 5, 10, 4, 1, 0, 0, 1),
-        Standing(KEY, START_MS + 2_500, 5, 10, 3, 1, 0, 0, 1),
+        GroupStanding(KEY, START_MS + 999, 5, 10, 5, 0, 0, 0, 1),
+        GroupStanding(KEY, START_MS + 1_000, 5, 10, 4, 1, 0, 0, 1),
+        GroupStanding(KEY, START_MS + 2_500, 5, 10, 3, 1, 0, 0, 1),
     ]
 
 
 def test_progress_of_lanes_is_that_of_the_slowest() -> None:
     done = [LaneDone(*LANES, "left", 1, ((0, 9),)), LaneDone(*LANES, "right", 2, ((0, 3),)), LanePark(*LANES, "right", 2, 6, 5, b"k")]
     (found,) = standings(timed([*lane_actions(), *done]))
-    assert found == Standing(ShareKey(*LANES), START_MS + 50, 4, None, 0, 0, 1, 0, 2)
+    assert found == GroupStanding(ShareKey(*LANES), START_MS + 50, 4, None, 0, 0, 1, 0, 2)
 
 
 def test_a_group_that_never_began_has_no_progress() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import fast_session
 import pytest
 from pyspark_qmq.java import java_home
-from pyspark_qmq.schema import COLUMNS
+from pyspark_qmq.source_schema import COLUMNS
 
 BIN = Path(sys.executable).parent
 COLUMNS_READ = [name for name in COLUMNS if name != "headers"]

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, checkpoint, folder_in_memory, mark, small_log
-from pyspark_qmq.files.actions import action_folders, committed_actions
-from pyspark_qmq.files.folders import find_folders
+from pyspark_qmq.files.file_actions import action_folders, committed_actions
+from pyspark_qmq.files.log_folders import find_folders
 from support import ManualClock, node_config, running
 
 import qmq

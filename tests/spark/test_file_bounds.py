@@ -11,13 +11,13 @@ import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of, small_log
 from pyspark_qmq.files import bounds
 from pyspark_qmq.files.folder_index import FolderIndex
-from pyspark_qmq.files.folders import find_folders
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.files.log_folders import find_folders
+from pyspark_qmq.source_model import QueueKey
 from support import ManualClock, eventually, node_config, running
 
 import qmq
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected
-from qmq.log import commit_mark, following
+from qmq.log import commit_mark, follower
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 
@@ -251,7 +251,7 @@ def test_log_that_was_begun_anew_in_its_middle_is_read_from_there(data: Path) ->
     assert log.subjects() == []
     store.close()
     base = donor.messages.bases[2]
-    following.begin_anew(folder, (base, 0))
+    follower.begin_anew(folder, (base, 0))
     assert not (folder / commit_mark.FILE).exists()
     for each in donor.messages.bases[2:]:
         shutil.copy(donor.folder / "message" / f"{each:020d}.log", folder / "message")

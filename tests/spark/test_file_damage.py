@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of
-from pyspark_qmq.files import place
-from pyspark_qmq.model import QueueKey, Selection
+from pyspark_qmq.files import piece_location
+from pyspark_qmq.source_model import QueueKey, ReadSelection
 
 from qmq.errors import LogDamaged
 from qmq.log.consume_log import ENTRY_BYTES
@@ -50,8 +50,8 @@ def read(traffic: Traffic, subject: str = "a") -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize("is_walked", [True, False])
 @pytest.mark.parametrize("is_stretch", [True, False])
 def test_every_flipped_bit_of_a_batch_is_seen(traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
-    monkeypatch.setattr(place, "_FILL_MIN", 0.0)
+    monkeypatch.setattr(piece_location, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
+    monkeypatch.setattr(piece_location, "_FILL_MIN", 0.0)
     if not is_walked:
         checkpoint(traffic.store)
     entry = traffic.store.queues[b"a", 0].index.entry(10)
@@ -141,7 +141,7 @@ def test_flipped_tag_of_a_batch_without_it_does_not_hide_it_from_its_checksum(tr
     for path in segments(traffic):
         flip(path, path.stat().st_size - 1)
     with pytest.raises(LogDamaged, match="checksum does not hold"):
-        rows_of(pieces, Selection(tags_any=("red",)))
+        rows_of(pieces, ReadSelection(tags_any=("red",)))
 
 
 # --- copies ------------------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def test_copies_of_the_newer_segments_alone_begin_where_they_do(traffic: Traffic
         assert rows_of(log.pieces(key, queue.start, queue.end, 900)) == traffic.sent[subject, 0][queue.start :]
 
 
-@pytest.mark.parametrize("selection", [Selection(tags_any=("red", "pink")), Selection(tags_all=("red",))])
-def test_batches_that_the_consume_log_rules_out_are_not_even_touched(traffic: Traffic, selection: Selection) -> None:
+@pytest.mark.parametrize("selection", [ReadSelection(tags_any=("red", "pink")), ReadSelection(tags_all=("red",))])
+def test_batches_that_the_consume_log_rules_out_are_not_even_touched(traffic: Traffic, selection: ReadSelection) -> None:
     queue = traffic.store.open_queue("tagged", 0)
     for number, tag in enumerate(("red", "green", "red")):
         traffic.store.append([batch(queue, [tag.encode()], number, tags=[(tag,)])])

@@ -10,13 +10,13 @@ from random import Random
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, forget_old, mark, opened, read_all, rows_of
 from pyspark.serializers import CloudPickleSerializer
-from pyspark_qmq.files import place
-from pyspark_qmq.files.log import FileLog
-from pyspark_qmq.model import ALL, QueueKey, Selection
+from pyspark_qmq.files import piece_location
+from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.source_model import ALL, QueueKey, ReadSelection
 from qmq_ordering.route import LpRange
 
+from qmq.batch_columns import BatchFlag, check_region
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
-from qmq.region import BatchFlag, check_region
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def check_equal(traffic: Traffic, log: FileLog, random: Random) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_what_is_read_is_what_was_sent(data: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
-    monkeypatch.setattr(place, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
-    monkeypatch.setattr(place, "_FILL_MIN", random.choice((0.0, 0.5)))
+    monkeypatch.setattr(piece_location, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
+    monkeypatch.setattr(piece_location, "_FILL_MIN", random.choice((0.0, 0.5)))
     traffic = Traffic(data, random)
     mark(traffic.store)
     log = opened(traffic.folder)
@@ -250,7 +250,7 @@ def test_batches_without_the_wanted_tags_are_left_out_and_none_with_them(traffic
     pieces = opened(traffic.folder).pieces(key("a"), 0, 5, 1 << 20)
 
     def bodies(**selection: tuple[str, ...]) -> list[bytes]:
-        return [body for _, body in rows_of(pieces, Selection(**selection))]
+        return [body for _, body in rows_of(pieces, ReadSelection(**selection))]
 
     assert bodies(tags_any=("red",)) == [b"red", b"both"]
     assert bodies(tags_any=("green", "nobody")) == [b"green", b"blue"]
@@ -268,7 +268,7 @@ def test_batches_of_other_logical_partitions_and_without_keys_are_left_out(traff
     object.__setattr__(piece, "lps", (LpRange(4, 10), LpRange(500, 501)))
     assert [body for _, body in rows_of([piece])] == [b"low", b"mid", b"keyless"]
     object.__setattr__(piece, "lps", ())
-    assert [body for _, body in rows_of([piece], Selection(key_from=b"a"))] == [b"low", b"mid", b"high"]
+    assert [body for _, body in rows_of([piece], ReadSelection(key_from=b"a"))] == [b"low", b"mid", b"high"]
 
 
 def test_directed_batches_are_left_out_unless_they_are_wanted(traffic: Traffic) -> None:
@@ -278,7 +278,7 @@ def test_directed_batches_are_left_out_unless_they_are_wanted(traffic: Traffic) 
     mark(traffic.store)
     pieces = opened(traffic.folder).pieces(key("a"), 0, 3, 1)
     assert [body for _, body in rows_of(pieces)] == [b"for all", b"for all too"]
-    assert [body for _, body in rows_of(pieces, Selection(with_directed=True))] == [b"for all", b"for billing", b"for all too"]
+    assert [body for _, body in rows_of(pieces, ReadSelection(with_directed=True))] == [b"for all", b"for billing", b"for all too"]
 
 
 @pytest.mark.parametrize("is_walked", [True, False])

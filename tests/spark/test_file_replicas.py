@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from file_support import opened, rows_of
-from pyspark_qmq.files.log import FileLog
-from pyspark_qmq.model import ALL, Queue, QueueKey, StoredBatch, Topology
-from pyspark_qmq.ports import CommittedLog
-from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.committed_log import CommittedLog
+from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
 from server_cluster import REPLICATED, THREE, cluster
 from support import eventually
 
 import qmq
 from qmq.cli.route_export import routes_of
 from qmq.errors import InvalidArgument, UnknownSubject
-from qmq.log.config import LogConfig
+from qmq.log.log_config import LogConfig
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -34,13 +34,13 @@ def ends(log: FileLog, subject: str) -> dict[QueueKey, int]:
         return {}
 
 
-def without_size(topology: Topology) -> dict[QueueKey, Queue]:
+def without_size(topology: Topology) -> dict[QueueKey, SourceQueue]:
     """A broker counts the command message, too."""
     return {key: replace(queue, stored_bytes=0) for key, queue in topology.queues.items()}
 
 
 def read(log: CommittedLog, topology: Topology) -> dict[QueueKey, list[tuple[object, bytes]]]:
-    def batches(key: QueueKey) -> list[StoredBatch]:
+    def batches(key: QueueKey) -> list[SourceBatch]:
         queue = topology.queues[key]
         pieces = log.pieces(key, queue.start, queue.end, 10_000)
         return [batch for piece in pieces for batch in log.read(piece, ALL, skips_lost=False)]

@@ -6,14 +6,14 @@ import struct
 
 import pytest
 from pyspark_qmq.columns import Projector
-from pyspark_qmq.model import ALL, Piece, Selection, StoredBatch
+from pyspark_qmq.source_model import ALL, QueuePiece, ReadSelection, SourceBatch
 from qmq_ordering.route import LpRange
 from row_twin import QUEUE, expected, rows_of, stored, whole
 
-from qmq.region import BatchFlag, Columns, Layout, parse_header, tag_hash
+from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header, tag_hash
 
 
-def sequences(batches: list[StoredBatch], selection: Selection = ALL, piece: Piece | None = None) -> list[int]:
+def sequences(batches: list[SourceBatch], selection: ReadSelection = ALL, piece: QueuePiece | None = None) -> list[int]:
     found = Projector(["sequence"], selection=selection).convert(iter(batches), piece or whole())
     return [row["sequence"] for row in rows_of(found)]
 
@@ -23,18 +23,18 @@ def test_a_tag_with_the_hash_of_another_is_not_taken_for_it() -> None:
     region = bytearray(batch.region)
     at = Layout.walk(batch.region, parse_header(batch.region)).tag_hash
     struct.pack_into("<4Q", region, at, *[tag_hash("UA")] * 4)
-    colliding = StoredBatch(batch.envelope, bytes(region))
-    assert sequences([colliding], Selection(tags_any=("UA",))) == [1, 2]
-    assert sequences([colliding], Selection(tags_all=("UA",))) == [1, 2]
-    assert sequences([colliding], Selection(tags_any=("AA",))) == []
+    colliding = SourceBatch(batch.envelope, bytes(region))
+    assert sequences([colliding], ReadSelection(tags_any=("UA",))) == [1, 2]
+    assert sequences([colliding], ReadSelection(tags_all=("UA",))) == [1, 2]
+    assert sequences([colliding], ReadSelection(tags_any=("AA",))) == []
 
 
 def test_any_tag_and_all_tags() -> None:
     batches = [stored(Columns([b""] * 4, tags=[("a",), ("b", "a"), (), ("c", "b")])), stored(Columns([b""] * 2), 4)]
-    assert sequences(batches, Selection(tags_any=("a", "c"))) == [0, 1, 3]
-    assert sequences(batches, Selection(tags_all=("a", "b"))) == [1]
-    assert sequences(batches, Selection(tags_any=("c",), tags_all=("b",))) == [3]
-    assert sequences(batches, Selection(tags_any=("nothing",))) == []
+    assert sequences(batches, ReadSelection(tags_any=("a", "c"))) == [0, 1, 3]
+    assert sequences(batches, ReadSelection(tags_all=("a", "b"))) == [1]
+    assert sequences(batches, ReadSelection(tags_any=("c",), tags_all=("b",))) == [3]
+    assert sequences(batches, ReadSelection(tags_any=("nothing",))) == []
 
 
 def test_keys_compare_as_unsigned_bytes() -> None:
@@ -43,37 +43,37 @@ def test_keys_compare_as_unsigned_bytes() -> None:
     for low in keys:
         for high in keys:
             wanted = [i for i, key in enumerate(keys) if key and low <= key < high]
-            assert sequences([batch], Selection(key_from=low, key_until=high)) == wanted
-    assert sequences([batch], Selection(key_from=b"a\xff")) == [4, 5, 6, 7, 8]
-    assert sequences([batch], Selection(key_until=b"a\x00")) == [1, 2]
+            assert sequences([batch], ReadSelection(key_from=low, key_until=high)) == wanted
+    assert sequences([batch], ReadSelection(key_from=b"a\xff")) == [4, 5, 6, 7, 8]
+    assert sequences([batch], ReadSelection(key_until=b"a\x00")) == [1, 2]
 
 
-@pytest.mark.parametrize("selection", [Selection(keys=(b"",)), Selection(key_from=b""), Selection(key_until=b"\xff")])
-def test_a_message_without_a_key_is_in_no_selection_of_keys(selection: Selection) -> None:
+@pytest.mark.parametrize("selection", [ReadSelection(keys=(b"",)), ReadSelection(key_from=b""), ReadSelection(key_until=b"\xff")])
+def test_a_message_without_a_key_is_in_no_selection_of_keys(selection: ReadSelection) -> None:
     assert sequences([stored(Columns([b"", b""], [b"", b""])), stored(Columns([b""]), 2)], selection) == []
 
 
 def test_exact_keys_of_several_batches() -> None:
     batches = [stored(Columns([b""] * 3, [b"a", b"b", b"c"])), stored(Columns([b""]), 3), stored(Columns([b""] * 2, [b"bb", b"b"]), 4)]
-    assert sequences(batches, Selection(keys=(b"b", b"c"))) == [1, 2, 5]
+    assert sequences(batches, ReadSelection(keys=(b"b", b"c"))) == [1, 2, 5]
 
 
 def test_logical_partitions_of_a_piece() -> None:
     batches = [stored(Columns([b""] * 4, logical_partitions=[0, 65_535, 40_000, 7])), stored(Columns([b""] * 2), 4)]
-    assert sequences(batches, ALL, Piece(QUEUE, 0, 9, lps=(LpRange(5, 8), LpRange(40_000, 65_536)))) == [1, 2, 3]
-    assert sequences(batches, ALL, Piece(QUEUE, 0, 9, lps=(LpRange(1, 5),))) == []
+    assert sequences(batches, ALL, QueuePiece(QUEUE, 0, 9, lps=(LpRange(5, 8), LpRange(40_000, 65_536)))) == [1, 2, 3]
+    assert sequences(batches, ALL, QueuePiece(QUEUE, 0, 9, lps=(LpRange(1, 5),))) == []
 
 
 def test_directed_batches_are_left_out_unless_they_are_wanted() -> None:
     batches = [stored(Columns([b""])), stored(Columns([b""]), 1, flags=BatchFlag.DIRECTED), stored(Columns([b""]), 2)]
     assert sequences(batches) == [0, 2]
-    assert sequences(batches, Selection(with_directed=True)) == [0, 1, 2]
+    assert sequences(batches, ReadSelection(with_directed=True)) == [0, 1, 2]
 
 
 def test_few_rows_of_many_large_batches_are_cut_out_before_anything_else_is_made() -> None:
     keys = [[b"%d" % (n % 997) for n in range(base, base + 1000)] for base in range(0, 8000, 1000)]
     batches = [stored(Columns([bytes(1000)] * 1000, each), 1000 * number) for number, each in enumerate(keys)]
-    selection = Selection(keys=(b"500",))
+    selection = ReadSelection(keys=(b"500",))
     found = list(Projector(["sequence", "body"], selection=selection).convert(iter(batches), whole()))
     assert rows_of(found) == [{name: row[name] for name in ("sequence", "body")} for row in expected(batches, whole(), selection)]
     assert len(found) == 1

@@ -19,15 +19,15 @@ from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import (
     PERCENTAGES,
     GroupLag,
+    LagStep,
     Position,
-    Step,
     group_lags,
     lag_series,
     log_edges,
     quantile,
     share_at,
 )
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 from support import eventually, node_config, running
 
 import qmq
@@ -45,44 +45,46 @@ def position(next_sequence: int | None = 0, *, done: int = 0, queue: QueueKey = 
 
 
 def test_lag_is_what_was_not_handed_out_and_what_came_back() -> None:
-    (found,) = group_lags([position(70, done=60, held=4, waiting=3)], {KEY: Queue(KEY, 0, 100)})
+    (found,) = group_lags([position(70, done=60, held=4, waiting=3)], {KEY: SourceQueue(KEY, 0, 100)})
     assert found == GroupLag("s", "ops", 37, 0, 4, 3, 0, 0, 0, 0)
 
 
 def test_a_group_behind_retention_has_lost_what_it_was_never_handed() -> None:
-    (found,) = group_lags([position(20)], {KEY: Queue(KEY, 50, 100)})
+    (found,) = group_lags([position(20)], {KEY: SourceQueue(KEY, 50, 100)})
     assert (found.lag, found.lost) == (50, 30)
-    (held,) = group_lags([position(60, done=20, held=5)], {KEY: Queue(KEY, 50, 100)})
+    (held,) = group_lags([position(60, done=20, held=5)], {KEY: SourceQueue(KEY, 50, 100)})
     assert (held.lag, held.lost) == (45, 0)
 
 
 def test_a_closed_partition_that_is_done_has_lost_nothing() -> None:
-    (found,) = group_lags([position(None, done=101, queue=PARTITION)], {PARTITION: Queue(PARTITION, 100, 100, is_sealed=True)})
+    (found,) = group_lags([position(None, done=101, queue=PARTITION)], {PARTITION: SourceQueue(PARTITION, 100, 100, is_sealed=True)})
     assert (found.lag, found.lost) == (0, 0)
 
 
 def test_partitions_where_a_group_has_not_begun_lie_before_it() -> None:
     other, closed = QueueKey("s", 4, "g"), QueueKey("s", 1, "g")
-    queues = {each.key: each for each in (Queue(PARTITION, 0, 10), Queue(other, 5, 20), Queue(closed, 0, 99, is_sealed=True))}
+    queues = {
+        each.key: each for each in (SourceQueue(PARTITION, 0, 10), SourceQueue(other, 5, 20), SourceQueue(closed, 0, 99, is_sealed=True))
+    }
     (found,) = group_lags([position(None, done=10, queue=PARTITION)], queues)
     assert (found.lag, found.not_begun) == (15, 1)
 
 
 def test_groups_are_sorted_by_how_far_they_are_behind_and_unknown_queues_do_not_count() -> None:
     far = position(10)._replace(group="far")
-    found = group_lags([position(90), far, position(queue=PARTITION)], {KEY: Queue(KEY, 0, 100)})
+    found = group_lags([position(90), far, position(queue=PARTITION)], {KEY: SourceQueue(KEY, 0, 100)})
     assert [(each.group, each.lag) for each in found] == [("far", 90), ("ops", 10)]
 
 
 def test_lag_over_time_follows_ends_and_positions_and_is_unknown_before_the_first() -> None:
-    ends = {KEY: [Step(0, 10), Step(3, 30)]}
+    ends = {KEY: [LagStep(0, 10), LagStep(3, 30)]}
     found = lag_series(5, ends, [(1, position(4)), (4, position(30, held=2))], {KEY: 0})["s", "ops"]
     assert isnan(found[0])
     assert found[1:] == [6, 6, 26, 2]
 
 
 def test_lag_over_time_is_summed_over_queues() -> None:
-    ends = {KEY: [Step(0, 10)], PARTITION: [Step(1, 5)]}
+    ends = {KEY: [LagStep(0, 10)], PARTITION: [LagStep(1, 5)]}
     found = lag_series(2, ends, [(0, position(4)), (0, position(None, done=1, queue=PARTITION))], {KEY: 0, PARTITION: 0})
     assert found == {("s", "ops"): [6, 10]}
 
@@ -173,14 +175,14 @@ def test_the_newest_standing_and_the_oldest_open_message_are_found(spark: SparkS
     found = lag_reading.position_of(row)
     assert found == Position(KEY, "ops", START_MS + 9_000, 7, 9, 2)
     every = messages(spark, [(each, 0, 100 * each) for each in range(20)])
-    assert lag_reading.oldest_open(spark, every, [found], {KEY: Queue(KEY, 0, 20)}) == {(KEY, "ops"): START_MS + 700}
-    assert lag_reading.oldest_open(spark, every, [found._replace(done_before=20)], {KEY: Queue(KEY, 0, 20)}) == {}
+    assert lag_reading.oldest_open(spark, every, [found], {KEY: SourceQueue(KEY, 0, 20)}) == {(KEY, "ops"): START_MS + 700}
+    assert lag_reading.oldest_open(spark, every, [found._replace(done_before=20)], {KEY: SourceQueue(KEY, 0, 20)}) == {}
 
 
 def test_lag_over_time_is_that_of_each_moment(spark: SparkSession) -> None:
     every = messages(spark, [(each, 0, 1_000 * each) for each in range(60)])
     rows = [standing(0, 0, 0), standing(30_000, 30, 30), standing(59_000, 60, 60)]
-    axis, found = lag_reading.over_time(every, dataset(spark, "progress", rows), {KEY: Queue(KEY, 0, 60)}, START_MS + 59_999)
+    axis, found = lag_reading.over_time(every, dataset(spark, "progress", rows), {KEY: SourceQueue(KEY, 0, 60)}, START_MS + 59_999)
     lags = found["s", "ops"]
     assert len(axis) == lag_reading.STEPS
     assert (lags[0], lags[29], lags[30], lags[58], lags[59]) == (1, 30, 1, 29, 0)
@@ -194,13 +196,13 @@ def test_without_messages_there_is_no_curve(spark: SparkSession) -> None:
 
 
 def test_a_group_that_lost_messages_is_a_finding() -> None:
-    found = lag_report.report([position(20)], {KEY: Queue(KEY, 50, 100)}, {}, [], ([], {}), START_MS, 20)
+    found = lag_report.report([position(20)], {KEY: SourceQueue(KEY, 50, 100)}, {}, [], ([], {}), START_MS, 20)
     assert not found.is_clean
     assert found.headline == "retention took 30 messages before ops consumed them"
 
 
 def test_a_subject_that_nobody_consumed_is_clean_and_says_so() -> None:
-    found = lag_report.report([], {KEY: Queue(KEY, 0, 100)}, {}, [], ([], {}), START_MS, 20)
+    found = lag_report.report([], {KEY: SourceQueue(KEY, 0, 100)}, {}, [], ([], {}), START_MS, 20)
     assert found.is_clean
     assert "no group" in found.headline
     assert found.tables[0].rows == ()

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_qmq import offsets
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 from qmq.errors import InvalidArgument
 
 KEYS = st.builds(QueueKey, st.sampled_from(["a", "b.c", "orders"]), st.integers(0, 40), st.sampled_from(["g1", "g-2"]))
 
 
-def queue(subject: str, partition: int, group: str, start: int, end: int) -> Queue:
-    return Queue(QueueKey(subject, partition, group), start, end)
+def queue(subject: str, partition: int, group: str, start: int, end: int) -> SourceQueue:
+    return SourceQueue(QueueKey(subject, partition, group), start, end)
 
 
 QUEUES = [queue("orders", 0, "g1", 5, 50), queue("orders", 0, "g2", 0, 9), queue("bank", 3, "g1", 2, 7)]

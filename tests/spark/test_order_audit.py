@@ -12,8 +12,8 @@ from publishing import change_route, create_ordered, send, send_ordered, until_i
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.job import common_parser, main
 from pyspark_qmq.jobs.order_audit import JOB, ordered_subjects, reads_to_end
-from pyspark_qmq.model import Queue, QueueKey, Routes, Topology
-from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue, Topology
 from support import NodeProcess
 
 from qmq.errors import InvalidArgument, OrderMismatch
@@ -164,11 +164,11 @@ def test_losses_are_counted_by_numbers_only(spark: SparkSession, capsys: pytest.
 def test_only_subjects_with_routes_are_audited() -> None:
     ordered, plain, unknown = QueueKey("a", 1, "g"), QueueKey("b", 0, "g"), QueueKey("c", 2, "g")
     routes = {"a": Routes(8, 1, {})}
-    queues = {key: Queue(key, 0, 1) for key in (ordered, plain)}
+    queues = {key: SourceQueue(key, 0, 1) for key in (ordered, plain)}
     assert ordered_subjects(Topology(queues, routes), is_named=False) == ["a"]
     with pytest.raises(OrderMismatch, match="'b' is unordered"):
         ordered_subjects(Topology(queues, routes), is_named=True)
     with pytest.raises(OrderMismatch, match="none of these"):
         ordered_subjects(Topology({plain: queues[plain]}), is_named=False)
     with pytest.raises(InvalidArgument, match="qmq route export"):
-        ordered_subjects(Topology({unknown: Queue(unknown, 0, 1)}), is_named=False)
+        ordered_subjects(Topology({unknown: SourceQueue(unknown, 0, 1)}), is_named=False)

@@ -14,7 +14,7 @@ from order_twin import Found, twin
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_rules import RULES
-from pyspark_qmq.model import Queue, QueueKey, Routes
+from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue
 from qmq_ordering.algebra import move
 from qmq_ordering.hashing import logical_partition
 
@@ -353,7 +353,7 @@ def test_of_missing_ends_wrong_hashes_and_what_is_allowed_only_the_last_is_clean
     alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)
     del history.rows[-2:]
     rows, routes = side_by_side([history, *allowed()])
-    queues = [Queue(QueueKey("s", number, group), 0, 12) for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))]
+    queues = [SourceQueue(QueueKey("s", number, group), 0, 12) for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))]
     findings = audit(spark.createDataFrame(table(rows)), routes, queues=queues, keys_max=1)
     assert dict(findings.counts) == {"sequence_gap": 1, "wrong_hash": 1}
     assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (len({row.key for row in rows}), 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pyspark_qmq.jobs.order_rules import RULES, Place, Violation
+from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from pyspark_qmq.jobs.order_words import HINTS, change, changes_between, describe, producer
-from pyspark_qmq.model import RoutePartition, Routes
+from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.route import LpRange
 
 AT = 1_795_251_600_000
@@ -28,8 +28,8 @@ ROUTES = Routes(
 )
 
 
-def place(partition: int, sequence: int, number: int | None) -> Place:
-    return Place(partition, "a", sequence, f"{BORN}0000000000070003", BORN, 7, 3, AT, AT + 20, number)
+def place(partition: int, sequence: int, number: int | None) -> OrderPlace:
+    return OrderPlace(partition, "a", sequence, f"{BORN}0000000000070003", BORN, 7, 3, AT, AT + 20, number)
 
 
 def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> None:

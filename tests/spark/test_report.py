@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pyarrow.parquet as pq
 import pytest
 from pyspark_qmq.jobs import plots
-from pyspark_qmq.jobs.report import PAGE_ROWS_MAX, TEXT_ROWS_MAX, Made, Plot, Report, Table, cell, html, plain, summary, text, write
+from pyspark_qmq.jobs.report import PAGE_ROWS_MAX, TEXT_ROWS_MAX, Made, Plot, Report, ReportTable, cell, html, plain, summary, text, write
 
 EVIL = "</pre></title><script>alert(1)</script>&\"'<img src=x onerror=alert(1)>-->$\\frac{$"
 MADE = Made(datetime(2026, 11, 21, 16, 0, tzinfo=UTC), f"qmq spark audit --subject '{EVIL}'")
@@ -24,14 +24,14 @@ LINE = Plot("Lag", "line", [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in r
 BINS = Plot("Latency", "histogram", [0, 1, 10, 100], {"g1": [5, 0, 7]}, "ms", "messages", log_x=True, log_y=True)
 SHARES = Plot("Latency, shares", "cdf", [-3.0, 0, 5, 60_000], {"g1": [0.1, 0.2, 0.9, 1.0], "g2": [0, 0, 0, 1]}, "ms", "share", log_x=True)
 NOTHING = Plot("No data", "bar", [], {}, "", "")
-KEYS = Table("Keys", ("key", "messages"), ((EVIL, 1_234_567), (b"\xff\x00", None)), "keys")
+KEYS = ReportTable("Keys", ("key", "messages"), ((EVIL, 1_234_567), (b"\xff\x00", None)), "keys")
 
 FOUND = Report(
     "order_audit",
     f"1 key is out of order: {EVIL}",
     False,
     {"keys": 12_000, "worst": EVIL, "share": 0.25, "subjects": ["a", "b"]},
-    (KEYS, Table("None", ("x",), (), "none")),
+    (KEYS, ReportTable("None", ("x",), (), "none")),
     (BARS, LINE, BINS, SHARES, NOTHING),
     f"key {EVIL}\n  0@g1 12",
 )
@@ -135,7 +135,7 @@ def test_the_json_twin_says_the_same(tmp_path: Path) -> None:
 
 
 def test_tables_are_written_as_parquet_whatever_their_cells_are(tmp_path: Path) -> None:
-    mixed = Table("Mixed", ("a", "b", "c"), ((1, "x", None), ("two", b"\x00", None)), "mixed")
+    mixed = ReportTable("Mixed", ("a", "b", "c"), ((1, "x", None), ("two", b"\x00", None)), "mixed")
     write(Report("j", "h", True, tables=(mixed, FOUND.tables[1], KEYS)), tmp_path, MADE)
     first, second = pq.read_table(tmp_path / "mixed.parquet").to_pylist()
     assert (first, second) == ({"a": "1", "b": "x", "c": None}, {"a": "two", "b": "hex:00", "c": None})
@@ -155,7 +155,7 @@ def test_a_report_may_say_where_in_the_folder_it_goes(tmp_path: Path) -> None:
 
 
 def test_long_tables_are_cut_where_people_read_and_nowhere_else(tmp_path: Path) -> None:
-    long = Table("Long", ("number",), tuple((each,) for each in range(PAGE_ROWS_MAX + 7)), "long")
+    long = ReportTable("Long", ("number",), tuple((each,) for each in range(PAGE_ROWS_MAX + 7)), "long")
     report = Report("j", "h", True, tables=(long,))
     found = Elements(html(report, MADE))
     assert [tag for tag, _ in found.tags].count("tr") == PAGE_ROWS_MAX + 1
@@ -166,7 +166,7 @@ def test_long_tables_are_cut_where_people_read_and_nowhere_else(tmp_path: Path) 
 
 
 def test_text_for_a_terminal_says_it_all_and_moves_no_cursor() -> None:
-    hostile = Table("Keys", ("key", "messages"), (("a\x1b[2Jb\nc", 12345), ("d", 6)), "keys")
+    hostile = ReportTable("Keys", ("key", "messages"), (("a\x1b[2Jb\nc", 12345), ("d", 6)), "keys")
     shown = text(Report("j", "one\x07", False, {"keys": 2}, (hostile, FOUND.tables[1]), counterexample="x\ty"), Path("/out/j.html"))
     assert shown.splitlines()[0] == "FINDINGS: one\ufffd"
     assert "\x1b" not in shown

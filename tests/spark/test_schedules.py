@@ -13,21 +13,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
-from pyspark_qmq.datasets import schedule_folder, schedule_state
-from pyspark_qmq.datasets.schedules import State, states
+from pyspark_qmq.datasets import delay_schedule, schedule_folder
+from pyspark_qmq.datasets.schedules import ScheduledState, states
 from pyspark_qmq.datasets.tables import SCHEDULES
 from support import eventually, node_config, running
 
 import qmq
 from qmq.batch import encode, sent_sizes
+from qmq.batch_columns import BatchFlag, Columns
 from qmq.compression import Compression
-from qmq.delay.ports import DueMessage, Place, Places
+from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log import checkpoint as checkpoints
 from qmq.log.actions import Cancel, PlanAction, PlanDone, Postpone, Recur
 from qmq.log.disk import Disk
-from qmq.region import BatchFlag, Columns
 
 START = 1_700_000_000_000
 SECOND = 1_000
@@ -82,7 +82,7 @@ class Store:
 
     def expected(self) -> list[dict[str, Any]]:
         """What the schedule itself says, message by message."""
-        every = [Place(bucket.bucket, each) for bucket in self.schedule.buckets() for each in range(bucket.messages)]
+        every = [SchedulePlace(bucket.bucket, each) for bucket in self.schedule.buckets() for each in range(bucket.messages)]
         return [self._row(message) for message in self.schedule.read(Places.of(every))]
 
     def _row(self, message: DueMessage) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def at(time_ms: int) -> datetime:
 
 
 def address(folder: Path) -> Any:
-    from pyspark_qmq.files.address import FileAddress
+    from pyspark_qmq.files.file_address import FileAddress
 
     return FileAddress((str(folder),))
 
@@ -158,7 +158,7 @@ def test_random_schedules_are_read_as_the_schedule_reads_them(tmp_path: Path, se
     random, store, plans = Random(seed), Store(tmp_path), 0
     for _ in range(60):
         every = [(info.bucket, each) for info in store.schedule.buckets() for each in range(info.messages)]
-        pending = [each for each in every if store.schedule.state_of(Place(*each)) == "pending"]
+        pending = [each for each in every if store.schedule.state_of(SchedulePlace(*each)) == "pending"]
         kind = random.choice(["send", "send", "plan", "done", "cancel", "move", "save"])
         if kind == "send":
             dues = [START + random.randint(0, 5_000) for _ in range(random.randint(1, 9))]
@@ -268,16 +268,16 @@ def test_a_bucket_that_was_deleted_meanwhile_has_expired(tmp_path: Path) -> None
 
 def test_a_record_about_no_message_is_damage() -> None:
     store_done = states(2, b"", (np.array([1], "<u4").tobytes(),))
-    assert store_done.tolist() == [State.PENDING, State.PLANNED]
+    assert store_done.tolist() == [ScheduledState.PENDING, ScheduledState.PLANNED]
     with pytest.raises(CorruptBatch, match="message 2 of 2"):
         states(2, b"", (np.array([2], "<u4").tobytes(),))
 
 
 def test_a_schedule_of_another_version_is_refused() -> None:
     with pytest.raises(LogDamaged, match="version 2"):
-        schedule_state.of_checkpoint([2, 1000, 1, 0, 1, b"\x90", b"", b""])
+        delay_schedule.of_checkpoint([2, 1000, 1, 0, 1, b"\x90", b"", b""])
     with pytest.raises(LogDamaged, match="cannot be read"):
-        schedule_state.of_checkpoint([1, 1000])
+        delay_schedule.of_checkpoint([1, 1000])
 
 
 # --- folders -----------------------------------------------------------------------------------------------------------

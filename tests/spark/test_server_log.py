@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CPickleSerializer
-from pyspark_qmq.model import Piece, Queue, QueueKey, Routes, Selection, StoredBatch
-from pyspark_qmq.servers import reading
-from pyspark_qmq.servers.address import ServerAddress
-from pyspark_qmq.servers.log import ServerLog
+from pyspark_qmq.servers import server_reader
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.servers.server_log import ServerLog
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
 from qmq_ordering.route import LpRange
 from server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
 from qmq import limits
 from qmq.batch import encode, parse_envelope, place
+from qmq.batch_columns import Columns
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.region import Columns
 
 LPS = 16
 
@@ -36,7 +36,7 @@ def opened(it: ServerCluster, retry_ms: int = 20_000) -> ServerLog:
     return ServerAddress(it.servers, retry_ms).open()
 
 
-def everything(log: ServerLog, selection: Selection | None = None) -> dict[QueueKey, list[StoredBatch]]:
+def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[QueueKey, list[SourceBatch]]:
     """All batches of the subject, by queue; each piece's once."""
     found = {}
     for each in log.topology(["s"]).queues.values():
@@ -47,7 +47,7 @@ def everything(log: ServerLog, selection: Selection | None = None) -> dict[Queue
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a piece takes many requests."""
-    monkeypatch.setattr(reading, "FETCH_BYTES", 2048)
+    monkeypatch.setattr(server_reader, "FETCH_BYTES", 2048)
 
 
 # --- topology --------------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ async def test_an_unordered_subject_is_read_whole_from_every_broker_group_that_h
             assert await asyncio.to_thread(log.subjects) == ["s"]
 
 
-def set_of(batches: list[StoredBatch]) -> list[StoredBatch]:
+def set_of(batches: list[SourceBatch]) -> list[SourceBatch]:
     """Pieces may end within a batch, which then comes with both."""
     return list({batch.envelope.base_sequence: batch for batch in batches}.values())
 
@@ -124,7 +124,7 @@ async def test_splits_merges_and_moves_give_partitions_with_their_sources_and_th
             assert {number for number, queue in queues.items() if queue.is_sealed} == {1, 2, 4, 5}
             assert dict(routes.sealed_at) == {number: queues[number].end for number in (1, 2, 4, 5)}
             assert sum(queue.end for queue in queues.values()) == 1200
-            assert queues[6] == Queue(key(6, "g1"), 0, 0)
+            assert queues[6] == SourceQueue(key(6, "g1"), 0, 0)
             found = await asyncio.to_thread(everything, log)
             assert len(bodies([batch for each in found.values() for batch in set_of(each)])) == 1200
         with closing(opened(it)) as fresh:
@@ -252,7 +252,7 @@ async def test_a_piece_gets_the_batches_that_hold_any_of_it(tmp_path: Path) -> N
         for each in range(5):
             await mq.send_many("s", [b"%d" % each] * 10)
         with closing(opened(it)) as log:
-            found = await asyncio.to_thread(read_all, log, [Piece(key(0, "g1"), 15, 31)])
+            found = await asyncio.to_thread(read_all, log, [QueuePiece(key(0, "g1"), 15, 31)])
             assert [batch.envelope.base_sequence for batch in found] == [10, 20, 30]
 
 
@@ -262,7 +262,7 @@ async def test_what_cannot_match_a_selection_is_not_even_sent(tmp_path: Path) ->
         for each in range(40):
             await mq.send_many("s", [b"%d" % each] * 3, tags=[("even" if each % 2 == 0 else "odd",)] * 3)
         with closing(opened(it)) as log:
-            found = await asyncio.to_thread(everything, log, selection=Selection(tags_any=("odd",)))
+            found = await asyncio.to_thread(everything, log, selection=ReadSelection(tags_any=("odd",)))
             assert bodies(set_of(found[key(0, "g1")]))[::3] == [b"%d" % each for each in range(1, 40, 2)]
 
 
@@ -275,9 +275,9 @@ async def test_only_wanted_logical_partitions_are_sent(tmp_path: Path) -> None:
             await producer.flush()
         with closing(opened(it)) as log:
             (queue,) = (await asyncio.to_thread(log.topology, ["s"])).queues.values()
-            whole = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20)])
-            low = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20, lps=(LpRange(0, 8),))])
-            high = await asyncio.to_thread(read_all, log, [Piece(queue.key, 0, 20, lps=(LpRange(8, 16),))])
+            whole = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20)])
+            low = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(0, 8),))])
+            high = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(8, 16),))])
             assert 0 < len(low) < len(whole)
             assert sorted(bodies(low) + bodies(high)) == sorted(bodies(whole))
 
@@ -287,7 +287,7 @@ async def test_a_master_that_is_killed_in_mid_read_is_followed_by_its_successor_
         for each in range(60):
             await mq.send_many("s", [b"%d-%d" % (each, n) for n in range(20)])
         with closing(opened(it)) as log:
-            reader = log.read(Piece(key(0, "g1"), 0, 1200), Selection(), skips_lost=False)
+            reader = log.read(QueuePiece(key(0, "g1"), 0, 1200), ReadSelection(), skips_lost=False)
             found = [await asyncio.to_thread(next, reader) for _ in range(5)]
             first = await it.master("g1")
             await it.crash(first.config.replica)
@@ -301,7 +301,7 @@ async def test_a_mastership_that_is_handed_over_in_mid_read_is_followed(tmp_path
         for each in range(60):
             await mq.send_many("s", [b"%d-%d" % (each, n) for n in range(20)])
         with closing(opened(it)) as log:
-            reader = log.read(Piece(key(0, "g1"), 0, 1200), Selection(), skips_lost=False)
+            reader = log.read(QueuePiece(key(0, "g1"), 0, 1200), ReadSelection(), skips_lost=False)
             found = [await asyncio.to_thread(next, reader) for _ in range(5)]
             await mq.metadata.transfer("g1")
             found += await asyncio.to_thread(list, reader)
@@ -317,7 +317,7 @@ async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(tmp
         with closing(opened(it, 300)) as log:
             ends = {each.key.broker_group: each.end for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()}
             group = max(ends, key=lambda name: ends[name])
-            reader = log.read(Piece(key(0, group), 0, ends[group]), Selection(), skips_lost=False)
+            reader = log.read(QueuePiece(key(0, group), 0, ends[group]), ReadSelection(), skips_lost=False)
             await asyncio.to_thread(next, reader)
             await it.stop(f"{group}-a")
             with pytest.raises(NotConnected, match=group):
@@ -344,12 +344,12 @@ async def test_what_retention_took_is_an_error_that_says_what_is_left_or_is_pass
         queue = (await it.master("g1")).broker.store.open_queue("s", 0)
         queue.start_sequence = 30
         with closing(opened(it)) as log:
-            piece = Piece(key(0, "g1"), 5, 45)
+            piece = QueuePiece(key(0, "g1"), 5, 45)
             with pytest.raises(MessagesExpired, match=r"5 to 29 .*left is 30"):
                 await asyncio.to_thread(read_all, log, [piece])
-            found = await asyncio.to_thread(lambda: list(log.read(piece, Selection(), skips_lost=True)))
+            found = await asyncio.to_thread(lambda: list(log.read(piece, ReadSelection(), skips_lost=True)))
             assert [batch.envelope.base_sequence for batch in found] == [30, 40]
-            gone = await asyncio.to_thread(lambda: list(log.read(Piece(key(0, "g1"), 5, 20), Selection(), skips_lost=True)))
+            gone = await asyncio.to_thread(lambda: list(log.read(QueuePiece(key(0, "g1"), 5, 20), ReadSelection(), skips_lost=True)))
             assert gone == []
             assert (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].start == 30
 
@@ -361,7 +361,7 @@ async def test_retention_in_mid_read_is_noticed(tmp_path: Path) -> None:
             await mq.send_many("s", [bytes(500)] * 10)
         queue = (await it.master("g1")).broker.store.open_queue("s", 0)
         with closing(opened(it)) as log:
-            reader = log.read(Piece(key(0, "g1"), 0, 200), Selection(), skips_lost=False)
+            reader = log.read(QueuePiece(key(0, "g1"), 0, 200), ReadSelection(), skips_lost=False)
             await asyncio.to_thread(next, reader)
             queue.start_sequence = 150
             with pytest.raises(MessagesExpired):
@@ -373,7 +373,7 @@ async def test_a_queue_that_ends_before_what_was_committed_is_damage(tmp_path: P
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         await mq.send_many("s", [b"x"] * 10)
         with closing(opened(it)) as log, pytest.raises(LogDamaged, match="ends at 10"):
-            await asyncio.to_thread(read_all, log, [Piece(key(0, "g1"), 0, 20)])
+            await asyncio.to_thread(read_all, log, [QueuePiece(key(0, "g1"), 0, 20)])
 
 
 async def test_a_reader_that_is_left_in_the_middle_disturbs_no_other(tmp_path: Path) -> None:
@@ -382,10 +382,10 @@ async def test_a_reader_that_is_left_in_the_middle_disturbs_no_other(tmp_path: P
         for _ in range(20):
             await mq.send_many("s", [bytes(500)] * 10)
         with closing(opened(it)) as log:
-            piece = Piece(key(0, "g1"), 0, 200)
+            piece = QueuePiece(key(0, "g1"), 0, 200)
 
             def read() -> tuple[int, int, int]:
-                one, other = (log.read(piece, Selection(), skips_lost=False) for _ in range(2))
+                one, other = (log.read(piece, ReadSelection(), skips_lost=False) for _ in range(2))
                 next(one)
                 assert isinstance(other, Iterator)
                 next(other)
@@ -401,15 +401,15 @@ def test_a_batch_that_came_damaged_is_named() -> None:
     crc = int.from_bytes(sent[12:16], "little")
     envelope = place(0, 64 + len(region), crc, 40, 1, 1, 1, 0)
     whole = bytearray(envelope + region)
-    (batch,) = reading.batches_in(memoryview(whole), 1, key(0, "g1"))
+    (batch,) = server_reader.batches_in(memoryview(whole), 1, key(0, "g1"))
     assert batch == (parse_envelope(envelope), region)
     for at in (20, 70, len(whole) - 1):
         hurt = bytearray(whole)
         hurt[at] ^= 1
         with pytest.raises(LogDamaged, match="s/0@g1"):
-            list(reading.batches_in(memoryview(hurt), 1, key(0, "g1")))
+            list(server_reader.batches_in(memoryview(hurt), 1, key(0, "g1")))
     with pytest.raises(LogDamaged):
-        list(reading.batches_in(memoryview(whole)[:-8], 1, key(0, "g1")))
+        list(server_reader.batches_in(memoryview(whole)[:-8], 1, key(0, "g1")))
 
 
 def test_an_address_travels() -> None:
@@ -420,10 +420,10 @@ def test_an_address_travels() -> None:
 
 
 def test_what_a_broker_has_no_room_for_in_a_selection_is_left_to_the_reader() -> None:
-    few = Selection(tags_any=("a",), tags_all=("b",))
-    many = Selection(tags_any=tuple(map(str, range(limits.FETCH_TAGS_MAX))), tags_all=("b",))
+    few = ReadSelection(tags_any=("a",), tags_all=("b",))
+    many = ReadSelection(tags_any=tuple(map(str, range(limits.FETCH_TAGS_MAX))), tags_all=("b",))
     lps = tuple(LpRange(each, each + 1) for each in range(limits.FETCH_RANGES_MAX + 1))
-    told = reading.fetch_of(Piece(key(1, "g"), 0, 10, None, lps[1:]), few, 0)
+    told = server_reader.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps[1:]), few, 0)
     assert (told.tags_any, told.tags_all, len(told.lps)) == (["a"], ["b"], limits.FETCH_RANGES_MAX)
-    told = reading.fetch_of(Piece(key(1, "g"), 0, 10, None, lps), many, 0)
+    told = server_reader.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps), many, 0)
     assert (told.tags_any, told.tags_all, told.lps) == ([], [], [])

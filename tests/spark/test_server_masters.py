@@ -8,32 +8,32 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers.actions import action_groups, committed_actions
-from pyspark_qmq.servers.address import ServerAddress
-from pyspark_qmq.servers.channel import Channel
-from pyspark_qmq.servers.masters import Masters
-from pyspark_qmq.servers.metadata import Metadata
-from pyspark_qmq.servers.patience import Patience
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.masters import MasterConnections
+from pyspark_qmq.servers.metaservers import Metadata
+from pyspark_qmq.servers.retry_deadline import RetryDeadline
+from pyspark_qmq.servers.server_actions import action_groups, committed_actions
+from pyspark_qmq.servers.server_address import ServerAddress
 from server_cluster import REPLICATED, cluster
 from support import node_config, running
 
 import qmq
 from qmq.batch import Kind, encode
+from qmq.batch_columns import Columns
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap
 from qmq.model import SubjectConfig
-from qmq.region import Columns
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 PRODUCER = 77
 
 
 @contextmanager
-def masters_of(servers: str, retry_ms: int = 20_000, *, delayed: bool = False) -> Iterator[Masters]:
+def masters_of(servers: str, retry_ms: int = 20_000, *, delayed: bool = False) -> Iterator[MasterConnections]:
     metadata = Metadata(servers, retry_ms)
-    found = Masters(metadata, delayed=delayed)
+    found = MasterConnections(metadata, delayed=delayed)
     try:
         yield found
     finally:
@@ -45,9 +45,9 @@ def batch(number: int, count: int = 3) -> bytes:
     return b"".join(encode(b"s", Columns([b"x"] * count), producer_id=PRODUCER, batch_sequence=number, create_time_ms=1))
 
 
-def find(masters: Masters, group: str = "g1", before: int = 1 << 40) -> list[list[int]]:
+def find(masters: MasterConnections, group: str = "g1", before: int = 1 << 40) -> list[list[int]]:
     request = wire.Find("s", 0, f"{PRODUCER:016x}", before, 10)
-    return wire.Found.unpack(masters.call("s", group, FrameKind.FIND, request.pack())).found
+    return wire.FoundBatches.unpack(masters.call("s", group, FrameKind.FIND, request.pack())).found
 
 
 async def test_what_an_attempt_stored_before_it_died_is_found_at_the_next_master_too(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ async def test_a_connection_that_was_given_back_is_used_again_and_one_that_was_l
 async def test_a_broker_that_does_not_know_a_subject_yet_is_asked_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
-        asked: list[Channel] = []
+        asked: list[BlockingConnection] = []
 
-        def act(channel: Channel) -> str:
+        def act(channel: BlockingConnection) -> str:
             asked.append(channel)
             if len(asked) < 3:
                 raise UnknownSubject("there is no subject 's'")
@@ -140,7 +140,7 @@ async def test_a_metaserver_that_is_away_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_patience_begins_anew_with_every_step_and_ends_with_the_last_failure() -> None:
-    patience = Patience(20)
+    patience = RetryDeadline(20)
     failure = NotConnected("away")
     patience.pause(failure)
     patience.renew()
@@ -157,7 +157,7 @@ async def test_delayed_batches_are_found_and_fetched_at_the_delay_group(tmp_path
         due = node.broker.clock.time_ms() + 3_600_000
         region = encode(b"s", Columns([b"later"] * 2, dues=[due] * 2), producer_id=PRODUCER, batch_sequence=4, create_time_ms=1)
 
-        def write(masters: Masters) -> tuple[list[list[int]], wire.Fetched]:
+        def write(masters: MasterConnections) -> tuple[list[list[int]], wire.Fetched]:
             (group,) = masters.locate("s").hosts
             masters.call("s", group, FrameKind.PRODUCE, *region)
             request = wire.Fetch("s", 0, 0, 1 << 40, 0, 1 << 20, [], [], [], 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_qmq.servers.routes import routes_of
+from pyspark_qmq.servers.server_routes import routes_of
 from qmq_ordering.route import LpRange
 
 from qmq.proto.v1 import control_pb2 as control

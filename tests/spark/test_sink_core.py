@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from pyspark_qmq.sink.asking import SubjectCore
-from pyspark_qmq.sink.identity import Target, Writer
-from pyspark_qmq.sink.loads import Load
+from pyspark_qmq.sink.core_requests import SubjectCore
+from pyspark_qmq.sink.packets import Load
 from pyspark_qmq.sink.routed import Routed
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.spread import Spread
 from sink_cluster import KEYS, LPS, Attempt, Cluster
 
@@ -39,11 +39,11 @@ def loads_of(rows: int, chunk: int, skips: int = 0) -> list[Load]:
 
 
 def write(
-    cluster: Cluster, core_of: Callable[[Writer], SubjectCore], epoch: int, loads: list[Load], *, upheaval: Callable[[], None]
+    cluster: Cluster, core_of: Callable[[RowWriter], SubjectCore], epoch: int, loads: list[Load], *, upheaval: Callable[[], None]
 ) -> None:
     """One epoch: attempts die, or are only thought dead, until one comes to its end; whoever is left goes on for a while."""
     chance = cluster.random
-    writer = Writer("query", 4, epoch)
+    writer = RowWriter("query", 4, epoch)
     living: list[Attempt] = [Attempt(cluster, core_of(writer), writer, loads)]
     deaths = chance.randrange(4)
     for _ in range(STEPS_MAX):
@@ -103,7 +103,7 @@ def assert_in_order(cluster: Cluster, seed: int) -> None:
         rows = [
             row
             for part in line
-            for batch in cluster.queue(Target("s", part.number, part.broker_group)).batches
+            for batch in cluster.queue(RowTarget("s", part.number, part.broker_group)).batches
             for row in batch.rows
             if key_of(row[1]) == key
         ]
@@ -121,7 +121,7 @@ def test_rows_to_an_unordered_subject_are_stored_once_whatever_broker_groups_are
         assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in mine), seed
 
 
-def core_of_spread(writer: Writer) -> SubjectCore:
+def core_of_spread(writer: RowWriter) -> SubjectCore:
     return Spread("s", writer, 1e9, rest=lambda *_: 0.1)
 
 
@@ -130,7 +130,7 @@ def test_a_broker_group_that_is_drained_for_good_gets_nothing_more_and_nothing_i
         cluster = Cluster(random.Random(seed), ["g1", "g2"], is_ordered=False)
 
         def drain(cluster: Cluster = cluster) -> None:
-            cluster.queue(Target("s", 0, "g1")).is_drained = True
+            cluster.queue(RowTarget("s", 0, "g1")).is_drained = True
 
         write(cluster, core_of_spread, 0, loads_of(60, 4), upheaval=drain)
         assert stored(cluster) == Counter((0, row) for row in range(60)), seed
@@ -140,7 +140,7 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
     for seed in range(SEEDS):
         chance = random.Random(seed)
         cluster = Cluster(chance, ["g1", "g2"], is_ordered=False)
-        writer = Writer("query", 0, 9)
+        writer = RowWriter("query", 0, 9)
         for chunk in (chance.randrange(1, 20), chance.randrange(1, 20)):
             attempt = Attempt(cluster, core_of_spread(writer), writer, loads_of(60, chunk, skips=4))
             for _ in range(chance.randrange(200)):

@@ -6,10 +6,10 @@ import copy
 
 import numpy as np
 import pytest
-from pyspark_qmq.sink import identity
-from pyspark_qmq.sink.identity import Target, Writer
-from pyspark_qmq.sink.options import SinkOptions
-from pyspark_qmq.sink.schema import Fields
+from pyspark_qmq.sink import row_identity
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.sink.sink_options import SinkOptions
+from pyspark_qmq.sink.sink_schema import Fields
 from pyspark_qmq.sink.writer import arrow_stream_writer, arrow_writer
 from sink_schemas import fields_of, schema_of
 
@@ -102,28 +102,34 @@ def test_a_batch_writer_has_one_name_wherever_it_travels_and_each_job_another() 
 
 
 def test_a_writer_is_older_than_any_real_producer_and_other_for_each_queue() -> None:
-    writer = Writer("query", 3, 9)
-    targets = [Target("s", 0, "g1"), Target("s", 0, "g2"), Target("s", 1, "g1"), Target("t", 0, "g1"), Target("s", 0, "g1", True)]
+    writer = RowWriter("query", 3, 9)
+    targets = [
+        RowTarget("s", 0, "g1"),
+        RowTarget("s", 0, "g2"),
+        RowTarget("s", 1, "g1"),
+        RowTarget("t", 0, "g1"),
+        RowTarget("s", 0, "g1", True),
+    ]
     ids = [writer.producer_id(each) for each in targets]
     assert len(set(ids)) == len(targets)
     assert all(birth_ms(each) < birth_ms(1_600_000_000_000 << 20) for each in ids)
-    assert ids == [Writer("query", 3, 10).producer_id(each) for each in targets]
-    assert ids[0] != Writer("query", 3, 9 + (1 << 16)).producer_id(targets[0])
+    assert ids == [RowWriter("query", 3, 10).producer_id(each) for each in targets]
+    assert ids[0] != RowWriter("query", 3, 9 + (1 << 16)).producer_id(targets[0])
 
 
 def test_ids_and_numbers_say_which_row_it_is() -> None:
-    writer, rows = Writer("query", 3, 0x1_0002), np.array([0, 7, identity.ROWS_MAX - 1])
+    writer, rows = RowWriter("query", 3, 0x1_0002), np.array([0, 7, row_identity.ROWS_MAX - 1])
     ids = writer.message_ids(rows)
     assert [bytes(each)[8:].hex() for each in ids] == ["0001000200000000", "0001000200000007", "00010002ffffffff"]
     assert str(MessageId.parse(bytes(ids[1]).hex())) == bytes(ids[1]).hex()
     found, epoch = writer.read_ids(ids)
     assert (found.tolist(), epoch) == (rows.tolist(), 0x1_0002)
-    assert Writer("query", 3, 9).read_ids(ids)[0].tolist() == []
-    assert Writer("query", 4, 0x1_0002).read_ids(ids)[1] == -1
+    assert RowWriter("query", 3, 9).read_ids(ids)[0].tolist() == []
+    assert RowWriter("query", 4, 0x1_0002).read_ids(ids)[1] == -1
     assert writer.number_of(7) == 2 << 32 | 7
-    assert writer.number_of(identity.ROWS_MAX - 1) < writer.numbers_end <= identity.NUMBERS_END
+    assert writer.number_of(row_identity.ROWS_MAX - 1) < writer.numbers_end <= row_identity.NUMBERS_END
 
 
 def test_an_epoch_beyond_what_an_id_holds_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="new checkpoint"):
-        Writer("query", 0, 1 << 32)
+        RowWriter("query", 0, 1 << 32)

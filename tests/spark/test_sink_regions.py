@@ -10,21 +10,21 @@ import pytest
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_qmq.sink import loads, regions, vectors
+from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
 from pyspark_qmq.sink.chunks import Cutter
-from pyspark_qmq.sink.identity import Target, Writer
-from pyspark_qmq.sink.loads import Load, Packet
-from pyspark_qmq.sink.schema import Fields
+from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.sink.sink_schema import Fields
 from sink_schemas import fields_of
 
 from qmq import limits
 from qmq.batch import BatchView, Envelope, sent_sizes
+from qmq.batch_columns import BatchFlag, check_region, tag_hash
 from qmq.compression import Compression
 from qmq.errors import DelayTooLong, InvalidArgument, InvalidName, MessageTooLarge, OrderMismatch, QmqError
-from qmq.region import BatchFlag, check_region, tag_hash
 
 NOW_MS = 1_790_000_000_000
-WRITER = Writer("query", 3, 5)
+WRITER = RowWriter("query", 3, 5)
 SCHEMA = (
     "body binary, key string, tags array<string>, headers map<string,binary>, delay_ms bigint, create_time timestamp, message_id string, "
     "subject string"
@@ -74,14 +74,18 @@ def loads_of(rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, 
     for chunk in chunks:
         array = chunk.batch.column(fields.message_id)
         ids = WRITER.message_ids(chunk.first_row + np.arange(len(array), dtype=np.int64))
-        ids[vectors.valid(array)] = vectors.unhex(vectors.strings(array.drop_null()))
-        found += loads.split(chunk, fields, "s", ids, NOW_MS)
+        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(arrow_vectors.strings(array.drop_null()))
+        found += packets.split(chunk, fields, "s", ids, NOW_MS)
     return found
 
 
-def view_of(load: Load, to: Target, fields: Fields, *, is_ordered: bool = False, compression: Compression = Compression.NONE) -> BatchView:
+def view_of(
+    load: Load, to: RowTarget, fields: Fields, *, is_ordered: bool = False, compression: Compression = Compression.NONE
+) -> BatchView:
     """The batch, read back with all its checks."""
-    envelope, region = regions.encode(Packet(load, to, 9), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression)
+    envelope, region = batch_encoding.encode(
+        Packet(load, to, 9), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression
+    )
     total, crc = sent_sizes(envelope)
     assert total == len(envelope) + len(region)
     check_region(region, crc)
@@ -96,7 +100,7 @@ def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], 
     fields = fields_of(SCHEMA)
     seen = []
     for subject, is_delayed, load in loads_of(rows, cuts):
-        view = view_of(load, Target(subject, 0, "g1", is_delayed), fields, compression=compression)
+        view = view_of(load, RowTarget(subject, 0, "g1", is_delayed), fields, compression=compression)
         mine = [rows[row] for row in load.rows.tolist()]
         seen += load.rows.tolist()
         assert view.subject == subject
@@ -140,15 +144,15 @@ def test_times_of_creation_that_one_batch_cannot_say_are_in_two() -> None:
     rows = rows_of([{"body": b"", "create_time": time} for time in (0, far - 1000, far, 5, far * 3)])
     assert [each.rows.tolist() for _, _, each in loads_of(rows, [])] == [[0, 1], [2], [3], [4]]
     for _, _, load in loads_of(rows, []):
-        times = view_of(load, Target("s", 0, "g1"), fields_of(SCHEMA)).create_times_ms()
+        times = view_of(load, RowTarget("s", 0, "g1"), fields_of(SCHEMA)).create_times_ms()
         assert times == [rows[row]["create_time"] // 1000 for row in load.rows.tolist()]
 
 
 def test_a_partitions_batch_has_keys_and_their_logical_partitions_and_asks_to_be_looked_for() -> None:
     fields = fields_of(SCHEMA)
     ((_, _, load),) = loads_of(rows_of([{"body": b"x", "key": key} for key in "abcab"]), [], bytes_max=1000)
-    load = loads.routed(load, fields, "s", 1024)
-    view = view_of(load, Target("s", 2, "g1"), fields, is_ordered=True)
+    load = packets.routed(load, fields, "s", 1024)
+    view = view_of(load, RowTarget("s", 2, "g1"), fields, is_ordered=True)
     lps = view.logical_partitions()
     assert lps is not None
     assert lps[0] == lps[3]
@@ -159,7 +163,7 @@ def test_a_partitions_batch_has_keys_and_their_logical_partitions_and_asks_to_be
 
 def test_a_delayed_batch_of_an_ordered_subject_says_so_and_has_no_partition() -> None:
     ((_, is_delayed, load),) = loads_of(rows_of([{"body": b"x", "key": "k", "delay_ms": 5}]), [])
-    view = view_of(load, Target("s", 0, "d1", is_delayed), fields_of(SCHEMA), is_ordered=True)
+    view = view_of(load, RowTarget("s", 0, "d1", is_delayed), fields_of(SCHEMA), is_ordered=True)
     assert view.header.flags == BatchFlag.ORDERED
     assert view.logical_partitions() is None
 
@@ -176,8 +180,8 @@ def test_strings_with_wide_offsets_and_binary_headers_and_a_single_tag_are_taken
     )
     cutter = Cutter(fields, 10)
     chunk = [*cutter.put(batch.slice(0)), *cutter.end()][0]
-    ((_, _, load),) = loads.split(chunk, fields, "s", None, NOW_MS)
-    view = view_of(load, Target("s", 0, "g1"), fields)
+    ((_, _, load),) = packets.split(chunk, fields, "s", None, NOW_MS)
+    view = view_of(load, RowTarget("s", 0, "g1"), fields)
     assert (view.bodies(), view.keys(), view.tags()) == ([b"one", b"two"], [b"k", b""], [(), ("x",)])
     assert view.headers() == [{"a": b"b"}, {}]
 
@@ -221,7 +225,7 @@ def test_a_row_without_subject_or_key_where_they_are_needed_is_refused() -> None
     cutter = Cutter(fields, 10)
     (chunk,) = [*cutter.put(batch), *cutter.end()]
     with pytest.raises(InvalidArgument, match=r"row 1 .* no subject"):
-        list(loads.split(chunk, fields, "", None, NOW_MS))
-    ((_, _, load),) = loads.split(chunk, fields_of("body binary, tag string, key string"), "s", None, NOW_MS)
+        list(packets.split(chunk, fields, "", None, NOW_MS))
+    ((_, _, load),) = packets.split(chunk, fields_of("body binary, tag string, key string"), "s", None, NOW_MS)
     with pytest.raises(OrderMismatch, match=r"row 1 .* no key"):
-        loads.routed(load, fields, "s", 16)
+        packets.routed(load, fields, "s", 16)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pyspark_qmq.sink.identity import Target
-from pyspark_qmq.sink.loads import Done, Load, Packet
+from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget
 from pyspark_qmq.sink.sending import Sending
 
 from qmq.errors import (
@@ -22,10 +22,10 @@ from qmq.errors import (
     RouteChanged,
 )
 
-PARTITION = Target("s", 4, "g1")
+PARTITION = RowTarget("s", 4, "g1")
 
 
-def sending(to: Target = PARTITION, packets: int = 5, window: int = 3) -> Sending:
+def sending(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> Sending:
     found = Sending(to, retry_s=60, number=10, window=window, rest=lambda *_: 1.0)
     for at in range(packets):
         found.put(Load(at, np.array([at]), 1), 0.0)
@@ -66,7 +66,7 @@ def test_a_number_that_another_attempt_took_has_the_queue_looked_at_again() -> N
     (first,) = sent(found)
     found.answered(first, 1, NumberTaken("other content"), 0.0)
     assert found.wants_look
-    unordered = sending(Target("s", 0, "g1"), packets=1, window=1)
+    unordered = sending(RowTarget("s", 0, "g1"), packets=1, window=1)
     (first,) = sent(unordered)
     with pytest.raises(NumberTaken):
         unordered.answered(first, 1, NumberTaken("other content"), 0.0)
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_rows_themselves_is_raised() -> None:
 
 
 def test_a_drained_group_gives_its_packets_back_one_by_one_and_a_partition_never_does() -> None:
-    drained = sending(Target("s", 0, "g1"))
+    drained = sending(RowTarget("s", 0, "g1"))
     first, second, _ = sent(drained)
     drained.answered(first, 1, ReadOnly("x"), 0.0)
     drained.answered(second, 1, None, 0.0)

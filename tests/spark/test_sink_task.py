@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark_qmq.servers.address import ServerAddress
-from pyspark_qmq.servers.channel import Channel
-from pyspark_qmq.sink.asking import Ask, Found, Where
-from pyspark_qmq.sink.cluster import Cluster
-from pyspark_qmq.sink.identity import Target, Writer
-from pyspark_qmq.sink.task import Counts
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.sink.core_requests import Ask, LookedUp, Where
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.sink.sink_cluster import SinkCluster
+from pyspark_qmq.sink.write_task import Counts
 from sink_node import NodeThread, node_thread, record_batches, write
 from support import NodeProcess
 
@@ -33,8 +33,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
 
 
 @pytest.fixture
-def cluster(node: NodeThread) -> Iterator[Cluster]:
-    found = Cluster(node.address)
+def cluster(node: NodeThread) -> Iterator[SinkCluster]:
+    found = SinkCluster(node.address)
     yield found
     found.close()
 
@@ -46,7 +46,7 @@ class Crash(Exception):
 class Mortal:
     """A cluster for a task that dies at its n-th step: before a question, before or behind a request."""
 
-    def __init__(self, cluster: Cluster, steps: int) -> None:
+    def __init__(self, cluster: SinkCluster, steps: int) -> None:
         self._cluster = cluster
         self.left = steps
 
@@ -58,14 +58,14 @@ class Mortal:
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
         return self._cluster.logical_partitions(subject, creates=creates)
 
-    def answer(self, ask: Ask, writer: Writer) -> Where | Found:
+    def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
         self._step()
         return self._cluster.answer(ask, writer)
 
-    def may_skip(self, writer: Writer, to: Target) -> bool:
+    def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
         return self._cluster.may_skip(writer, to)
 
-    def take(self, to: Target) -> Channel:
+    def take(self, to: RowTarget) -> BlockingConnection:
         channel = self._cluster.take(to)
         send = channel.send
 
@@ -78,10 +78,10 @@ class Mortal:
         channel.send = mortal_send  # type: ignore[method-assign]
         return channel
 
-    def give(self, to: Target, channel: Channel) -> None:
+    def give(self, to: RowTarget, channel: BlockingConnection) -> None:
         channel.close()
 
-    def doubt(self, to: Target) -> None:
+    def doubt(self, to: RowTarget) -> None:
         self._cluster.doubt(to)
 
 
@@ -93,7 +93,7 @@ def keyed() -> list[pa.RecordBatch]:
     return record_batches({"body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary())})
 
 
-def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThread, cluster: Cluster) -> None:
+def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("plain")
     first = write(cluster, "body binary", plain(), subject="plain")
     assert (first.rows, first.found) == (ROWS, 0)
@@ -102,16 +102,22 @@ def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThrea
     assert node.bodies("plain") == BODIES
 
 
-def test_another_epoch_and_another_partition_are_other_rows(node: NodeThread, cluster: Cluster) -> None:
+def test_another_epoch_and_another_partition_are_other_rows(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("epochs")
-    for writer in (Writer("query", 0, 0), Writer("query", 0, 1), Writer("query", 1, 1), Writer("other", 1, 1), Writer("query", 0, 1 << 20)):
+    for writer in (
+        RowWriter("query", 0, 0),
+        RowWriter("query", 0, 1),
+        RowWriter("query", 1, 1),
+        RowWriter("other", 1, 1),
+        RowWriter("query", 0, 1 << 20),
+    ):
         assert write(cluster, "body binary", plain(), writer=writer, subject="epochs").found == 0
     assert Counter(node.bodies("epochs")) == Counter(dict.fromkeys(BODIES, 5))
     ids = [each for _, batch in node.batches("epochs") for each in batch.message_ids() or []]
     assert len(set(ids)) == 5 * ROWS
 
 
-def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(node: NodeThread, cluster: Cluster) -> None:
+def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("recut")
     for steps, size in ((7, "130"), (9, "33"), (1 << 30, "400")):
         try:
@@ -122,7 +128,7 @@ def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(node: NodeThread, 
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 8, 13, 21, 34])
-def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, cluster: Cluster, steps: int) -> None:
+def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, cluster: SinkCluster, steps: int) -> None:
     subject = f"dies{steps}"
     node.create(subject)
     with pytest.raises(Crash):
@@ -134,7 +140,7 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, clu
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
 @pytest.mark.parametrize("own_ids", [False, True])
 def test_a_task_that_dies_at_any_step_leaves_each_row_once_and_in_order_through_a_split(
-    node: NodeThread, cluster: Cluster, steps: int, own_ids: bool
+    node: NodeThread, cluster: SinkCluster, steps: int, own_ids: bool
 ) -> None:
     subject = f"ordered{steps}{own_ids}"
     node.create(subject, partitions=2)
@@ -144,7 +150,7 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once_and_in_order_through_
         columns["message_id"] = pa.array([f"{row:032x}" for row in range(ROWS)])
         schema += ", message_id string"
     for epoch in range(2):
-        writer = Writer("query", 0, epoch, has_own_ids=own_ids)
+        writer = RowWriter("query", 0, epoch, has_own_ids=own_ids)
         with pytest.raises(Crash):
             write(Mortal(cluster, steps), schema, record_batches(columns), writer=writer, subject=subject)
         node.split(subject, 1 + epoch)
@@ -164,7 +170,7 @@ def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
         assert bodies == mine * times
 
 
-def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread, cluster: Cluster) -> None:
+def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("middle", partitions=2)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -175,7 +181,7 @@ def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread,
 
     for epoch in range(2):
         batches = rows() if not epoch else iter(keyed())
-        assert write(cluster, "body binary, key binary", batches, writer=Writer("query", 0, epoch), subject="middle").found == 0
+        assert write(cluster, "body binary, key binary", batches, writer=RowWriter("query", 0, epoch), subject="middle").found == 0
     assert Counter(node.bodies("middle")) == Counter(dict.fromkeys(BODIES, 2))
     assert_in_order(node, "middle")
 
@@ -186,7 +192,7 @@ def test_two_attempts_at_the_same_time_store_each_row_once_and_in_order_also_thr
     node.create(subject, partitions=partitions)
 
     def attempt(_: int) -> Counts:
-        mine = Cluster(node.address)
+        mine = SinkCluster(node.address)
         try:
             return write(mine, "body binary, key binary", keyed(), subject=subject, batchMessages="7")
         finally:
@@ -205,7 +211,7 @@ def test_two_attempts_at_the_same_time_store_each_row_once_and_in_order_also_thr
 
 
 @pytest.mark.parametrize("steps", [0, 2, 5, 9])
-def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: Cluster, steps: int) -> None:
+def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: SinkCluster, steps: int) -> None:
     subject, delays = f"later{steps}", [None if row % 3 else 3_600_000 for row in range(ROWS)]
     node.create(subject, partitions=2 if steps == 9 else 0)
     batches = record_batches(
@@ -242,7 +248,7 @@ def pending(node: NodeThread, subject: str) -> list[bytes]:
     return node.run(read())
 
 
-def test_rows_find_their_own_subjects(node: NodeThread, cluster: Cluster) -> None:
+def test_rows_find_their_own_subjects(node: NodeThread, cluster: SinkCluster) -> None:
     for name in ("one", "two"):
         node.create(name)
     names = ["one" if row % 3 else None for row in range(ROWS)]
@@ -252,20 +258,20 @@ def test_rows_find_their_own_subjects(node: NodeThread, cluster: Cluster) -> Non
     assert node.bodies("two") == [body for row, body in enumerate(BODIES) if not row % 3]
 
 
-def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: Cluster) -> None:
+def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: SinkCluster) -> None:
     with pytest.raises(UnknownSubject, match="nowhere"):
         write(cluster, "body binary", plain(), subject="nowhere")
     write(cluster, "body binary", plain(), subject="nowhere", createSubject="true")
     assert node.bodies("nowhere") == BODIES
 
 
-def test_rows_without_keys_are_refused_by_an_ordered_subject(node: NodeThread, cluster: Cluster) -> None:
+def test_rows_without_keys_are_refused_by_an_ordered_subject(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("keyless", partitions=2)
     with pytest.raises(OrderMismatch, match="column `key`"):
         write(cluster, "body binary", plain(), subject="keyless")
 
 
-def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cluster: Cluster) -> None:
+def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("changed")
     node.create("unchanged")
     for wanted in (["changed", "unchanged"], ["unchanged", "changed"]):
@@ -279,7 +285,7 @@ def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cl
 
 
 def test_a_cluster_that_is_away_fails_the_task_when_its_patience_ends() -> None:
-    nowhere = Cluster("127.0.0.1:1")
+    nowhere = SinkCluster("127.0.0.1:1")
     with pytest.raises(NotConnected):
         write(nowhere, "body binary", plain(), subject="s", retryMs="100")
     nowhere.close()
@@ -299,7 +305,7 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
                 node.start()
             yield batch
 
-    cluster = Cluster(node.address)
+    cluster = SinkCluster(node.address)
     try:
         node.start()
         assert write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows == ROWS

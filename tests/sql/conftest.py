@@ -17,7 +17,7 @@ import pytest
 from database_servers import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
 from support import node_config
 
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 KINDS = ("sqlite", "postgresql", "mariadb")
 _FORGOTTEN = "ignore:Exception ignored in. <socket.socket fd=[0-9]+, family=1,:pytest.PytestUnraisableExceptionWarning"

@@ -3,7 +3,7 @@
 It reads from its standard input, a line each, what they shall be (JSON, see `Life`), and writes how each ended: its exit status, and which
 lines it came by if it did not die. All is imported once; each life is a fork.
 
-The way is what happens to a message from the listener's `Handling.handle` to the verdict: the lines of the listener, of the test's
+The way is what happens to a message from the listener's `MessageHandling.handle` to the verdict: the lines of the listener, of the test's
 handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py`, which only make
 text.) One more place to die is behind it, before the acknowledgement has left.
 """
@@ -34,8 +34,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 import qmq
-from qmq.client.listening import handling as handling_module
-from qmq.client.listening.handling import Handling
+from qmq.client.listening import message_handling as handling_module
+from qmq.client.listening.message_handling import MessageHandling
 from qmq.client.message import Message
 from qmq.sql import SqlDedup, dedup, dedup_alchemy, dedup_driver, dedup_records
 
@@ -83,9 +83,9 @@ class Reaper:
 
 def _watch(reaper: Reaper, over: asyncio.Event) -> None:
     """From the first line of `handle` to its last."""
-    handle = Handling.handle
+    handle = MessageHandling.handle
 
-    async def watched(self: Handling, message: Message) -> None:
+    async def watched(self: MessageHandling, message: Message) -> None:
         threading.settrace(reaper)
         sys.settrace(reaper)
         try:
@@ -96,7 +96,7 @@ def _watch(reaper: Reaper, over: asyncio.Event) -> None:
             reaper.came_by(BEHIND)
             over.set()
 
-    Handling.handle = watched  # type: ignore[method-assign,assignment]
+    MessageHandling.handle = watched  # type: ignore[method-assign,assignment]
 
 
 # --- lives -----------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dedup_ways import rows
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import qmq
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.sql.dedup import create_tables
 
 _HERE = Path(__file__).parent

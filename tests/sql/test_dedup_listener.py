@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from support import eventually
 
 import qmq
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.sql import SqlDedup, outbox
 
 _SOON = [timedelta(milliseconds=20)]

@@ -27,7 +27,7 @@ import qmq
 import qmq.blocking
 from qmq.client.interceptors import BaseInterceptor, Outgoing
 from qmq.errors import InvalidArgument
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.sql.dedup_driver import HandedConnection
 from qmq.sql.outbox import migration
 

@@ -11,7 +11,7 @@ from outbox_support import async_engine_of, committed_rows, engine_of, is_empty,
 
 import qmq
 from qmq.model import MessageId
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.sql.outbox import create_tables
 
 SENDERS = ("inserted", "committed", "sent", "deleted")

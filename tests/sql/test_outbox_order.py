@@ -14,7 +14,7 @@ from support import node_config, running
 
 import qmq
 from qmq.model import Order, SubjectConfig
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 FLOW = SubjectConfig("flow", order=Order.STRICT, logical_partitions=16)
 

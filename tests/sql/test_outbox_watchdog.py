@@ -16,7 +16,7 @@ from support import NodeProcess, eventually, node_config, running
 import qmq
 from qmq.errors import InvalidArgument
 from qmq.model import SubjectConfig
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 
 async def test_it_sends_what_a_dead_process_left_each_key_in_order_and_deletes_it(database: Database, node: Node) -> None:

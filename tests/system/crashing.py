@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import qmq.delay.ledger as ledgers
 import qmq.delay.loader as loaders
+import qmq.delay.plan_log as ledgers
 from qmq.cli.main import main
 from qmq.delay.schedule import Schedule
 from qmq.log import checkpoint as checkpoints
@@ -63,14 +63,14 @@ def _after(owner: Any, name: str, reached: Callable[[], None]) -> None:
 
 
 def _plan_committed(reached: Callable[[], None]) -> None:
-    original = ledgers.LogLedger.plan
+    original = ledgers.StorePlanLog.plan
 
     async def patched(self: Any, draft: Any) -> Any:
         plan = await original(self, draft)
         reached()
         return plan
 
-    ledgers.LogLedger.plan = patched  # type: ignore[method-assign]
+    ledgers.StorePlanLog.plan = patched  # type: ignore[method-assign]
 
 
 def _on_act(kind: type, reached: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ def _on_act(kind: type, reached: Callable[[], None]) -> None:
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "plan-written": lambda reached: _on_act(ledgers.PlanAction, reached),
     "plan-committed": _plan_committed,
-    "stored": lambda reached: _before(ledgers.LogLedger, "done", reached),
+    "stored": lambda reached: _before(ledgers.StorePlanLog, "done", reached),
     "done-written": lambda reached: _on_act(ledgers.PlanDone, reached),
     "slice": lambda reached: _before(loaders.Loader, "ahead", reached),
     "intake": lambda reached: _after(Schedule, "take", reached),

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from qmq_coordination.etcd.server import EtcdProcess, free_ports
+from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
 
 from qmq.proto.v1 import control_pb2 as pb
 from system.group import describe

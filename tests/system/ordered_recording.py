@@ -19,9 +19,9 @@ from history.ordered import Deliver, Handed, Keyed, Part, Put, Rerouted, Sealed,
 
 from qmq import OrderedMessage, OrderedProducer
 from qmq.client.metadata import MetadataClient
-from qmq.client.ordered.lane_core import Cell, State
-from qmq.client.ordered.message import LaneMessage
-from qmq.client.ordered.messages import OrderedMessages
+from qmq.client.ordered.lane_core import Cell, LaneState
+from qmq.client.ordered.ordered_message import LaneMessage
+from qmq.client.ordered.ordered_messages import OrderedMessages
 from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import LaneLost, Outcome, QmqError
 
@@ -172,7 +172,7 @@ class DeliveryRecorder:
     async def _ack(
         self, ack: Callable[[], Awaitable[None]], cells: Sequence[Cell], partition: int, token: int, sequences: Sequence[int]
     ) -> None:
-        is_void = all(cell.state is State.VOID for cell in cells)
+        is_void = all(cell.state is LaneState.VOID for cell in cells)
         began_ns = time.monotonic_ns()
         end: Type = "ok"
         try:

@@ -94,7 +94,7 @@ class Worker:
 
 
 class Soak:
-    """See the module. `progress` is told (what, share done)."""
+    """`progress` is told (what, share done)."""
 
     def __init__(
         self,

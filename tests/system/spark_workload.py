@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from flights import flights
 from pyspark_qmq.columns import Projector
-from pyspark_qmq.model import ALL, Topology
 from pyspark_qmq.planning import Plan, ranges, tasks
-from pyspark_qmq.schema import COLUMNS, default_schema
-from pyspark_qmq.servers.address import ServerAddress
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import ALL, Topology
+from pyspark_qmq.source_schema import COLUMNS, default_schema
 
 import qmq
 from qmq.errors import QmqError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qmq.metrics.endpoint import Endpoint
+from qmq.metrics.endpoint import MetricsServer
 from qmq.metrics.readiness import Readiness
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(services
 
 @pytest.mark.parametrize(("is_ready", "path", "status"), [(True, "/readyz", 0), (False, "/readyz", 1), (False, "/livez", 0)])
 async def test_the_check_passes_if_and_only_if_the_server_says_so(services: dict[str, Any], is_ready: bool, path: str, status: int) -> None:
-    endpoint = Endpoint([], lambda: Readiness(is_ready, "as this test says"))
+    endpoint = MetricsServer([], lambda: Readiness(is_ready, "as this test says"))
     await endpoint.start("127.0.0.1", 0)
     try:
         assert await exit_status(services, endpoint.address, path) == status

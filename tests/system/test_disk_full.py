@@ -15,7 +15,7 @@ from support import node_config, running
 
 import qmq
 from qmq.errors import DeadlineExceeded
-from qmq.log.config import LogConfig
+from qmq.log.log_config import LogConfig
 
 MIB = 1 << 20
 

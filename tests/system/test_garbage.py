@@ -13,10 +13,10 @@ from support import eventually
 
 import qmq
 from qmq.batch import encode
-from qmq.broker.config import BrokerConfig
-from qmq.node.dev import Node
-from qmq.region import Columns
-from qmq.wire import messages as wire
+from qmq.batch_columns import Columns
+from qmq.broker.broker_config import BrokerConfig
+from qmq.node.dev_node import Node
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind, FrameReader, frame
 
 HELLO = frame(FrameKind.HELLO, 1, wire.Hello(1, "test").pack())

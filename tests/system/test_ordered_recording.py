@@ -12,7 +12,7 @@ import pytest
 from history import Recorder, load
 from history.ordered import Deliver, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 
-from qmq.client.ordered.lane_core import State
+from qmq.client.ordered.lane_core import LaneState
 from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqError
 from qmq.model import MessageId
@@ -89,7 +89,7 @@ class FakeMessage:
     partition, token, route_version, attempt, key = 4, 6, 2, 1, "a"
     lane = SimpleNamespace(lane=SimpleNamespace(range=SimpleNamespace(first=0, end=512)))
 
-    def __init__(self, sequence: int, failure: QmqError | None = None, state: State = State.WORKING) -> None:
+    def __init__(self, sequence: int, failure: QmqError | None = None, state: LaneState = LaneState.WORKING) -> None:
         self.sequence = sequence
         self.body = body_of("p0", sequence, b"x")
         self.id = MessageId(1, 0, sequence)
@@ -105,7 +105,7 @@ class FakeMessages(list[FakeMessage]):
     """Many of that lane, in two cells."""
 
     partition, token = 4, 6
-    runs = (SimpleNamespace(cell=SimpleNamespace(state=State.WORKING)), SimpleNamespace(cell=SimpleNamespace(state=State.VOID)))
+    runs = (SimpleNamespace(cell=SimpleNamespace(state=LaneState.WORKING)), SimpleNamespace(cell=SimpleNamespace(state=LaneState.VOID)))
 
     async def ack(self) -> None:
         raise LaneLost("lost")
@@ -115,7 +115,7 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
     path, lost = tmp_path / "h.jsonl", LaneLost("lost")
     with Recorder(path) as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")
-        messages: list[Any] = [FakeMessage(0), FakeMessage(1), FakeMessage(2, lost, State.VOID), FakeMessage(3, NotConnected("away"))]
+        messages: list[Any] = [FakeMessage(0), FakeMessage(1), FakeMessage(2, lost, LaneState.VOID), FakeMessage(3, NotConnected("away"))]
         for at, message in enumerate(messages, 1):
             assert log.delivered(message) == b"x"
             assert len(load(path)) == at

@@ -6,17 +6,17 @@ import asyncio
 from contextlib import closing
 
 import pytest
-from pyspark_qmq.model import Piece, QueueKey, Selection
-from pyspark_qmq.servers import channel, reading
-from pyspark_qmq.servers.address import ServerAddress
-from pyspark_qmq.servers.masters import Masters
-from pyspark_qmq.servers.metadata import Metadata
+from pyspark_qmq.servers import blocking_connection, server_reader
+from pyspark_qmq.servers.masters import MasterConnections
+from pyspark_qmq.servers.metaservers import Metadata
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection
 
 import qmq
 from qmq.batch import BatchView, encode
+from qmq.batch_columns import Columns
 from qmq.model import SubjectConfig
-from qmq.region import Columns
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from system.group import Group
 
@@ -26,23 +26,23 @@ BATCHES, COUNT = 200, 20
 PRODUCER = 4711
 
 
-async def filled(group: Group, subject: str) -> Piece:
+async def filled(group: Group, subject: str) -> QueuePiece:
     """A subject with so many batches."""
     await group.settled()
     async with qmq.connect(group.server) as mq:
         await mq.metadata.create_subject(SubjectConfig(subject, groups=("g1",)))
         for each in range(BATCHES):
             await mq.send_many(subject, [b"%d-%d" % (each, n) for n in range(COUNT)])
-    return Piece(QueueKey(subject, 0, "g1"), 0, BATCHES * COUNT)
+    return QueuePiece(QueueKey(subject, 0, "g1"), 0, BATCHES * COUNT)
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 async def test_a_read_goes_on_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(reading, "FETCH_BYTES", 4096)
-    monkeypatch.setattr(channel, "ANSWER_S", 2.0)
+    monkeypatch.setattr(server_reader, "FETCH_BYTES", 4096)
+    monkeypatch.setattr(blocking_connection, "ANSWER_S", 2.0)
     piece = await filled(group, f"spark.{fault}")
     with closing(ServerAddress(group.server).open()) as log:
-        reader = log.read(piece, Selection(), skips_lost=False)
+        reader = log.read(piece, ReadSelection(), skips_lost=False)
         found = [await asyncio.to_thread(next, reader) for _ in range(5)]
         master = await group.master()
         await asyncio.to_thread(group.cluster.kill if fault == "kill" else group.cluster.pause, master)
@@ -61,14 +61,14 @@ async def test_what_a_killed_master_had_taken_is_found_by_the_next_attempt_or_ca
     async with qmq.connect(group.server) as mq:
         await mq.metadata.create_subject(SubjectConfig(subject, groups=("g1",)))
     metadata = Metadata(group.server)
-    masters = Masters(metadata)
+    masters = MasterConnections(metadata)
 
     def batch(number: int) -> bytes:
         return b"".join(encode(subject.encode(), Columns([b"%d" % number]), producer_id=PRODUCER, batch_sequence=number, create_time_ms=1))
 
     def find() -> dict[int, int]:
         request = wire.Find(subject, 0, f"{PRODUCER:016x}", 1 << 40, 100)
-        found = wire.Found.unpack(masters.call(subject, "g1", FrameKind.FIND, request.pack())).found
+        found = wire.FoundBatches.unpack(masters.call(subject, "g1", FrameKind.FIND, request.pack())).found
         return {number: sequence for number, sequence, _ in found}
 
     def attempt() -> None:
@@ -87,7 +87,7 @@ async def test_what_a_killed_master_had_taken_is_found_by_the_next_attempt_or_ca
         await asyncio.to_thread(masters.call, subject, "g1", FrameKind.PRODUCE, batch(number))
     assert sorted(await asyncio.to_thread(find)) == list(range(10))
     with closing(ServerAddress(group.server).open()) as log:
-        reader = log.read(Piece(QueueKey(subject, 0, "g1"), 0, 10), Selection(), skips_lost=False)
+        reader = log.read(QueuePiece(QueueKey(subject, 0, "g1"), 0, 10), ReadSelection(), skips_lost=False)
         stored = await asyncio.to_thread(list, reader)
     bodies = [body for envelope, region in stored for body in BatchView(envelope, bytes(region)).bodies()]
     assert sorted(bodies) == sorted(b"%d" % number for number in range(10))

@@ -17,8 +17,8 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, StorageError
-from qmq.network import NETWORK, Place, choose_port, parse
-from qmq.node.replica import ReplicaNode
+from qmq.network import NETWORK, Address, choose_port, parse
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 
 pytest_plugins = ["pytester"]
@@ -152,14 +152,14 @@ async def test_a_node_listens_on_sockets_as_on_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("localhost:20880", Place("localhost", 20880)),
-        (" [::1]:1 ", Place("[::1]", 1)),
-        ("localhost", Place("localhost", 20880)),
-        ("unix:/run/qmq/a:1", Place("", 0, "/run/qmq/a:1")),
-        ("unix:/run/q.sock", Place("", 0, "/run/q.sock")),
+        ("localhost:20880", Address("localhost", 20880)),
+        (" [::1]:1 ", Address("[::1]", 1)),
+        ("localhost", Address("localhost", 20880)),
+        ("unix:/run/qmq/a:1", Address("", 0, "/run/qmq/a:1")),
+        ("unix:/run/q.sock", Address("", 0, "/run/q.sock")),
     ],
 )
-def test_an_address_is_read_as_it_was_written(text: str, place: Place) -> None:
+def test_an_address_is_read_as_it_was_written(text: str, place: Address) -> None:
     assert parse(text, 20880) == place
     assert parse(str(place), 20880) == place
 

@@ -10,10 +10,10 @@ import pytest
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.log.checkpointing import begin_checkpoint
+from qmq.log.checkpoint_writing import begin_checkpoint
 from qmq.testing import TestCluster
-from qmq.testing.machine import Replica
-from qmq.testing.network import Parties
+from qmq.testing.machine import ReplicaMachine
+from qmq.testing.parties import Parties
 
 SOON = timedelta(seconds=20)
 
@@ -93,7 +93,7 @@ async def test_a_killed_machine_writes_nothing_more(qmq_cluster: TestCluster) ->
     await qmq_cluster.clock.advance(seconds=20)
     for name in ("broker-1", "delay-1"):
         machine = qmq_cluster.machine(name)
-        assert isinstance(machine, Replica)
+        assert isinstance(machine, ReplicaMachine)
         assert machine.node is not None
         folder = machine.node.config.data
         machine.shut()  # from here on it is dead, and `kill` clears away what is left

@@ -10,19 +10,19 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from qmq_replication import identity as identities
+from qmq_replication import replica_identity as identities
 from qmq_replication import wire
-from qmq_replication.messages import Ack, Append, Message, PromiseRequest, Refusal, Reset
+from qmq_replication.replica_messages import Ack, Append, LogReset, Message, PromiseRequest, Refusal
 from support import eventually
 
 from qmq.log.disk import Disk
 from qmq.network import NETWORK
-from qmq.node.replica import ReplicaNode
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster
-from qmq.testing.machine import Replica
+from qmq.testing.machine import ReplicaMachine
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.stream import FrameStream
+from qmq.wire.frame_stream import FrameStream
 
 NAMES = ("broker-1", "broker-2", "broker-3")
 GROUP = "group-1"
@@ -75,7 +75,7 @@ async def say(nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Me
 
 
 def nodes_of(cluster: TestCluster) -> dict[str, ReplicaNode]:
-    return {name: cast(ReplicaNode, cast(Replica, cluster.machine(name)).node) for name in NAMES}
+    return {name: cast(ReplicaNode, cast(ReplicaMachine, cluster.machine(name)).node) for name in NAMES}
 
 
 def standing(nodes: dict[str, ReplicaNode]) -> list[tuple[str, int, str]]:
@@ -99,7 +99,7 @@ ORDERS: list[Callable[[ReplicaNode], Message]] = [
     lambda node: Refusal(node.driver.core.promised + 1),
     lambda node: Append(node.driver.core.promised, 0, 0, 0, (), 0, 0, False, None),
     lambda node: Append(node.driver.core.promised + 1, 0, 0, 0, (), 0, 0, True, None),
-    lambda node: Reset(node.driver.core.promised + 1, 1, 0, 0, [0, 0], 0),
+    lambda node: LogReset(node.driver.core.promised + 1, 1, 0, 0, [0, 0], 0),
 ]
 
 
@@ -128,7 +128,7 @@ async def test_hellos_in_the_replicas_names_displace_nobody(qmq_cluster: TestClu
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 async def test_a_peer_that_connects_anew_has_its_older_connection_closed(qmq_cluster: TestCluster) -> None:
-    from qmq_replication.proof import DIALS, PeerHello, prove
+    from qmq_replication.peer_proof import DIALS, PeerHello, prove
 
     nodes = await settled(qmq_cluster)
     master = nodes[qmq_cluster.master()]
@@ -204,8 +204,8 @@ async def test_replicas_that_promised_what_nobody_ever_won_come_back(qmq_cluster
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> None:
     """As an earlier release founded it."""
-    from qmq_coordination.groups import group_key
-    from qmq_coordination.store import Delete
+    from qmq_coordination.broker_groups import group_key
+    from qmq_coordination.coordination_store import Delete
     from qmq_replication.coordinator import SECRET
 
     nodes = await settled(qmq_cluster)
@@ -215,7 +215,7 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
         found = identities.load(node.config.data, GROUP, name)
         assert found is not None
         replace(found, secret="").save(Disk(), node.config.data)
-    await cast(Replica, qmq_cluster.machine(NAMES[0]))._site.store.txn([], [Delete(group_key(GROUP, SECRET))])
+    await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0]))._site.store.txn([], [Delete(group_key(GROUP, SECRET))])
     for name in NAMES:
         await qmq_cluster.restart(name)
     await qmq_cluster.until_master()

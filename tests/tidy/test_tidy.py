@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,13 +37,61 @@ def test_a_module_teaches_and_stays_small() -> None:
         assert text.count("\n") <= LINES_MAX or "tests" in path.parts, f"{name(path)} is too long"
 
 
-def test_what_is_public_is_documented() -> None:
-    """Actions and errors are explained in their module's table and tree."""
-    for path in CODE:
-        for node in ast.parse(path.read_text()).body:
-            is_public = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
-            if is_public and path.name not in ("actions.py", "errors.py"):
-                assert ast.get_docstring(node), f"{name(path)}: {node.name} has no docstring"
+FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "qmq/metrics/__init__.py", "spark/pyspark_qmq/__init__.py")
+"""What applications import from: the names in `__all__` there are the public ones."""
+
+
+def definitions() -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [(path, node) for path in CODE for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
+def public_names() -> set[str]:
+    found = set()
+    for face in FACES:
+        for node in ast.parse((ROOT / face).read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                found |= set(ast.literal_eval(node.value))
+    return found
+
+
+def test_what_applications_import_is_documented() -> None:
+    """With the methods of classes. Errors are explained in their tree."""
+    public, seen = public_names(), set()
+    for path, node in definitions():
+        if node.name not in public or node.col_offset or path.name == "errors.py":
+            continue
+        seen.add(node.name)
+        is_class = isinstance(node, ast.ClassDef) and not node.name.startswith("Base")  # a base without effect is explained by its protocol
+        parts = node.body if is_class else []
+        methods = [each for each in parts if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_")]
+        for each in [node, *methods]:
+            assert ast.get_docstring(each) or _is_overload(each), f"{name(path)}: {node.name}, {each.name} has no docstring"
+    assert {"connect", "Client", "Message", "TestCluster"} <= seen
+
+
+def _is_overload(node: ast.AST) -> bool:
+    return any(getattr(each, "id", "") in ("overload", "setter") for each in getattr(node, "decorator_list", ()))
+
+
+def test_a_docstring_says_more_than_where_to_look() -> None:
+    for path, node in definitions():
+        text = ast.get_docstring(node) or ""
+        assert not re.match(r"See the module\b", text), f"{name(path)}: {node.name}"
+
+
+SHARED_NAMES = {"broker", "cluster", "connection", "dedup", "message", "outbox", "route", "Connection"}
+SHARED_NAMES |= {"carrier", "routed", "sending", "spread", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Routed", "Sender"}
+SHARED_NAMES |= {"Sending", "Spread", "Statements"}
+"""Commands named like what they are about, and the two ends of a connection."""
+
+
+def test_no_two_modules_or_public_classes_share_a_name() -> None:
+    modules = Counter(path.stem for path in CODE if path.stem not in ("__init__", "__main__"))
+    tops = [node.name for path in CODE for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    classes = Counter(each for each in tops if not each.startswith("_"))
+    found = {each for counted in (modules, classes) for each, count in counted.items() if count > 1}
+    assert found <= SHARED_NAMES, sorted(found - SHARED_NAMES)
 
 
 def test_no_machine_host_or_leftover_is_named() -> None:

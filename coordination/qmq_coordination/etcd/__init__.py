@@ -1,6 +1,6 @@
 """The coordination store on etcd v3, by a thin asyncio client of our own on grpcio.
 
-    from qmq_coordination.etcd.client import EtcdStore
+    from qmq_coordination.etcd.etcd_store import EtcdStore
 
     endpoints   what the user wrote, as addresses; which of them is asked next        (pure)
     failures    what a failed call proves: refused, not done, or unknown              (pure)

@@ -26,14 +26,14 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EtcdEndpoint:
     """Where a member listens, `HOST:PORT`."""
 
     address: str
     is_tls: bool
 
 
-def parse_endpoint(text: str, *, has_tls_files: bool) -> Endpoint:
+def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
     """The endpoint that `text` names. TLS if it says https, or says nothing and TLS files are given. Raises InvalidArgument."""
     scheme, separator, rest = text.strip().rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
@@ -41,24 +41,24 @@ def parse_endpoint(text: str, *, has_tls_files: bool) -> Endpoint:
         raise InvalidArgument(f"etcd endpoint {text!r} is not HOST:PORT, http://HOST:PORT or https://HOST:PORT")
     if scheme == "http" and has_tls_files:
         raise InvalidArgument(f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out")
-    return Endpoint(f"{host}:{port}", scheme == "https" or has_tls_files)
+    return EtcdEndpoint(f"{host}:{port}", scheme == "https" or has_tls_files)
 
 
 class Rotation:
     """Which endpoint is in use."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[EtcdEndpoint]) -> None:
         """Begin with the first. Raises InvalidArgument if there is none."""
         if not endpoints:
             raise InvalidArgument("no etcd endpoint is given")
         self._endpoints = tuple(dict.fromkeys(endpoints))
         self._at = 0
 
-    def current(self) -> Endpoint:
+    def current(self) -> EtcdEndpoint:
         """The one to ask."""
         return self._endpoints[self._at]
 
-    def leave(self, failed: Endpoint) -> None:
+    def leave(self, failed: EtcdEndpoint) -> None:
         """Go to the next one, if `failed` is still the one in use."""
         if failed == self.current():
             self._at = (self._at + 1) % len(self._endpoints)

@@ -25,7 +25,7 @@ class LeaseExists(CoordinationError):
     """The number of a new lease is taken: by our own first request, when it is repeated."""
 
 
-class Verdict(Enum):
+class CallVerdict(Enum):
     """What is certain after a failure; see the module."""
 
     REFUSED = "refused"
@@ -58,15 +58,15 @@ _SERVER_TOO_LARGE: Final = "grpc: received message larger than max"
 """What etcd's gRPC layer says before the handler. Our own side says "CLIENT: ...", and then about an answer, which proves nothing."""
 
 
-def verdict(code: grpc.StatusCode, details: str) -> Verdict:
+def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
     """What is certain after a call failed with this status."""
     if details.startswith(_OLD_TOKEN):
-        return Verdict.OLD_TOKEN
+        return CallVerdict.OLD_TOKEN
     if details.startswith(_NOT_DONE):
-        return Verdict.NOT_DONE
+        return CallVerdict.NOT_DONE
     if code is grpc.StatusCode.UNIMPLEMENTED or details.startswith(_SERVER_TOO_LARGE):
-        return Verdict.REFUSED
-    return Verdict.REFUSED if code in _REFUSING and details.startswith("etcdserver: ") else Verdict.UNKNOWN
+        return CallVerdict.REFUSED
+    return CallVerdict.REFUSED if code in _REFUSING and details.startswith("etcdserver: ") else CallVerdict.UNKNOWN
 
 
 def refusal(details: str) -> CoordinationError:

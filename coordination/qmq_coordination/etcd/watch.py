@@ -23,13 +23,13 @@ from typing import Final
 import grpc
 
 from qmq.errors import Compacted, CoordinationError
+from qmq_coordination.coordination_store import Revision, WatchedChanges, WatchEvent
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.calls import TryAgain, is_cancelling, judge
-from qmq_coordination.etcd.channel import Channels, Connection, Metadata, NotReady
-from qmq_coordination.etcd.convert import Converter
+from qmq_coordination.etcd.etcd_calls import TryAgain, is_cancelling, judge
+from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
+from qmq_coordination.etcd.etcd_methods import WATCH
+from qmq_coordination.etcd.etcd_values import Converter
 from qmq_coordination.etcd.failures import refusal
-from qmq_coordination.etcd.methods import WATCH
-from qmq_coordination.store import Changes, Event, Revision
 
 log = logging.getLogger("qmq.coordination")
 
@@ -44,18 +44,18 @@ class WholeRevisions:
 
     def __init__(self, start_revision: int) -> None:
         self.next_revision = start_revision
-        self._held: list[Event] = []
+        self._held: list[WatchEvent] = []
 
-    def feed(self, events: Sequence[Event], *, has_more: bool) -> list[Changes]:
+    def feed(self, events: Sequence[WatchEvent], *, has_more: bool) -> list[WatchedChanges]:
         """The revisions that are whole now. `has_more`: a fragment follows that may go on with the last revision."""
-        grouped: dict[int, list[Event]] = {}
+        grouped: dict[int, list[WatchEvent]] = {}
         for event in (*self._held, *events):
             if event.mod_revision >= self.next_revision:
                 grouped.setdefault(event.mod_revision, []).append(event)
         self._held = grouped.pop(max(grouped)) if has_more and grouped else []
         if grouped:
             self.next_revision = max(grouped) + 1
-        return [Changes(Revision(revision), tuple(group)) for revision, group in grouped.items()]
+        return [WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()]
 
     def restart(self) -> None:
         """The stream broke: what was held back comes again."""
@@ -65,7 +65,7 @@ class WholeRevisions:
 class _Stream:
     """One stream to one member. A read under way is kept over several waits: cancelling it would cancel the stream (grpc.aio)."""
 
-    def __init__(self, connection: Connection, metadata: Metadata, closed: asyncio.Task[bool]) -> None:
+    def __init__(self, connection: EtcdConnection, metadata: Metadata, closed: asyncio.Task[bool]) -> None:
         self.connection = connection
         self.metadata = metadata
         self._closed = closed
@@ -109,7 +109,6 @@ class _Stream:
         return bool(done)
 
     def cancel(self) -> None:
-        """End the stream."""
         self._call.cancel()
         if self._reading is not None:
             self._reading.cancel()
@@ -129,8 +128,7 @@ class Watcher:
         self._failures = 0
         self._is_denied = False
 
-    async def changes(self) -> AsyncIterator[Changes]:
-        """See CoordinationStore.watch."""
+    async def changes(self) -> AsyncIterator[WatchedChanges]:
         closed = asyncio.create_task(self._channels.closed.wait())
         stream: _Stream | None = None
         try:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from qmq.client.listening.outcomes import DONE, Act, Decision
+from qmq.client.listening.outcomes import DONE, Act, HandlerDecision
 from qmq.client.message import Message, error_text, retry_ms
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument
 
 AnyMessage = Message | OrderedMessage
 VERDICT_OF_TRANSACTION: Final = (
     "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
 )
-Say = Callable[[Sequence[AnyMessage], Decision], None]
+Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
 """Gives those messages that have no verdict this one."""
 
 
@@ -54,7 +54,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """Its headers."""
+        """The message's headers, by name."""
         return self.message.headers
 
     @property
@@ -72,13 +72,13 @@ class Context:
         """It failed: to be handed out again, also if the handler returns. Raises InvalidArgument (with `idempotent`), DelayTooLong."""
         if delay is not None:
             retry_ms(delay)
-        self._decide(Decision(Act.NACK, delay, error_text(error)))
+        self._decide(HandlerDecision(Act.NACK, delay, error_text(error)))
 
     def reject(self, error: str | BaseException = "") -> None:
         """It failed, and no other attempt will help: to the dead-letter queue. Raises InvalidArgument with `idempotent`."""
-        self._decide(Decision(Act.REJECT, None, error_text(error)))
+        self._decide(HandlerDecision(Act.REJECT, None, error_text(error)))
 
-    def _decide(self, decision: Decision) -> None:
+    def _decide(self, decision: HandlerDecision) -> None:
         if self._say is None:
             raise InvalidArgument(VERDICT_OF_TRANSACTION)
         self._say(self.messages, decision)

@@ -56,7 +56,7 @@ class Act(Enum):
     REJECT = "reject"
 
 
-class Decision(NamedTuple):
+class HandlerDecision(NamedTuple):
     """`delay` None: the usual one."""
 
     act: Act
@@ -64,8 +64,8 @@ class Decision(NamedTuple):
     error: str = ""
 
 
-DONE: Final = Decision(Act.ACK)
-GIVEN_BACK: Final = Decision(Act.NACK, _AT_ONCE, STOPPED)
+DONE: Final = HandlerDecision(Act.ACK)
+GIVEN_BACK: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
 """Its handler was cut off, and nobody is to wait for that."""
 
 
@@ -80,18 +80,18 @@ class Policy(NamedTuple):
         return self.retry_delays[min(attempt, len(self.retry_delays)) - 1] if self.retry_delays else None
 
 
-def decide(failure: BaseException | None, attempt: int, policy: Policy) -> Decision:
+def decide(failure: BaseException | None, attempt: int, policy: Policy) -> HandlerDecision:
     """The verdict on a message whose handler ended so, in its attempt of that number."""
     if failure is None:
         return DONE
     text = _text(failure)
     if isinstance(failure, Retry) and failure.after is not None:
-        return Decision(Act.NACK, failure.after, text)
+        return HandlerDecision(Act.NACK, failure.after, text)
     if isinstance(failure, Reject):
-        return Decision(Act.REJECT, None, text)
+        return HandlerDecision(Act.REJECT, None, text)
     if not isinstance(failure, UndecodableBody) or policy.on_undecodable == "retry":
-        return Decision(Act.NACK, policy.delay(attempt), text)
-    return DONE if policy.on_undecodable == "skip" else Decision(Act.REJECT, None, text)
+        return HandlerDecision(Act.NACK, policy.delay(attempt), text)
+    return DONE if policy.on_undecodable == "skip" else HandlerDecision(Act.REJECT, None, text)
 
 
 def _text(failure: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""What a consumer knows of one lane: what it holds, what it has finished, what it may tell the broker. Pure; `lane.py` carries it out.
+"""What a consumer knows of one lane: what it holds, what it has finished, what it may tell the broker. Pure; `lane_reader.py` carries it
+out.
 
 The sequences that were pulled are cut into *cells*, one for each message: the message, and the stretch before it, back to the message
 before. A stretch holds nothing that is the lane's and still to be done, because a pull's answer names everything that is. So cells tile
@@ -34,7 +35,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from qmq.errors import InvalidArgument, ProtocolViolation
-from qmq.wire.messages import LaneSettlement, LaneVerdict
+from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 
 ATTEMPTS_MAX: Final = 5
 RETRY_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000)
@@ -42,7 +43,7 @@ SETTLEMENTS_MAX: Final = 4_000
 """Ranges in one request: some 100 KB."""
 
 
-class State(Enum):
+class LaneState(Enum):
     """What became of a message. The module draws the transitions."""
 
     WAITING = "waiting"
@@ -58,7 +59,7 @@ class State(Enum):
     """Not this consumer's any more."""
 
 
-_OPEN: Final = (State.WAITING, State.WORKING, State.FAILED)
+_OPEN: Final = (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class FailurePolicy:
         return self.retry_ms[min(failures, len(self.retry_ms)) - 1]
 
 
-class Arrival(NamedTuple):
+class LaneArrival(NamedTuple):
     """A message of the lane as a pull brought it. `attempt` is 1 and the failures that the broker knows of.
 
     Or a run: `count` messages, of which `sequence` is the last, and the first lies `span` before it; then the key is empty. `size`: what
@@ -104,7 +105,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """A message, or a run of them, and the stretch from `first` to it. See `Arrival`."""
+    """A message, or a run of them, and the stretch from `first` to it. See `LaneArrival`."""
 
     first: int
     sequence: int
@@ -112,7 +113,7 @@ class Cell:
     attempt: int
     span: int = 0
     count: int = 1
-    state: State = State.WAITING
+    state: LaneState = LaneState.WAITING
     due_ms: int = 0
     """When it was failed: not before then again."""
     is_seen: bool = False
@@ -125,7 +126,7 @@ class Cell:
         return self.sequence - self.span
 
 
-class Piece(NamedTuple):
+class LanePiece(NamedTuple):
     """A settlement on its way, and the cell that it is about; a stretch has none."""
 
     settlement: LaneSettlement
@@ -133,15 +134,15 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class LaneRequest:
     """Settlements to be sent in one LANE_SETTLE."""
 
     settlements: list[LaneSettlement] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[LanePiece] = field(default_factory=list)
 
 
 class LaneCore:
-    """See the module. Times are milliseconds of a clock that never goes back."""
+    """Times are milliseconds of a clock that never goes back."""
 
     def __init__(self, policy: FailurePolicy) -> None:
         self.policy = policy
@@ -159,8 +160,8 @@ class LaneCore:
         self._cells: dict[int, Cell] = {}
         self._failing: set[Cell] = set()
         self._covered = -1
-        self._fresh: list[Piece] = []
-        self._flying: Request | None = None
+        self._fresh: list[LanePiece] = []
+        self._flying: LaneRequest | None = None
         self._is_released = False
 
     # --- the session with the broker -----------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class LaneCore:
         if not is_resumed or self.position < 0:
             lost = self.lost()
             self.position = self._covered = position
-        unsure = {cell.key for cell in self._cells.values() if cell.state is State.PARKED}
+        unsure = {cell.key for cell in self._cells.values() if cell.state is LaneState.PARKED}
         self.parked = set(parked) | unsure
         return lost
 
@@ -186,7 +187,7 @@ class LaneCore:
         """The token is void: so is everything that we hold. The cells that were not settled."""
         cells = list(self._cells.values())
         for cell in cells:
-            cell.state = State.VOID
+            cell.state = LaneState.VOID
         self._cells.clear()
         self._failing.clear()
         self._fresh.clear()
@@ -199,7 +200,7 @@ class LaneCore:
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
-    def delivered(self, arrivals: Iterable[Arrival], next_sequence: int, *, is_end: bool) -> list[Cell]:
+    def delivered(self, arrivals: Iterable[LaneArrival], next_sequence: int, *, is_end: bool) -> list[Cell]:
         """What a pull from `position` brought: everything to be done before `next_sequence`. A cell for each; those of parked keys are
         PARKED already (a run has none in it). What comes after `release` is not taken. Raises ProtocolViolation.
         """
@@ -229,7 +230,7 @@ class LaneCore:
         """Cut a run that waits behind its first `count` messages, of which `last` is the last; `head` is the first of the rest, which has
         a cell of its own now. What the broker is to be told of an earlier failure stays with the first message.
         """
-        assert cell.state is State.WAITING
+        assert cell.state is LaneState.WAITING
         assert 0 < count < cell.count
         assert cell.head <= last < head <= cell.sequence
         rest = Cell(last + 1, cell.sequence, cell.key, cell.attempt, cell.sequence - head, cell.count - count, is_seen=cell.is_seen)
@@ -244,40 +245,40 @@ class LaneCore:
 
     def begin(self, cell: Cell) -> bool:
         """A handler is given the message; False if it must not be, because it is void or was parked."""
-        if cell.state is not State.WAITING:
+        if cell.state is not LaneState.WAITING:
             return False
-        cell.state, cell.is_seen = State.WORKING, True
+        cell.state, cell.is_seen = LaneState.WORKING, True
         self.working += cell.count
         return True
 
     def done(self, cell: Cell) -> bool:
         """The handler succeeded; False if the message is not ours any more."""
-        if cell.state is not State.WORKING:
+        if cell.state is not LaneState.WORKING:
             return False
-        self._close(cell, State.DONE)
+        self._close(cell, LaneState.DONE)
         self._fresh.append(_piece(cell.first, cell.sequence, LaneVerdict.DONE, cell))
         return True
 
     def failed(self, cell: Cell, now_ms: int, pause_ms: int | None = None) -> bool:
         """The handler failed: the message is FAILED now, or, by the policy, its key is PARKED. False if it is not ours any more."""
-        if cell.state is not State.WORKING:
+        if cell.state is not LaneState.WORKING:
             return False
         if not self.policy.blocks and cell.attempt >= self.policy.attempts_max:
             self._park(cell.key)
             return True
-        cell.state = State.FAILED
+        cell.state = LaneState.FAILED
         self.working -= cell.count
         cell.due_ms = now_ms + (self.policy.pause_ms(cell.attempt) if pause_ms is None else pause_ms)
         self._failing.add(cell)
-        self._fresh.append(Piece(LaneSettlement(cell.head, cell.head, LaneVerdict.FAILED, cell.attempt), cell))
+        self._fresh.append(LanePiece(LaneSettlement(cell.head, cell.head, LaneVerdict.FAILED, cell.attempt), cell))
         cell.attempt += 1
         return True
 
     def put_back(self, cell: Cell) -> bool:
         """The handler never came to an end: the message waits as if it had not been begun. False if it is not ours any more."""
-        if cell.state is not State.WORKING:
+        if cell.state is not LaneState.WORKING:
             return False
-        cell.state = State.WAITING
+        cell.state = LaneState.WAITING
         self.working -= cell.count
         return True
 
@@ -287,15 +288,15 @@ class LaneCore:
             self._set_aside(cell)
 
     def _set_aside(self, cell: Cell) -> None:
-        self._close(cell, State.PARKED)
+        self._close(cell, LaneState.PARKED)
         if cell.first < cell.sequence:
             self._fresh.append(_piece(cell.first, cell.sequence - 1, LaneVerdict.DONE, None))
         self._fresh.append(_piece(cell.sequence, cell.sequence, LaneVerdict.PARKED, cell))
 
-    def _close(self, cell: Cell, state: State) -> None:
+    def _close(self, cell: Cell, state: LaneState) -> None:
         self.open -= cell.count
         self.open_bytes -= cell.size
-        self.working -= cell.count if cell.state is State.WORKING else 0
+        self.working -= cell.count if cell.state is LaneState.WORKING else 0
         self._failing.discard(cell)
         cell.state = state
 
@@ -308,25 +309,25 @@ class LaneCore:
 
     def next_due_ms(self) -> int | None:
         """When the next failed message may be tried again."""
-        return min((cell.due_ms for cell in self._failing if cell.state is State.FAILED), default=None)
+        return min((cell.due_ms for cell in self._failing if cell.state is LaneState.FAILED), default=None)
 
     def due(self, now_ms: int) -> list[Cell]:
         """Failed messages whose pause is over; they are WAITING now. The lane stays blocked until they succeed."""
-        found = [cell for cell in self._failing if cell.state is State.FAILED and cell.due_ms <= now_ms]
+        found = [cell for cell in self._failing if cell.state is LaneState.FAILED and cell.due_ms <= now_ms]
         for cell in found:
-            cell.state = State.WAITING
+            cell.state = LaneState.WAITING
         return sorted(found, key=lambda cell: cell.sequence)
 
     # --- settling ------------------------------------------------------------------------------------------------------
 
-    def take(self) -> Request | None:
+    def take(self) -> LaneRequest | None:
         """What the broker is to be told now; None while an answer is awaited, or if there is nothing to tell."""
         if self._flying is not None:
             return None
         if self.open == 0 and self._covered < self.position:
             self._fresh.append(_piece(self._covered, self.position - 1, LaneVerdict.DONE, None))
             self._covered = self.position
-        request = Request()
+        request = LaneRequest()
         self._fresh = sorted([each for each in self._fresh if not _is_outdated(each)], key=lambda each: each.settlement.first)
         for taken, piece in enumerate(self._fresh):
             if not _joined(request.settlements, piece.settlement):
@@ -342,14 +343,14 @@ class LaneCore:
         self._flying = request
         return request
 
-    def settled(self, request: Request) -> list[Cell]:
+    def settled(self, request: LaneRequest) -> list[Cell]:
         """The answer came: it is committed. The cells that are over; none for a request of a token that is void."""
         if request is not self._flying:
             return []
         self._flying = None
         over = [cell for settlement, cell in request.pieces if cell is not None and settlement.verdict != LaneVerdict.FAILED]
         for cell in over:
-            cell.state = State.SETTLED
+            cell.state = LaneState.SETTLED
             del self._cells[cell.sequence]
         return over
 
@@ -370,9 +371,9 @@ class LaneCore:
         finish, unless this is final: then what handlers have is void too, and only what is finished is still told.
         """
         self._is_released = True
-        dropped = [cell for cell in self._cells.values() if cell.state in _OPEN and (is_final or cell.state is not State.WORKING)]
+        dropped = [cell for cell in self._cells.values() if cell.state in _OPEN and (is_final or cell.state is not LaneState.WORKING)]
         for cell in dropped:
-            self._close(cell, State.VOID)
+            self._close(cell, LaneState.VOID)
             del self._cells[cell.sequence]
         return dropped
 
@@ -382,19 +383,19 @@ class LaneCore:
         assert [cell.sequence for cell in cells] == sorted(self._cells)
         assert all(cell.first <= cell.head <= cell.sequence and 0 < cell.count <= cell.span + 1 for cell in cells)
         assert all(a.sequence < b.first for a, b in pairwise(cells))
-        assert all(cell.state not in (State.SETTLED, State.VOID) for cell in cells)
+        assert all(cell.state not in (LaneState.SETTLED, LaneState.VOID) for cell in cells)
         assert self.open == sum(cell.count for cell in cells if cell.state in _OPEN)
         assert self.open_bytes == sum(cell.size for cell in cells if cell.state in _OPEN)
-        assert self.working == sum(cell.count for cell in cells if cell.state is State.WORKING)
+        assert self.working == sum(cell.count for cell in cells if cell.state is LaneState.WORKING)
         assert all(cell.state in _OPEN for cell in self._failing)
         assert self._covered <= self.position
 
 
-def _piece(first: int, last: int, verdict: LaneVerdict, cell: Cell | None) -> Piece:
-    return Piece(LaneSettlement(first, last, verdict, 0), cell)
+def _piece(first: int, last: int, verdict: LaneVerdict, cell: Cell | None) -> LanePiece:
+    return LanePiece(LaneSettlement(first, last, verdict, 0), cell)
 
 
-def _is_outdated(piece: Piece) -> bool:
+def _is_outdated(piece: LanePiece) -> bool:
     """A failure that was followed by another one, or by the end of the message, need not be told."""
     settlement, cell = piece
     if settlement.verdict != LaneVerdict.FAILED or cell is None:

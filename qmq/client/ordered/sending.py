@@ -6,11 +6,11 @@ from typing import Protocol
 
 from qmq.client.carrier import ANSWER_S, Carrier
 from qmq.client.connection import Connection
-from qmq.client.link import Links
-from qmq.client.ordered.batch import OrderedBatch
+from qmq.client.links import Links
+from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
 from qmq.errors import PeerError, QmqError, Unavailable
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame
 
 
@@ -39,8 +39,6 @@ class Owner(Protocol):
 
 
 class Sending(Carrier):
-    """See the module."""
-
     def __init__(self, links: Links, stream: Stream, owner: Owner) -> None:
         super().__init__(links, owner.subject, stream.partition.group, stream, lambda: owner.changed(self))
         self.stream = stream

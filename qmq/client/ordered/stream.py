@@ -37,11 +37,11 @@ from typing import Final
 
 from qmq_ordering.route import PhysicalPartition
 
-from qmq.client.ordered.batch import OrderedBatch
-from qmq.client.refusals import final, is_worth_another_try, rest_s
+from qmq.client.ordered.ordered_batch import OrderedBatch
+from qmq.client.send_retries import final, is_worth_another_try, rest_s
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged
 from qmq.model import BATCH_NUMBERS, next_session
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 32
 """Half of the broker's window of remembered batches (qmq/log/producers.py)."""
@@ -53,7 +53,7 @@ Rest = Callable[[int, QmqError], float]
 
 
 class Stream:
-    """See the module. `new_id` gives a producer id that nobody had before."""
+    """`new_id` gives a producer id that nobody had before."""
 
     def __init__(
         self, partition: PhysicalPartition, new_id: Callable[[], int], *, unknown: str = "resend", rest: Rest = rest_s, ask_s: float = ASK_S

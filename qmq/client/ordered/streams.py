@@ -15,17 +15,17 @@ from typing import Final, Protocol
 
 from qmq_ordering.route import LpRange, PhysicalPartition
 
-from qmq.client.link import Links
-from qmq.client.ordered.batch import OrderedBatch
+from qmq.client.links import Links
+from qmq.client.ordered.ordered_batch import OrderedBatch
+from qmq.client.ordered.route_table import RouteTable
 from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.stream import Stream
-from qmq.client.ordered.table import Table
-from qmq.client.refusals import final
-from qmq.client.routes import Ordering
+from qmq.client.route_book import Ordering
+from qmq.client.send_retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
 from qmq.model import Order
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
@@ -41,17 +41,11 @@ class Sender(Protocol):
         """The batch as it travels. Raises QmqError."""
         ...
 
-    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
-        """Decided."""
-        ...
+    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None: ...
 
-    def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
-        """Decided."""
-        ...
+    def failed(self, batch: OrderedBatch, failure: QmqError) -> None: ...
 
-    def answered(self) -> None:
-        """An answer came."""
-        ...
+    def answered(self) -> None: ...
 
     def take_gathered(self, sending: Sending | None) -> OrderedBatch | None:
         """Close the open batch of a stream, if it holds anything."""
@@ -67,8 +61,6 @@ class Sender(Protocol):
 
 
 class Streams:
-    """See the module."""
-
     def __init__(self, links: Links, sender: Sender, new_id: Callable[[], int], unknown: str) -> None:
         self.subject = sender.subject
         self.kind = sender.kind
@@ -78,7 +70,7 @@ class Streams:
         self._new_id, self._unknown = new_id, unknown
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
-        self._table = Table(self._make)
+        self._table = RouteTable(self._make)
         self._sendings: dict[int, Sending] = {}
         self._lobby = Stream(NOWHERE, new_id)
         self._finding: asyncio.Task[None] | None = None

@@ -41,11 +41,11 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from qmq.client.refusals import is_worth_another_try, rest_s
+from qmq.client.send_retries import is_worth_another_try, rest_s
 from qmq.delay.outlets.parcel import Parcel
 from qmq.errors import CorruptBatch, InvalidArgument, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged, Unavailable
 from qmq.log.actions import PlanAction
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 8
 """Enough to hide a commit and an answer behind full batches; far below the broker's window of remembered batches (qmq/log/producers.py)."""
@@ -66,7 +66,7 @@ def pause_s(refusals: int, failure: QmqError) -> float:
 
 
 class Channel:
-    """See the module. `partition` is 0 for unordered subjects."""
+    """`partition` is 0 for unordered subjects."""
 
     def __init__(self, group: str, partition: int = 0, *, is_ordered: bool = False, rest: Rest = pause_s, ask_s: float = ASK_S) -> None:
         self.group, self.partition, self.is_ordered = group, partition, is_ordered

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from qmq.client.carrier import ANSWER_S, Carrier
 from qmq.client.connection import Connection
-from qmq.client.link import Links
+from qmq.client.links import Links
 from qmq.delay.outlets.channel import Channel, pause_s
 from qmq.delay.outlets.parcel import Parcel
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, PeerError, QmqError, ReadOnly, Unavailable
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 
 
@@ -37,8 +37,6 @@ class Owner(Protocol):
 
 
 class Courier(Carrier):
-    """See the module."""
-
     def __init__(self, links: Links, channel: Channel, owner: Owner) -> None:
         super().__init__(links, owner.subject, channel.group, channel, lambda: owner.changed(self))
         self.channel = channel

@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from qmq.client.link import Links
+from qmq.client.links import Links
+from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.tray import Limits
-from qmq.delay.ports import Draft, DueMessage, Ledger, Place
 from qmq.errors import QmqError
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 if TYPE_CHECKING:
     from qmq.delay.outlets.outlet import Outlet
@@ -33,19 +33,19 @@ LOOKUPS_MAX: Final = 16
 
 
 class Office:
-    """See the module. `on_refused` is called once, if the ledger refuses a plan."""
+    """`on_refused` is called once, if the ledger refuses a plan."""
 
-    def __init__(self, links: Links, ledger: Ledger, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
+    def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
         self.links = links
         self.limits = limits
         self.new_id = new_id
-        self.waiting: dict[Place, Outlet] = {}
+        self.waiting: dict[SchedulePlace, Outlet] = {}
         """Whose each message is that is not planned."""
         self.planned = 0
         """Messages planned and not decided."""
         self.resent = 0
         """Messages that were sent again although they may be stored: their partition was fenced, or their producer forgotten."""
-        self.doubtful: set[Place] = set()
+        self.doubtful: set[SchedulePlace] = set()
         """Messages waiting to be sent again although they may be stored: nobody can truly say any more that they are not delivered."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.is_closed = False
@@ -97,11 +97,9 @@ class Office:
             then()
 
     def resume(self, parcels: Sequence[Parcel]) -> None:
-        """An earlier master's."""
         self.planned += sum([len(parcel.draft.messages) for parcel in parcels])
 
     def done(self, parcel: Parcel, produced: Produced) -> None:
-        """It is stored."""
         if not self.is_closed and parcel.plan is not None:
             self.planned -= len(parcel.draft.messages)
             if self.doubtful:

@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from qmq.client.routes import Ordering
+from qmq.client.route_book import Ordering
+from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel, pause_s
 from qmq.delay.outlets.office import Office
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.routed import Routed
 from qmq.delay.outlets.spread import Spread
-from qmq.delay.ports import DueMessage, Place
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
 log = logging.getLogger("qmq.delay")
@@ -41,19 +41,15 @@ class Way(Protocol):
         """Messages that are not planned."""
         ...
 
-    def put(self, messages: Sequence[DueMessage]) -> None:
-        """Behind all others."""
-        ...
+    def put(self, messages: Sequence[DueMessage]) -> None: ...
 
-    def put_back(self, messages: Sequence[DueMessage]) -> None:
-        """Before all others."""
-        ...
+    def put_back(self, messages: Sequence[DueMessage]) -> None: ...
 
     def pump(self) -> None:
         """Plan and send what can be."""
         ...
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
         ...
 
@@ -82,19 +78,17 @@ class _Aside(NamedTuple):
 
 
 class Outlet:
-    """See the module."""
-
     def __init__(self, subject: str, office: Office) -> None:
         self.subject = subject
         self.office = office
-        self.suspects: dict[Place, int] = {}
+        self.suspects: dict[SchedulePlace, int] = {}
         """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
         self._loop = asyncio.get_running_loop()
         self._lobby: deque[DueMessage] = deque()
         self._resumed: list[Parcel] = []
         self._way: Way | None = None
-        self._aside: dict[Place, _Aside] = {}
-        self._tries: dict[Place, int] = {}
+        self._aside: dict[SchedulePlace, _Aside] = {}
+        self._tries: dict[SchedulePlace, int] = {}
         self._refusal: QmqError | None = None
         self._refusals = 0
         self._finding: asyncio.Task[None] | None = None
@@ -117,7 +111,7 @@ class Outlet:
         self.office.resume([parcel])
         self._find(0.0)
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take out a message that waits; False if it does not wait here."""
         aside = self._aside.pop(place, None)
         if aside is not None:
@@ -204,7 +198,7 @@ class Outlet:
         self.office.void(void, self)
         return [message for parcel in void for message in self._again(parcel)]
 
-    def _forget(self, places: Sequence[Place]) -> None:
+    def _forget(self, places: Sequence[SchedulePlace]) -> None:
         if self.suspects or self._tries:
             for place in places:
                 self.suspects.pop(place, None)
@@ -230,7 +224,7 @@ class Outlet:
             log.error("message %s to %r is set aside, and tried again now and then: %s", message.message_id.hex(), self.subject, why)
         self._aside[place] = _Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
 
-    def _try_again(self, place: Place) -> None:
+    def _try_again(self, place: SchedulePlace) -> None:
         message = self._aside.pop(place).message
         if self._way is None:
             self._lobby.appendleft(message)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from qmq import limits
-from qmq.client.link import Links
+from qmq.client.links import Links
+from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.delay.outlets.office import Office
 from qmq.delay.outlets.outlet import Outlet
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.tray import Limits, size_of
-from qmq.delay.ports import Draft, DueMessage, Ledger, Place
 from qmq.log.actions import PlanAction
 
 BATCH_MESSAGES: Final = 1_000
@@ -31,12 +31,12 @@ OUTLETS_MAX: Final = 4_096
 
 
 class Outlets:
-    """See the module. One life of a master; the links' locator must not create subjects: one that was deleted stays so."""
+    """One life of a master; the links' locator must not create subjects: one that was deleted stays so."""
 
     def __init__(
         self,
         links: Links,
-        ledger: Ledger,
+        ledger: PlanLog,
         *,
         batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES,
@@ -70,7 +70,7 @@ class Outlets:
         for subject, its in by_subject.items():
             self._outlet(subject).put(its)
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take out a message that is cancelled or moved; False if it is planned already, or may be delivered, or is not here."""
         outlet = self._office.waiting.get(place)
         return outlet is not None and place not in self._office.doubtful and outlet.withdraw(place)

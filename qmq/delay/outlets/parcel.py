@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qmq.delay.ports import Draft, DueMessage
+from qmq.delay.interfaces import Draft, DueMessage
 from qmq.errors import QmqError
 from qmq.log.actions import PlanAction
 
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """See the module."""
-
     draft: Draft
     size: int
     """Bytes of its messages, about."""

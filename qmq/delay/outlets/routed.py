@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 
 from qmq_ordering.route import PhysicalPartition, Route
 
-from qmq.client.ordered.gathering import Keys
-from qmq.client.routes import Ordering
+from qmq.client.ordered.batch_builder import Keys
+from qmq.client.route_book import Ordering
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.courier import Courier
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.tray import Tray, encoded
-from qmq.delay.ports import Draft, DueMessage, Place
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class Branch:
 
 
 class Routed:
-    """See the module."""
-
     is_ordered = True
 
     def __init__(self, outlet: Outlet, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
@@ -93,7 +91,6 @@ class Routed:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """Behind all others."""
         messages = self._with_key(messages)
         by_lp, touched = self._by_lp, dict[int, Branch]()
         for message, lp in zip(messages, self._lps(messages), strict=True):
@@ -113,12 +110,11 @@ class Routed:
         return [message for message in messages if message.key]
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
-        """Before all others."""
         messages = self._with_key(messages)
         for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
             self._by_lp[lp].tray.messages.appendleft(message)
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
         return any(branch.tray.withdraw(place) for branch in self._branches.values())
 

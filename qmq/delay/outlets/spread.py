@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.courier import Courier
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.tray import Tray, encoded
-from qmq.delay.ports import Draft, DueMessage, Place
 from qmq.errors import QmqError, ReadOnly
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Spread:
-    """See the module."""
-
     is_ordered = False
 
     def __init__(self, outlet: Outlet, resumed: Sequence[Parcel]) -> None:
@@ -50,15 +48,13 @@ class Spread:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """Behind all others."""
         self._tray.messages.extend(messages)
         self._draft()
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
-        """Before all others."""
         self._tray.put_back(messages)
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
         return self._tray.withdraw(place)
 

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from qmq import headers
 from qmq.batch import encode
-from qmq.delay.ports import Draft, DueMessage, Place
-from qmq.region import BatchFlag, Columns
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 
 AHEAD: Final = 4
 """A batch is gathered from at most so many times its number of messages."""
@@ -59,9 +59,9 @@ def size_of(message: DueMessage) -> int:
 
 
 class Tray:
-    """See the module. `suspects` is shared by the trays of a subject."""
+    """`suspects` is shared by the trays of a subject."""
 
-    def __init__(self, limits: Limits, suspects: dict[Place, int] | None = None) -> None:
+    def __init__(self, limits: Limits, suspects: dict[SchedulePlace, int] | None = None) -> None:
         self.messages: deque[DueMessage] = deque()
         self._limits = limits
         self._suspects = suspects if suspects is not None else {}
@@ -76,7 +76,7 @@ class Tray:
         """Before all others, in their order."""
         self.messages.extendleft(reversed(messages))
 
-    def withdraw(self, place: Place) -> bool:
+    def withdraw(self, place: SchedulePlace) -> bool:
         """Take one out; False if it is not here."""
         for at, message in enumerate(self.messages):
             if message.place == place:

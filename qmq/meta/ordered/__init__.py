@@ -18,5 +18,5 @@ What drives and tells:
     plans        what is asked for, made into a change
     describe     routes, partitions and groups for people
     asking       brokers over gRPC
-    service      all of it, as qmq/meta/service.py calls it
+    service      all of it, as qmq/meta/meta_service.py calls it
 """

@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from qmq_coordination.ordered import change_key, groups_prefix, latest_key, route_key
-from qmq_coordination.store import CoordinationStore, KeyValue, Operation, Put, absent, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Operation, Put, absent, unchanged
+from qmq_coordination.ordered_records import change_key, groups_prefix, latest_key, route_key
 from qmq_coordination.subjects import decode_subject, subject_key
 from qmq_ordering.algebra import next_route
 from qmq_ordering.frontier import GroupRecord
-from qmq_ordering.phases import Event, step
+from qmq_ordering.phases import PhaseEvent, step
 from qmq_ordering.route import FENCED, Change, Phase, PhysicalPartition, Route
 
 from qmq.errors import (
@@ -43,7 +43,7 @@ from qmq.model import Fencing, Order, SubjectConfig
 RETRY_S: Final = 0.1
 
 
-class Changes:
+class RouteChanges:
     """Prepares changes, and carries them on. Keeps nothing; see the module."""
 
     def __init__(
@@ -159,8 +159,8 @@ class Changes:
         after = change
         for part in await self._sealing.silent_first(subject, sources):
             sequence = await self._sealing.close(subject, part, change, config.fencing)
-            after = step(after, Event.SOURCE_SEALED, number=part.number, sequence=sequence)
-        after = step(after, Event.ALL_SEALED, now_ms=self._now_ms())
+            after = step(after, PhaseEvent.SOURCE_SEALED, number=part.number, sequence=sequence)
+        after = step(after, PhaseEvent.ALL_SEALED, now_ms=self._now_ms())
         await self._arrow("before sealed")
         await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
         await self._arrow("behind sealed")
@@ -172,7 +172,7 @@ class Changes:
         if int(latest.value) != change.to_version - 1:
             return  # somebody published it since the change was read
         route = next_route(await self._route(subject, change.to_version - 1), change)
-        after = step(change, Event.PUBLISHED, now_ms=self._now_ms())
+        after = step(change, PhaseEvent.PUBLISHED, now_ms=self._now_ms())
         key = route_key(subject, route.version)
         compares = [unchanged(item), unchanged(latest), absent(key)]
         puts: list[Operation] = [
@@ -195,7 +195,7 @@ class Changes:
         if any(GroupRecord.decode(each.value).frontier.version < version for each in groups):
             return False
         await self._arrow("before done")
-        after = step(change, Event.EVERY_GROUP_ADVANCED, now_ms=self._now_ms())
+        after = step(change, PhaseEvent.EVERY_GROUP_ADVANCED, now_ms=self._now_ms())
         done = await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
         await self._arrow("behind done")
         return done.succeeded
@@ -208,7 +208,7 @@ class Changes:
             part = _source(await self._route(subject, version - 1), number)
             with suppress(QmqError):
                 sequence = await self._sealing.sealer.seal(part.group, subject, number, change.id, version)
-                after = step(after, Event.SOURCE_SEALED, number=number, sequence=sequence)
+                after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=sequence)
         if after != change:
             await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
         return FENCED not in after.sealed.values()

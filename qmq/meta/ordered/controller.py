@@ -18,25 +18,25 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from qmq_coordination.ordered import OrderedState, assignment_key, change_key, group_record_key, latest_key, route_key
-from qmq_coordination.store import CoordinationStore
-from qmq_coordination.view import Change as ViewChange
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.ordered_records import OrderedState, assignment_key, change_key, group_record_key, latest_key, route_key
 from qmq_coordination.view import ClusterView
+from qmq_coordination.view import ViewChange as ViewChange
 from qmq_ordering.frontier import GroupRecord
 from qmq_ordering.route import Change, Phase, Route
 
 from qmq.clock import Clock
 from qmq.errors import CoordinationError, QmqError
-from qmq.meta.ordered.asking import Masters, at_once
-from qmq.meta.ordered.changes import Changes
-from qmq.meta.ordered.forgetting import Forgetting
-from qmq.meta.ordered.groups import Groups, Outcome
-from qmq.meta.ordered.leader import Leader
-from qmq.meta.ordered.members import Members
-from qmq.meta.ordered.placing import Placing
-from qmq.meta.ordered.records import Records
-from qmq.meta.ordered.starts import DELETE, Start
-from qmq.meta.timing import TIMING, MetaTiming
+from qmq.meta.meta_timing import TIMING, MetaTiming
+from qmq.meta.ordered.changes import RouteChanges
+from qmq.meta.ordered.controller_election import ControllerElection
+from qmq.meta.ordered.group_deletion import Forgetting
+from qmq.meta.ordered.group_members import Members
+from qmq.meta.ordered.group_placement import Placing
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.group_rounds import GroupRounds, RoundOutcome
+from qmq.meta.ordered.group_starts import DELETE, Start
+from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
 from qmq.model import Order
 
 log = logging.getLogger("qmq.meta")
@@ -66,7 +66,7 @@ class Controller:
         self,
         store: CoordinationStore,
         view: ClusterView,
-        masters: Masters,
+        masters: PartitionMasters,
         clock: Clock,
         *,
         new_id: Callable[[], str] = _new_id,
@@ -76,12 +76,12 @@ class Controller:
         self._timing = timing
         self._clock = clock
         self.records = Records(store, self._known)
-        self.groups = Groups(self.records, masters, gather=at_once)
+        self.groups = GroupRounds(self.records, masters, gather=at_once)
         self.placing = Placing(self.records, masters)
         self.forgetting = Forgetting(self.records, self.placing, masters)
-        self.changes = Changes(store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id)
+        self.changes = RouteChanges(store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id)
         self.members = Members(store, clock.time_ms, clock.monotonic_ms)
-        self.leader = Leader(store, new_id())
+        self.leader = ControllerElection(store, new_id())
         self._wanted: set[Pair] = set()
         self._rounds: dict[Pair, asyncio.Task[None]] = {}
         self._timers: dict[Pair, asyncio.TimerHandle] = {}
@@ -98,7 +98,6 @@ class Controller:
         return None if state is None else state.routes.get(version)
 
     def start(self) -> None:
-        """Begin."""
         self._leave = self._view.on_change(self._changed)
         self.leader.start()
         self.spawn(self._sweep_for_ever())
@@ -178,7 +177,7 @@ class Controller:
         except Exception:
             log.exception("a round of group %s of subject %s failed", pair[1], pair[0])
 
-    async def _heed(self, pair: Pair, outcome: Outcome) -> None:
+    async def _heed(self, pair: Pair, outcome: RoundOutcome) -> None:
         if outcome.steps or outcome.is_assigned:
             await self.read_back(group_record_key(*pair), assignment_key(*pair))
         if outcome.is_lost:

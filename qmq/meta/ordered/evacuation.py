@@ -16,8 +16,8 @@ import logging
 from collections import Counter
 from typing import Final
 
-from qmq_coordination.groups import Mode
-from qmq_coordination.ordered import OrderedState
+from qmq_coordination.broker_groups import Mode
+from qmq_coordination.ordered_records import OrderedState
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import move
 from qmq_ordering.route import Change, PhysicalPartition, Route
@@ -37,7 +37,7 @@ FRESH_MS: Final = 4_000
 
 
 class Evacuation:
-    """See the module. `run` it for ever."""
+    """`run` it for ever."""
 
     def __init__(self, view: ClusterView, controller: Controller, clock: Clock) -> None:
         self._view = view

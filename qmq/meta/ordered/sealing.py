@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from qmq_coordination.groups import group_key, read_group
-from qmq_coordination.ordered import Fence, fence_key
-from qmq_coordination.store import CoordinationStore, KeyValue, Put, absent, unchanged
+from qmq_coordination.broker_groups import group_key, read_group
+from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put, absent, unchanged
+from qmq_coordination.ordered_records import Fence, fence_key
 from qmq_ordering.route import FENCED, Change, PhysicalPartition
 
 from qmq.errors import CoordinationUnknown, QmqError, RouteConflict

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from qmq.broker.broker import Broker
-from qmq.broker.server import DataServer
-from qmq.broker.standing import ReplicaInfo
-from qmq.delay.broker import DelayBroker
-from qmq.metrics.figures import Figure, Source
+from qmq.broker.data_server import DataServer
+from qmq.broker.group_status import ReplicaInfo
+from qmq.delay.delay_broker import DelayBroker
+from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
 from qmq.network import UNIX
-from qmq.node.metering.broker import BrokerSource
-from qmq.node.metering.delay import DelaySource
-from qmq.node.metering.groups import GroupsSource
-from qmq.node.metering.log import LogSource
-from qmq.node.metering.replica import ReplicaSource
+from qmq.node.metering.broker_metrics import BrokerSource
+from qmq.node.metering.delay_metrics import DelaySource
+from qmq.node.metering.groups_metrics import GroupsSource
+from qmq.node.metering.log_metrics import LogSource
+from qmq.node.metering.replica_metrics import ReplicaSource
 
 if TYPE_CHECKING:
-    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.endpoint import MetricsServer
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -31,19 +31,19 @@ def sources_of(
     describe: Callable[[], ReplicaInfo],
     roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
-) -> list[Source]:
+) -> list[FigureSource]:
     """Of a broker or a delay server."""
     own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
     return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
 
 
-async def serve(host: str, port: int | None, sources: Sequence[Source], readiness: Callable[[], Readiness]) -> Endpoint | None:
+async def serve(host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness]) -> MetricsServer | None:
     """Listen on the role's own host, or on loopback where that is a socket; None: nobody wants it. Raises OSError if the port is taken."""
     if port is None:
         return None
-    from qmq.metrics.endpoint import Endpoint
+    from qmq.metrics.endpoint import MetricsServer
 
-    endpoint = Endpoint(sources, readiness)
+    endpoint = MetricsServer(sources, readiness)
     await endpoint.start(LOOPBACK if host.startswith(UNIX) else host, port)
     return endpoint
 
@@ -51,9 +51,9 @@ async def serve(host: str, port: int | None, sources: Sequence[Source], readines
 def figures_by_role() -> dict[str, Sequence[Figure]]:
     """Every figure that a role may show: what docs/METRICS.md is held to."""
     from qmq.client.metrics import ClientSource
-    from qmq.node.metering.coordination import CoordinationSource
-    from qmq.node.metering.exposure import ExposureSource
-    from qmq.node.metering.meta import MetaSource
+    from qmq.node.metering.coordination_metrics import CoordinationSource
+    from qmq.node.metering.exposure_metrics import ExposureSource
+    from qmq.node.metering.meta_metrics import MetaSource
 
     both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *CoordinationSource.figures, *ExposureSource.figures)
     return {

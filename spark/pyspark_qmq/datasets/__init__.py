@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_qmq.datasets.schedule_folder import Stretch
-    from pyspark_qmq.files.address import FileAddress
-    from pyspark_qmq.ports import LogAddress
-    from pyspark_qmq.servers.address import ServerAddress
+    from pyspark_qmq.committed_log import LogAddress
+    from pyspark_qmq.datasets.schedule_folder import FolderStretch
+    from pyspark_qmq.files.file_address import FileAddress
+    from pyspark_qmq.servers.server_address import ServerAddress
     from qmq.batch import Envelope
 
 NAMES: Final = ("deliveries", "progress", "schedules")
@@ -51,7 +51,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def partitions(name: str, address: LogAddress) -> list[ActionLog | Stretch]:
+def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch]:
     """The tasks of a read; they can be sent to executors. Raises InvalidArgument, NotConnected, LogDamaged."""
     files = _files(address)
     if check_name(name) == "schedules":
@@ -60,14 +60,14 @@ def partitions(name: str, address: LogAddress) -> list[ActionLog | Stretch]:
         return list(_schedule_tasks(files))
     if files is not None:
         return list(_folder_tasks(files))
-    from pyspark_qmq.servers.actions import action_groups
+    from pyspark_qmq.servers.server_actions import action_groups
 
     servers = _servers(address)
     return [ActionLog(group, address=servers) for group in action_groups(servers)]
 
 
 def _servers(address: LogAddress) -> ServerAddress:
-    from pyspark_qmq.servers.address import ServerAddress
+    from pyspark_qmq.servers.server_address import ServerAddress
 
     if not isinstance(address, ServerAddress):
         raise InvalidArgument(f"no action log is known at {address}: give qmq.servers or qmq.path")
@@ -76,8 +76,8 @@ def _servers(address: LogAddress) -> ServerAddress:
 
 def _files(address: LogAddress) -> FileAddress | None:
     """Where the folders are, if the address names any: it may have them beside the servers that know the routes."""
-    from pyspark_qmq.files.address import FileAddress
-    from pyspark_qmq.opening import RoutedAddress
+    from pyspark_qmq.files.file_address import FileAddress
+    from pyspark_qmq.log_opening import RoutedAddress
 
     if isinstance(address, RoutedAddress):
         return address.files
@@ -85,7 +85,7 @@ def _files(address: LogAddress) -> FileAddress | None:
 
 
 def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
-    from pyspark_qmq.files.actions import action_folders
+    from pyspark_qmq.files.file_actions import action_folders
 
     found = [each for each in action_folders(list(files.paths), files.committed) if not each.is_delay]
     if not found:
@@ -94,9 +94,9 @@ def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
         yield ActionLog(each.broker_group, str(each.path), files.committed)
 
 
-def _schedule_tasks(files: FileAddress) -> Iterator[Stretch]:
+def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
     from pyspark_qmq.datasets.schedule_folder import furthest, stretches
-    from pyspark_qmq.files.folders import find_folders
+    from pyspark_qmq.files.log_folders import find_folders
 
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
@@ -105,11 +105,11 @@ def _schedule_tasks(files: FileAddress) -> Iterator[Stretch]:
         yield from stretches(folder, group, state)
 
 
-def read(name: str, partition: ActionLog | Stretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """A task's rows, with these columns in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
     from pyspark_qmq.datasets import schedule_folder, tables
     from pyspark_qmq.datasets.deliveries import deliveries
-    from pyspark_qmq.datasets.progress import standings
+    from pyspark_qmq.datasets.group_progress import standings
 
     tables.check_columns(check_name(name), columns)
     if not isinstance(partition, ActionLog):
@@ -121,9 +121,9 @@ def read(name: str, partition: ActionLog | Stretch, columns: Sequence[str]) -> I
 
 def _entries(log: ActionLog) -> Iterator[tuple[Envelope, bytes]]:
     if log.address is None:
-        from pyspark_qmq.files import actions as in_files
+        from pyspark_qmq.files import file_actions as in_files
 
         return in_files.committed_actions(Path(log.folder), log.committed)
-    from pyspark_qmq.servers import actions as at_servers
+    from pyspark_qmq.servers import server_actions as at_servers
 
     return at_servers.committed_actions(log.address, log.broker_group)

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
+from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
 from pyspark_qmq.datasets.lane_replay import LaneReplay
 from pyspark_qmq.datasets.share_replay import ShareReplay
 from qmq.batch import Envelope, Kind
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
-from qmq.log.consumption import Share
 from qmq.log.envelopes import unwrap
-from qmq.log.lanes import LaneShare
+from qmq.log.lane_share import LaneShare
+from qmq.log.share import Share
 
 
 class Replay:
@@ -75,7 +75,7 @@ class Replay:
                 if isinstance(action, DropQueue) or key.group == action.group:
                     self.touched.discard(key)
                     for each in found.pop(key).rest():
-                        yield each._replace(settled_ms=time_ms, fate=Fate.RESET)
+                        yield each._replace(settled_ms=time_ms, fate=DeliveryFate.RESET)
 
     def _snapshot(self, region: bytes) -> None:
         """Counts only where the log begins; elsewhere everything in it is known."""

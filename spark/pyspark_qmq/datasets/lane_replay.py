@@ -1,6 +1,6 @@
 """One group's lanes on a partition of an ordered subject, replayed: what was done, failed and set aside. Pure.
 
-The lanes are the broker's own (qmq/log/lanes.py). Before an action changes them, the replay looks at what the action will do. What was
+The lanes are the broker's own (qmq/log/lane_share.py). Before an action changes them, the replay looks at what the action will do. What was
 handed out is not remembered by anybody, so when that was is not known.
 """
 
@@ -12,9 +12,9 @@ from itertools import pairwise
 import msgspec
 from qmq_ordering.route import LpRange
 
-from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
+from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
 from qmq.log.actions import LaneAction, LaneDone, LaneFail, LanePark, LaneReset, LaneUnpark
-from qmq.log.lanes import LaneShare
+from qmq.log.lane_share import LaneShare
 
 
 class LaneReplay:
@@ -36,17 +36,17 @@ class LaneReplay:
         if isinstance(action, LaneFail):
             holder = self.share.holder(action.token)
             if holder is not None:
-                yield self._one(action.consumer, action.sequence, holder.lps, Fate.NACK, time_ms)._replace(attempt=action.attempts)
+                yield self._one(action.consumer, action.sequence, holder.lps, DeliveryFate.NACK, time_ms)._replace(attempt=action.attempts)
         elif isinstance(action, LanePark):
             yield from self._parked(action, time_ms)
         elif isinstance(action, LaneUnpark):
-            yield from self._parked_of(action.key, Fate.REPLAY if action.replays else Fate.DROP, time_ms)
+            yield from self._parked_of(action.key, DeliveryFate.REPLAY if action.replays else DeliveryFate.DROP, time_ms)
         elif isinstance(action, LaneReset):
             for key in self.share.parked:
-                yield from self._parked_of(key, Fate.RESET, time_ms)
+                yield from self._parked_of(key, DeliveryFate.RESET, time_ms)
         self.share.apply(action)
 
-    def _one(self, consumer: str, sequence: int, lps: LpRange, fate: Fate, time_ms: int | None) -> Delivery:
+    def _one(self, consumer: str, sequence: int, lps: LpRange, fate: DeliveryFate, time_ms: int | None) -> Delivery:
         return Delivery(self.key, consumer, sequence, sequence, None, None, time_ms, fate, 0, lps)
 
     def _done(self, action: LaneDone, first: int, last: int, time_ms: int) -> Iterator[Delivery]:
@@ -57,7 +57,9 @@ class LaneReplay:
         for part in self.share.progress_of(holder.lps):
             for a, b in _without(first, last + 1, [(0, part.done_before), *part.done]):
                 for c, d, attempt in self._by_attempt(a, b):
-                    yield Delivery(self.key, action.consumer, c, d - 1, attempt, None, time_ms, Fate.DONE, 0, part.lps.cut(holder.lps))
+                    yield Delivery(
+                        self.key, action.consumer, c, d - 1, attempt, None, time_ms, DeliveryFate.DONE, 0, part.lps.cut(holder.lps)
+                    )
 
     def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         failures = self.share.failures
@@ -73,10 +75,10 @@ class LaneReplay:
         if before is not None and action.sequence in before.sequences:
             return
         attempt = 1 + self.share.failures.get(action.sequence, 0) if before is None else self.share.failures.get(action.sequence, 0)
-        found = self._one(action.consumer, action.sequence, LpRange(action.lp, action.lp + 1), Fate.PARK, time_ms)
+        found = self._one(action.consumer, action.sequence, LpRange(action.lp, action.lp + 1), DeliveryFate.PARK, time_ms)
         yield found._replace(attempt=attempt, key=action.key)
 
-    def _parked_of(self, key: bytes, fate: Fate, time_ms: int | None) -> Iterator[Delivery]:
+    def _parked_of(self, key: bytes, fate: DeliveryFate, time_ms: int | None) -> Iterator[Delivery]:
         parked = self.share.parked.get(key)
         for sequence in parked.sequences if parked is not None else ():
             yield self._one("", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms)._replace(key=key)  # type: ignore[union-attr]
@@ -85,9 +87,9 @@ class LaneReplay:
         """What failed and waits, and what is parked."""
         whole = LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end) if self.share.progress else LpRange(0, 1)
         for sequence, attempts in self.share.failures.items():
-            yield self._one("", sequence, whole, Fate.WAITING, None)._replace(attempt=attempts + 1)
+            yield self._one("", sequence, whole, DeliveryFate.WAITING, None)._replace(attempt=attempts + 1)
         for key in self.share.parked:
-            yield from self._parked_of(key, Fate.PARKED, None)
+            yield from self._parked_of(key, DeliveryFate.PARKED, None)
 
 
 def _without(begin: int, end: int, done: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_qmq.datasets import schedule_state, tables
-from pyspark_qmq.datasets.schedule_state import ROW_BYTES, BucketFiles, ScheduleState
-from pyspark_qmq.datasets.schedules import IDX_ROW, ROWS_MAX, STATES, Rows, rows, states
+from pyspark_qmq.datasets import delay_schedule, tables
+from pyspark_qmq.datasets.delay_schedule import ROW_BYTES, BucketFiles, ScheduleContents
+from pyspark_qmq.datasets.schedules import IDX_ROW, ROWS_MAX, STATES, ScheduleRows, rows, states
+from qmq.batch_columns import BatchFlag
 from qmq.errors import CorruptBatch, LogDamaged, MessagesExpired
 from qmq.log import checkpoint
-from qmq.region import BatchFlag
 
 SCHEDULE: Final = "schedule"
 TASK_MESSAGES_MAX: Final = 1 << 20
 """Messages that one task reads."""
 
 
-class Stretch(NamedTuple):
+class FolderStretch(NamedTuple):
     """Ordinals `first` to `end` - 1 of one bucket, for one task."""
 
     folder: str
@@ -34,21 +34,21 @@ class Stretch(NamedTuple):
     end: int
 
 
-def read_state(store: Path) -> ScheduleState:
+def read_state(store: Path) -> ScheduleContents:
     """As of the newest checkpoint, or of the adoption from another replica; nothing if there is neither. Raises LogDamaged."""
     found = checkpoint.load(store / "checkpoint")
     if found is not None and found.projection is not None:
-        return schedule_state.of_checkpoint(found.projection)
+        return delay_schedule.of_checkpoint(found.projection)
     try:
-        adopted = schedule_state.of_mark((store / SCHEDULE / "adopted.qms").read_bytes())
+        adopted = delay_schedule.of_mark((store / SCHEDULE / "adopted.qms").read_bytes())
     except FileNotFoundError:
         adopted = None
-    return adopted or ScheduleState(0, ())
+    return adopted or ScheduleContents(0, ())
 
 
-def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, ScheduleState]]:
+def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, ScheduleContents]]:
     """Of (delay group, store): by group the store whose checkpoint is the newest. Raises LogDamaged."""
-    found: dict[str, tuple[Path, ScheduleState]] = {}
+    found: dict[str, tuple[Path, ScheduleContents]] = {}
     for group, store in stores:
         state = read_state(store)
         if group not in found or state.index > found[group][1].index:
@@ -56,16 +56,16 @@ def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, Schedu
     return found
 
 
-def stretches(store: Path, group: str, state: ScheduleState) -> list[Stretch]:
+def stretches(store: Path, group: str, state: ScheduleContents) -> list[FolderStretch]:
     """The tasks for one delay group."""
     return [
-        Stretch(str(store), group, bucket, first, min(first + TASK_MESSAGES_MAX, bucket.messages))
+        FolderStretch(str(store), group, bucket, first, min(first + TASK_MESSAGES_MAX, bucket.messages))
         for bucket in state.buckets
         for first in range(0, bucket.messages, TASK_MESSAGES_MAX)
     ]
 
 
-def read(stretch: Stretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """A task's rows. Raises MessagesExpired if the bucket was closed and deleted since, LogDamaged."""
     name = Path(stretch.folder, SCHEDULE, stretch.bucket.name)
     try:
@@ -76,7 +76,7 @@ def read(stretch: Stretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         raise LogDamaged(f"{name}.*: {cause.message}: restore the files from a copy, or begin the replica anew") from cause
 
 
-def _read(stretch: Stretch, name: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read(stretch: FolderStretch, name: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     bucket = stretch.bucket
     done = _part(name.with_suffix(".done"), 0, bucket.done_bytes) if bucket.done_bytes else b""
     marks = states(bucket.messages, done, bucket.planned)
@@ -87,7 +87,7 @@ def _read(stretch: Stretch, name: Path, columns: Sequence[str]) -> Iterator[pa.R
         yield _batch(stretch, rows(log, lines, first), marks[first:end], first, columns)
 
 
-def _batch(stretch: Stretch, found: Rows, marks: npt.NDArray[np.uint8], first: int, columns: Sequence[str]) -> pa.RecordBatch:
+def _batch(stretch: FolderStretch, found: ScheduleRows, marks: npt.NDArray[np.uint8], first: int, columns: Sequence[str]) -> pa.RecordBatch:
     count = len(marks)
     return tables.record_batch(
         "schedules",

@@ -21,8 +21,8 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, MAGIC, Kind
+from qmq.batch_columns import REGION_BYTES, BatchFlag, Column
 from qmq.errors import CorruptBatch
-from qmq.region import REGION_BYTES, BatchFlag, Column
 
 ROWS_MAX: Final = 65_536
 """Messages of one record batch."""
@@ -64,7 +64,7 @@ _HEX: Final = np.array([list(b"%02x" % each) for each in range(256)], np.uint8)
 _Bytes = npt.NDArray[np.uint8]
 
 
-class State(IntEnum):
+class ScheduledState(IntEnum):
     """What became of a message; the numbers are the dispatch log's kinds."""
 
     PENDING = 0
@@ -76,7 +76,7 @@ class State(IntEnum):
     """It is on its way."""
 
 
-STATES: Final = tuple(each.name.lower() for each in State)
+STATES: Final = tuple(each.name.lower() for each in ScheduledState)
 
 
 def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArray[np.uint8]:
@@ -87,27 +87,27 @@ def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArra
         if at + _RECORD.size > len(done):
             raise CorruptBatch(f"the record at byte {at} is cut short")
         crc, kind, _, count, _ = _RECORD.unpack_from(done, at)
-        size = 4 * count + (_TARGET_BYTES * count if kind == State.MOVED else 0)
+        size = 4 * count + (_TARGET_BYTES * count if kind == ScheduledState.MOVED else 0)
         end = at + _RECORD.size + size + (-size & 7)
         if end > len(done) or crc32c(done[at + 4 : end]) != crc:
             raise CorruptBatch(f"the checksum of the record at byte {at} does not hold")
         _mark(found, np.frombuffer(done, "<u4", count, at + _RECORD.size), kind)
         at = end
     for ordinals in planned:
-        _mark(found, np.frombuffer(ordinals, "<u4"), State.PLANNED)
+        _mark(found, np.frombuffer(ordinals, "<u4"), ScheduledState.PLANNED)
     return found
 
 
 def _mark(found: npt.NDArray[np.uint8], ordinals: npt.NDArray[np.uint32], kind: int) -> None:
     if len(ordinals) and int(ordinals.max()) >= len(found):
         raise CorruptBatch(f"it names message {int(ordinals.max())} of {len(found)}")
-    if kind not in State.__members__.values():
+    if kind not in ScheduledState.__members__.values():
         raise CorruptBatch(f"nothing is known of records of kind {kind}")
     found[ordinals] = kind
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ScheduleRows:
     """Messages of a bucket, column by column. Times are milliseconds since 1970."""
 
     due_ms: npt.NDArray[np.int64]
@@ -129,7 +129,7 @@ class Rows:
         return (self.flags & int(flag)).astype(np.bool_)
 
 
-def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> Rows:
+def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> ScheduleRows:
     """The messages of these lines of the index, the first of which is ordinal `first`. `log` is the schedule log, up to its length.
 
     Raises CorruptBatch: a checksum does not hold, or the index says another thing than the log.
@@ -145,7 +145,7 @@ def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> Rows:
     columns_at = at + ENVELOPE_BYTES + REGION_BYTES + _padded(headers["subject_bytes"].astype(np.int64))
     deltas = (headers["columns"] & Column.CREATE_DELTA) != 0
     ids_at = columns_at + np.where(deltas, _padded(4 * headers["count"].astype(np.int64)), 0)
-    return Rows(
+    return ScheduleRows(
         idx["due"].astype(np.int64),
         idx["flags"].astype(np.uint16),
         _ids(log, ids_at, headers, which, places),

@@ -1,6 +1,6 @@
 """One group's share of a queue, replayed: what it was handed when, and what became of it. Pure.
 
-The share is the broker's own (qmq/log/consumption.py). Before an action changes it, the replay looks at what the action will take out.
+The share is the broker's own (qmq/log/share.py). Before an action changes it, the replay looks at what the action will take out.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from pyspark_qmq.datasets.delivery import Delivery, Fate, ShareKey
+from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
 from qmq.log.actions import Buried, Cause, Join, Leave, PullAction, Reset, Return, SettleAction
-from qmq.log.consumption import EXPIRED, Holder, Share
-from qmq.wire.verdicts import Verdict
+from qmq.log.share import EXPIRED, Share, ShareHolder
+from qmq.wire.settle_payloads import Verdict
 
 _PULLS_KEPT: Final = 512
 """Pulls of a consumer whose times are remembered before those that are settled are looked for."""
-_FATES: Final = (Fate.ACK, Fate.NACK, Fate.RELEASE, Fate.DEAD)
+_FATES: Final = (DeliveryFate.ACK, DeliveryFate.NACK, DeliveryFate.RELEASE, DeliveryFate.DEAD)
 """By wire verdict."""
-_LOST: Final = {Cause.LOST: Fate.LOST, Cause.LEFT: Fate.LEFT, Cause.AGAIN: Fate.AGAIN}
+_LOST: Final = {Cause.LOST: DeliveryFate.LOST, Cause.LEFT: DeliveryFate.LEFT, Cause.AGAIN: DeliveryFate.AGAIN}
 """By whose decision it was, if it was not the consumer's."""
 
 
@@ -58,7 +58,7 @@ class ShareReplay:
             for each in self._held(action.consumer, holder, first, last + 1):
                 yield each._replace(settled_ms=time_ms, fate=fate, delay_ms=delay_ms)
 
-    def _held(self, consumer: str, holder: Holder, begin: int = 0, end: int = 1 << 62) -> Iterator[Delivery]:
+    def _held(self, consumer: str, holder: ShareHolder, begin: int = 0, end: int = 1 << 62) -> Iterator[Delivery]:
         """What the consumer has of pull sequences `begin` to before `end`."""
         held, times = holder.held, self._pulls.get(consumer)
         for item in held[max(bisect_right(held, begin, key=lambda each: each.pull) - 1, 0) :]:
@@ -67,16 +67,18 @@ class ShareReplay:
             low, high = max(begin - item.pull, 0), min(end - item.pull, item.count)
             if low < high:
                 pulled_ms = times.at(item.pull) if times is not None else None
-                yield Delivery(self.key, consumer, item.first + low, item.first + high - 1, item.attempt, pulled_ms, None, Fate.OPEN)
+                yield Delivery(
+                    self.key, consumer, item.first + low, item.first + high - 1, item.attempt, pulled_ms, None, DeliveryFate.OPEN
+                )
 
     def _never_handed(self, action: PullAction, time_ms: int) -> Iterator[Delivery]:
         following = self.share.next_sequence
         for each in action.ranges:
             if each.attempt == EXPIRED:
                 last = each.first_sequence + each.count - 1
-                yield Delivery(self.key, "", each.first_sequence, last, None, None, time_ms, Fate.EXPIRED)
+                yield Delivery(self.key, "", each.first_sequence, last, None, None, time_ms, DeliveryFate.EXPIRED)
             if each.first_sequence > following:
-                yield Delivery(self.key, "", following, each.first_sequence - 1, None, None, time_ms, Fate.PASSED)
+                yield Delivery(self.key, "", following, each.first_sequence - 1, None, None, time_ms, DeliveryFate.PASSED)
             if each.first_sequence >= following:
                 following = each.first_sequence + each.count
 
@@ -91,19 +93,19 @@ class ShareReplay:
     def _taken_back(self, action: Any, time_ms: int) -> Iterator[Delivery]:
         if isinstance(action, Reset):
             for name, each in self.share.holders.items():
-                yield from self._ended(name, each, 0, Fate.RESET, time_ms)
+                yield from self._ended(name, each, 0, DeliveryFate.RESET, time_ms)
             return
         holder = self.share.holders.get(action.consumer) if isinstance(action, Join | Leave | Return) else None
         if holder is None:
             return
         if isinstance(action, Return):
-            yield from self._ended(action.consumer, holder, action.received + 1, Fate.RETURN, time_ms)
+            yield from self._ended(action.consumer, holder, action.received + 1, DeliveryFate.RETURN, time_ms)
         elif isinstance(action, Join):
-            yield from self._ended(action.consumer, holder, 0, Fate.AGAIN, time_ms)
+            yield from self._ended(action.consumer, holder, 0, DeliveryFate.AGAIN, time_ms)
         elif isinstance(action, Leave):
-            yield from self._ended(action.consumer, holder, 0, Fate.LOST if action.expired else Fate.LEFT, time_ms)
+            yield from self._ended(action.consumer, holder, 0, DeliveryFate.LOST if action.expired else DeliveryFate.LEFT, time_ms)
 
-    def _ended(self, consumer: str, holder: Holder, begin: int, fate: Fate, time_ms: int) -> Iterator[Delivery]:
+    def _ended(self, consumer: str, holder: ShareHolder, begin: int, fate: DeliveryFate, time_ms: int) -> Iterator[Delivery]:
         for each in self._held(consumer, holder, begin):
             yield each._replace(settled_ms=time_ms, fate=fate)
 
@@ -112,7 +114,7 @@ class ShareReplay:
         for name, holder in self.share.holders.items():
             yield from self._held(name, holder)
         for item in self.share.requeued:
-            yield Delivery(self.key, "", item.first, item.first + item.count - 1, item.attempt, None, None, Fate.WAITING)
+            yield Delivery(self.key, "", item.first, item.first + item.count - 1, item.attempt, None, None, DeliveryFate.WAITING)
 
 
 class _PullTimes:

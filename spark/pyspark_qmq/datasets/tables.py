@@ -2,13 +2,13 @@
 
 All columns may be null, as Spark wants them. Times are milliseconds in the log, and timestamps here.
 
-`deliveries`: a row for each range of sequences that had one fate (delivery.py has the fates, which are its `verdict`s)
+`deliveries`: a row for each range of sequences that had one fate (delivery_fate.py has the fates, which are its `verdict`s)
 
     subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence, attempt, pulled_time, settled_time (null: it
     is so still), verdict, delay_ms, and of partitions of ordered subjects first_lp, end_lp (only messages of these logical partitions are
     meant; null: all), of parked messages key
 
-`progress`: a row for each second in which a group did something on a queue (progress.py)
+`progress`: a row for each second in which a group did something on a queue (group_progress.py)
 
     subject, partition, broker_group, consumer_group, time, done_before, next_sequence, held, waiting, parked, expired, consumers
 
@@ -36,8 +36,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_qmq.datasets.delivery import Delivery
-from pyspark_qmq.datasets.progress import Standing
+from pyspark_qmq.datasets.delivery_fate import Delivery
+from pyspark_qmq.datasets.group_progress import GroupStanding
 from qmq.errors import InvalidArgument
 
 ROWS_MAX: Final = 16_384
@@ -102,7 +102,6 @@ _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
 
 def struct(name: str) -> StructType:
-    """A dataset's schema."""
     return StructType([StructField(column, kind, True) for column, kind in COLUMNS[name].items()])
 
 
@@ -156,7 +155,7 @@ def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequ
         )
 
 
-def progress_batches(broker_group: str, found: Iterable[Standing], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def progress_batches(broker_group: str, found: Iterable[GroupStanding], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """How groups stood, in time."""
     for rows in _chunks(found):
         keys, times, done, following, held, waiting, parked, expired, consumers = zip(*rows, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pyspark_qmq.files.folders import LogFolder
+from pyspark_qmq.files.log_folders import LogFolder
 from qmq.errors import InvalidArgument, NotConnected
 from qmq.log import checkpoint as checkpoints
 from qmq.log import commit_mark

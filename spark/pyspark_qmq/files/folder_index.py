@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark_qmq.files.bounds import Bound, bound_of_checkpoint, load_checkpoint, newest_checkpoint, read_bound
-from pyspark_qmq.files.folders import LogFolder
+from pyspark_qmq.files.log_folders import LogFolder
+from pyspark_qmq.files.log_walk import WalkedBatch, pasts, walk
+from pyspark_qmq.files.mapped_segments import SegmentFiles
 from pyspark_qmq.files.queue_index import IndexLost, Persisted, QueueIndex, sealed_at_of
-from pyspark_qmq.files.segments import SegmentFiles
-from pyspark_qmq.files.tail import Found, pasts, walk
 from qmq.batch import Envelope, Kind
 from qmq.errors import LogDamaged
-from qmq.log import commands
+from qmq.log import command_messages
 from qmq.log.checkpoint import Checkpoint
 
 _TRIES: Final = 3
@@ -157,7 +157,7 @@ class FolderIndex:
             self._take(found)
             self._position, self._last = found.end, (found.position, found.envelope)
 
-    def _take(self, found: Found) -> None:
+    def _take(self, found: WalkedBatch) -> None:
         envelope, header = found.envelope, found.header
         if header is not None:
             base = envelope.base_sequence
@@ -167,7 +167,7 @@ class FolderIndex:
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)
             if envelope.kind == Kind.COMMAND:
-                if commands.read(bytes(found.mapped.region(found.position, envelope)), base) is None:
+                if command_messages.read(bytes(found.mapped.region(found.position, envelope)), base) is None:
                     self.queues[found.subject, header.partition] = QueueIndex(base + 1, base + 1, last_append_ms=envelope.append_time_ms)
                 else:
                     queue.seal(base, envelope.append_time_ms)

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.directed import LOOK_INSIDE
 from qmq.log.checkpoint import QueueState
 from qmq.log.consume_log import ENTRY_BYTES, ENTRY_TYPE, FILE_ENTRIES, SUFFIX, digest
 from qmq.model import Partition, QueueId
+from qmq.targeted import LOOK_INSIDE
 
 Entries = NDArray[np.void]
 
@@ -166,7 +166,6 @@ class QueueIndex:
 
     @property
     def stored_bytes(self) -> int:
-        """What they take."""
         return int(self.entries["bytes"].sum(dtype=np.int64))
 
     def find(self, sequence: int) -> int:

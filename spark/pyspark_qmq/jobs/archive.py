@@ -23,7 +23,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_qmq.jobs import archive_compaction, archive_files, archive_report, archive_stream, archive_verify
-from pyspark_qmq.jobs.archive_chain import Chain
+from pyspark_qmq.jobs.archive_chain import ManifestChain
 from pyspark_qmq.jobs.archive_disk import ArchiveDisk
 from pyspark_qmq.jobs.archive_folder import ArchiveFolder, local_path
 from pyspark_qmq.jobs.job import checked_source, main, source_options
@@ -59,7 +59,6 @@ class ArchiveJob:
     new_run: Callable[[], str] = lambda: uuid.uuid4().hex
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Its own arguments."""
         what = parser.add_argument_group("archive: what to do, instead of taking what is new").add_mutually_exclusive_group()
         what.add_argument("--continuous", type=float, metavar="SECONDS", help="take what is new every so often, until Ctrl-C or SIGTERM")
         what.add_argument("--compact", action="store_true", help="make few files of the many of days that are over")
@@ -112,10 +111,10 @@ def _root(args: argparse.Namespace) -> Path:
     return local_path(args.out)
 
 
-def _chain(root: Path) -> Chain:
+def _chain(root: Path) -> ManifestChain:
     if not (root / "_qmq" / "manifests").is_dir():
         raise InvalidArgument(f"there is no archive at {root}")
-    return Chain(root / "_qmq", ArchiveDisk())
+    return ManifestChain(root / "_qmq", ArchiveDisk())
 
 
 JOB = ArchiveJob()

@@ -21,7 +21,7 @@ SNAPSHOT_EVERY: Final = 64
 """Manifests. A snapshot is as large as the list of files."""
 
 
-class Chain:
+class ManifestChain:
     """An archive's manifests. Reading needs no right to write. Used by one thread at a time."""
 
     def __init__(self, folder: Path, disk: ArchiveDisk) -> None:

@@ -21,8 +21,8 @@ from pyspark_qmq.jobs import archive_files
 from pyspark_qmq.jobs.archive_disk import ArchiveDisk
 from pyspark_qmq.jobs.archive_folder import ArchiveFolder
 from pyspark_qmq.jobs.archive_manifest import Archive, ArchivedFile, Manifest
-from pyspark_qmq.model import QueueKey
-from pyspark_qmq.schema import COLUMNS
+from pyspark_qmq.source_model import QueueKey
+from pyspark_qmq.source_schema import COLUMNS
 from qmq.errors import LogDamaged
 from qmq.limits import MIB
 
@@ -33,7 +33,7 @@ STEP_BYTES: Final = 4096 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompactionStep:
     """Files of one subject and day that become `files` new ones."""
 
     old: tuple[ArchivedFile, ...]
@@ -56,7 +56,7 @@ class Fingerprint:
     low: int
 
 
-def plan(archive: Archive, today: str) -> list[Step]:
+def plan(archive: Archive, today: str) -> list[CompactionStep]:
     """What is worth rewriting: steps that leave fewer files. Days from `today` (YYYY-MM-DD) on are left alone."""
     by_day: dict[tuple[str, str], list[ArchivedFile]] = {}
     for file in archive.files.values():
@@ -65,11 +65,11 @@ def plan(archive: Archive, today: str) -> list[Step]:
     return [step for _, files in sorted(by_day.items()) for step in _steps(sorted(files, key=_place))]
 
 
-def _steps(files: list[ArchivedFile]) -> Iterator[Step]:
+def _steps(files: list[ArchivedFile]) -> Iterator[CompactionStep]:
     for part in _parts(files):
         count = max(-(-sum(each.size for each in part) // AIM_BYTES), 1)
         if count < len(part):
-            yield Step(tuple(part), count)
+            yield CompactionStep(tuple(part), count)
 
 
 def _parts(files: list[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
@@ -98,7 +98,7 @@ def compact(spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, now_m
     return [each for each in made if each is not None]
 
 
-def _rewrite(spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, step: Step) -> Manifest | None:
+def _rewrite(spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, step: CompactionStep) -> Manifest | None:
     attempt = folder.attempt()
     old = archive_files.read_files(spark, folder.files, step.paths)
     archive_files.rewrite_rows(old, attempt, step.files)

@@ -19,8 +19,8 @@ from pyspark.sql.types import DateType, StructField, StructType
 from pyspark_qmq.jobs.archive_disk import ArchiveDisk, walk
 from pyspark_qmq.jobs.archive_manifest import Archive, ArchivedFile, Extent
 from pyspark_qmq.jobs.archive_ranges import Ranges, subtract
-from pyspark_qmq.model import QueueKey
-from pyspark_qmq.schema import COLUMNS
+from pyspark_qmq.source_model import QueueKey
+from pyspark_qmq.source_schema import COLUMNS
 from qmq.errors import LogDamaged
 
 DAY: Final = "day"

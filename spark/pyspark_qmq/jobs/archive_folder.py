@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pyspark_qmq.jobs.archive_chain import Chain
+from pyspark_qmq.jobs.archive_chain import ManifestChain
 from pyspark_qmq.jobs.archive_disk import ArchiveDisk, walk
 from pyspark_qmq.jobs.archive_manifest import Archive, Manifest
 from qmq.errors import FolderInUse, InvalidArgument, LogDamaged
@@ -55,7 +55,7 @@ class ArchiveFolder:
         self._attempts = 0
         self._own = root / "_qmq"
         self.data, self.files = root / "data", self._own / "files"
-        self._chain = Chain(self._own, disk)
+        self._chain = ManifestChain(self._own, disk)
         for folder in (self.data, self.files, self._own / "running", self._own / "checkpoint"):
             disk.make_folder(folder)
         self._chain.make_folders()

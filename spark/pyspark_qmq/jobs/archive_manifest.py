@@ -23,8 +23,8 @@ from typing import Any, Final, Literal
 from pyspark_qmq import offsets
 from pyspark_qmq.jobs import archive_ranges as ranges
 from pyspark_qmq.jobs.archive_ranges import Ranges
-from pyspark_qmq.model import QueueKey
 from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged
 
 FORMAT: Final = 1
@@ -54,7 +54,6 @@ class ArchivedFile:
 
     @property
     def subject(self) -> str:
-        """Whose messages."""
         return self.path.split("/")[1].removeprefix("subject=")
 
     @property
@@ -69,7 +68,6 @@ class ArchivedFile:
 
     @property
     def rows(self) -> int:
-        """How many."""
         return sum(each.rows for each in self.queues.values())
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pyspark_qmq.model import QueueKey
 from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.source_model import QueueKey
 
 Range = tuple[int, int]
 Ranges = Mapping[QueueKey, tuple[Range, ...]]
@@ -35,7 +35,6 @@ def without(ranges: Iterable[Range], taken: Iterable[Range]) -> tuple[Range, ...
 
 
 def add(ranges: Ranges, more: Ranges) -> dict[QueueKey, tuple[Range, ...]]:
-    """Both."""
     return {key: joined((*ranges.get(key, ()), *more.get(key, ()))) for key in sorted({*ranges, *more})}
 
 
@@ -46,7 +45,6 @@ def subtract(ranges: Ranges, taken: Ranges) -> dict[QueueKey, tuple[Range, ...]]
 
 
 def overlap(ranges: Ranges, others: Ranges) -> dict[QueueKey, tuple[Range, ...]]:
-    """What both have."""
     return subtract(ranges, subtract(ranges, others))
 
 

@@ -9,8 +9,8 @@ from typing import Final
 from pyspark_qmq.jobs.archive_files import totals
 from pyspark_qmq.jobs.archive_manifest import Archive, Manifest
 from pyspark_qmq.jobs.archive_verify import Compared
-from pyspark_qmq.jobs.report import Plot, Report, Table
-from pyspark_qmq.model import QueueKey
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.source_model import QueueKey
 
 FOLDER: Final = "report"
 """Of reports, in an archive."""
@@ -32,13 +32,12 @@ def taken(root: Path, archive: Archive, made: Sequence[Manifest], lag: Mapping[Q
         "waiting in the log": left,
     }
     queues = tuple((key.subject, key.within, archive.reached.get(key, 0), waiting) for key, waiting in lag.items())
-    table = Table("Queues", ("subject", "queue", "archived up to", "waiting"), queues, "queues")
+    table = ReportTable("Queues", ("subject", "queue", "archived up to", "waiting"), queues, "queues")
     headline = f"{_messages(rows)} archived; {_messages(left) if left else 'nothing'} left behind."
     return Report("archive", headline, True, facts, (*_days(archive), table), _plots(archive), folder=FOLDER)
 
 
 def compacted(root: Path, archive: Archive, made: Sequence[Manifest]) -> Report:
-    """Of a compaction."""
     new = sum(len(each.files) for each in made)
     old = sum(len(each.gone) for each in made)
     facts = {**_holdings(root, archive), "days rewritten": len(made), "files before": old, "files behind": new}
@@ -47,7 +46,6 @@ def compacted(root: Path, archive: Archive, made: Sequence[Manifest]) -> Report:
 
 
 def swept(root: Path, archive: Archive, deleted: Sequence[str]) -> Report:
-    """Of a sweep."""
     facts = {**_holdings(root, archive), "files deleted": len(deleted), "old files kept for readers": len(archive.kept)}
     return Report("archive", f"{len(deleted):,} files that nobody reads any more were deleted.", True, facts, folder=FOLDER)
 
@@ -80,8 +78,8 @@ def verified(
         )
         for each in found
     )
-    files = Table("Files that are not as they should be", ("file", "what is wrong"), tuple(wrong), "wrong_files")
-    tables = (Table("Queues", columns, lines, "verified"), files)
+    files = ReportTable("Files that are not as they should be", ("file", "what is wrong"), tuple(wrong), "wrong_files")
+    tables = (ReportTable("Queues", columns, lines, "verified"), files)
     headline = (
         f"{_messages(rows)} are in the archive as they are in the log."
         if not bad and not wrong
@@ -115,9 +113,9 @@ def _holdings(root: Path, archive: Archive) -> dict[str, object]:
     }
 
 
-def _days(archive: Archive) -> tuple[Table, ...]:
+def _days(archive: Archive) -> tuple[ReportTable, ...]:
     rows = tuple((subject, day, *figures) for (subject, day), figures in totals(archive).items())
-    return (Table("By subject and day", ("subject", "day", "messages", "bytes", "files"), rows, "days"),)
+    return (ReportTable("By subject and day", ("subject", "day", "messages", "bytes", "files"), rows, "days"),)
 
 
 def _plots(archive: Archive) -> tuple[Plot, ...]:

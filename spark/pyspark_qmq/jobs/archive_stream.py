@@ -27,12 +27,12 @@ from pyspark_qmq.jobs.archive_disk import ArchiveDisk
 from pyspark_qmq.jobs.archive_folder import ArchiveFolder
 from pyspark_qmq.jobs.archive_manifest import Archive, Manifest
 from pyspark_qmq.jobs.archive_ranges import Ranges, between
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.log_opening import address_of, log_at
 from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.opening import address_of, log_at
-from pyspark_qmq.options import parse
-from pyspark_qmq.schema import default_schema
+from pyspark_qmq.read_options import parse
 from pyspark_qmq.source import look, starts
+from pyspark_qmq.source_model import QueueKey, SourceQueue
+from pyspark_qmq.source_schema import default_schema
 from qmq.errors import ClientClosed, LogDamaged
 
 SELECTING: Final = ("tags", "tagsall", "keys", "keyfrom", "keyuntil", "includedirected")
@@ -167,9 +167,7 @@ class Query(Protocol):
         """Whether it has ended within so many seconds. Raises what ended it."""
         ...
 
-    def stop(self) -> None:
-        """End it."""
-        ...
+    def stop(self) -> None: ...
 
 
 def wait(query: Query) -> None:
@@ -214,7 +212,7 @@ def _starting(options: Mapping[str, str], archive: Archive) -> dict[QueueKey, in
     return found | {key: sequence for key, sequence in archive.reached.items() if key in found}
 
 
-def queues_of(options: Mapping[str, str]) -> dict[QueueKey, Queue]:
+def queues_of(options: Mapping[str, str]) -> dict[QueueKey, SourceQueue]:
     """What is committed now of the chosen queues. Raises UnknownSubject, NotConnected, LogDamaged."""
     asked = parse({name: value for name, value in options.items() if name.lower() not in _STARTING}, is_stream=True)
     return dict(sorted(look(log_at(address_of(asked.where)), asked.choice).queues.items()))

@@ -23,8 +23,8 @@ from pyspark_qmq.jobs.archive_disk import walk
 from pyspark_qmq.jobs.archive_manifest import Archive
 from pyspark_qmq.jobs.archive_ranges import Ranges, ends, overlap
 from pyspark_qmq.jobs.archive_stream import SELECTING, queues_of
-from pyspark_qmq.model import QueueKey
-from pyspark_qmq.schema import COLUMNS, default_schema
+from pyspark_qmq.source_model import QueueKey
+from pyspark_qmq.source_schema import COLUMNS, default_schema
 
 SHOWN_MAX: Final = 10
 """Sequences of a counterexample."""

@@ -28,7 +28,7 @@ SLICE_ROWS_MAX: Final = 10_000
 _ORDER: Final = ("append_time", "subject", "partition", "broker_group", "sequence")
 
 
-class ParkedKey(NamedTuple):
+class ReplayedKey(NamedTuple):
     """A key that a group set aside on one partition."""
 
     subject: str
@@ -64,7 +64,7 @@ class Pace:
         return min(self.rate, SLICE_ROWS_MAX) if self.rate else SLICE_ROWS_MAX
 
 
-def unpark(servers: str, keys: Iterable[ParkedKey], pace: Pace) -> int:
+def unpark(servers: str, keys: Iterable[ReplayedKey], pace: Pace) -> int:
     """Give parked keys back, the oldest partition of each first; how many messages. Keys that are parked no more are passed over.
 
     Raises NotConnected, UnknownSubject, OrderMismatch.
@@ -72,7 +72,7 @@ def unpark(servers: str, keys: Iterable[ParkedKey], pace: Pace) -> int:
     return asyncio.run(_unpark(servers, sorted(keys), pace))
 
 
-async def _unpark(servers: str, keys: list[ParkedKey], pace: Pace) -> int:
+async def _unpark(servers: str, keys: list[ReplayedKey], pace: Pace) -> int:
     total = 0
     client = Client(servers.split(","), create_subjects=False)
     try:

@@ -21,7 +21,7 @@ from pyspark_qmq.jobs.consumed import QUEUE, not_negative, now_ms, queues_now, r
 from pyspark_qmq.jobs.delay_judging import DELAYS, FINDINGS, binned, errors_by, judged
 from pyspark_qmq.jobs.job import main, time_ms
 from pyspark_qmq.jobs.lag_figures import NAMED, log_edges, quantile, share_at
-from pyspark_qmq.jobs.report import Plot, Report, Table
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable
 from qmq.errors import InvalidArgument
 
 EXAMPLES: Final = 20
@@ -32,8 +32,6 @@ _NEVER_MS: Final = 1 << 62
 
 
 class DelayAccuracy:
-    """See the module."""
-
     name = "delay_accuracy"
     summary = "How exactly delayed messages came when they were due."
 
@@ -93,7 +91,7 @@ def horizons(queues: Any, oldest: Mapping[tuple[str, int, str], int]) -> dict[st
     return found
 
 
-class Finding(NamedTuple):
+class DelayFinding(NamedTuple):
     """A message of which something must not be. Times are milliseconds since 1970."""
 
     verdict: str
@@ -112,7 +110,6 @@ class Finding(NamedTuple):
 
     @property
     def arrival(self) -> datetime | None:
-        """When it came."""
         return None if self.arrival_ms is None else utc(self.arrival_ms)
 
 
@@ -120,7 +117,7 @@ Errors = Sequence[tuple[str, int, Sequence[float]]]
 """(name, messages, quantiles at PERCENTAGES)."""
 
 
-def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[Finding]]:
+def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[DelayFinding]]:
     """Messages by verdict, how many came more than once, errors by delay and by hour, the histogram, and findings."""
     counts = {row.verdict: row["count"] for row in rows.groupBy("verdict").count().collect()}
     twice = rows.where("copies > 1").count()
@@ -132,7 +129,7 @@ def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple
     wrong = rows.where(F.col("verdict").isin(*FINDINGS))
     times = (F.unix_millis("due_time").alias("due"), F.unix_millis("arrival").alias("arrival"))
     columns = wrong.select("verdict", "subject", "message_id", "delay_group", *times, "error_ms", "state")
-    some = [Finding(*row) for row in columns.orderBy("verdict", "due", "message_id").limit(EXAMPLES).collect()]
+    some = [DelayFinding(*row) for row in columns.orderBy("verdict", "due", "message_id").limit(EXAMPLES).collect()]
     errors = [("all", row.messages, row.errors) for row in whole]
     errors += sorted(by_delay, key=lambda each: DELAYS.index(each[0]))
     return counts, twice, errors, by_hour[-HOURS:], bins, some
@@ -144,7 +141,7 @@ def report(
     by_delay: Errors,
     by_hour: Errors,
     bins: tuple[list[float], list[float]],
-    some: Sequence[Finding],
+    some: Sequence[DelayFinding],
     now: int,
     details: dict[str, DataFrame],
 ) -> Report:
@@ -164,9 +161,9 @@ def report(
             "as of": utc(now),
         },
         (
-            Table("Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"),
-            Table("Error in ms, by the hour (UTC) in which messages were due", ("hour", *columns), _error_rows(by_hour), "by_hour"),
-            Table("What must not be", findings, tuple(_row(each) for each in some), "findings"),
+            ReportTable("Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"),
+            ReportTable("Error in ms, by the hour (UTC) in which messages were due", ("hour", *columns), _error_rows(by_hour), "by_hour"),
+            ReportTable("What must not be", findings, tuple(_row(each) for each in some), "findings"),
         ),
         tuple(_plots(by_delay, bins)),
         counterexample="\n".join(map(str, some[:3])),
@@ -208,7 +205,7 @@ def _plots(by_delay: Errors, bins: tuple[list[float], list[float]]) -> list[Plot
     ]
 
 
-def _row(found: Finding) -> tuple[object, ...]:
+def _row(found: DelayFinding) -> tuple[object, ...]:
     return (*found[:4], utc(found.due_ms), found.arrival, found.error_ms, found.state)
 
 

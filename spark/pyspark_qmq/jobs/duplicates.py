@@ -30,7 +30,7 @@ from pyspark_qmq.jobs import order_replays
 from pyspark_qmq.jobs.consumed import positive
 from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_keys import with_streams
-from pyspark_qmq.jobs.report import Plot, Report, Table, cell
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell
 from qmq.headers import GROUP
 
 COLUMNS: Final = (
@@ -69,8 +69,6 @@ _SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil")
 
 
 class Duplicates:
-    """See the module."""
-
     name = "duplicates"
     summary = "Find messages that are stored more than once, and gaps in sequences."
 
@@ -219,12 +217,12 @@ def _headline(bad: Mapping[str, int], total: int, allowed: int) -> str:
     return f"{total:,} messages, each stored once{rest}, and no sequence is missing between them"
 
 
-def _tables(by_cause: Mapping[str, int], counted: Mapping[tuple[str, str], int]) -> Iterator[Table]:
+def _tables(by_cause: Mapping[str, int], counted: Mapping[tuple[str, str], int]) -> Iterator[ReportTable]:
     causes = tuple((cause, by_cause[cause], cause in ALLOWED, says) for cause, says in CAUSES.items())
-    yield Table("By cause", ("cause", "count", "is allowed", "what it is"), causes, "causes")
+    yield ReportTable("By cause", ("cause", "count", "is allowed", "what it is"), causes, "causes")
     order = list(CAUSES)
     rows = sorted(((subject, cause, count) for (cause, subject), count in counted.items()), key=lambda row: (row[0], order.index(row[1])))
-    yield Table("By subject", ("subject", "cause", "count"), tuple(rows), "subjects")
+    yield ReportTable("By subject", ("subject", "cause", "count"), tuple(rows), "subjects")
 
 
 def _plots(found: DataFrame) -> Iterator[Plot]:

@@ -27,9 +27,9 @@ from pyspark.sql.types import StructField, StructType
 from pyspark_qmq import datasets
 from pyspark_qmq.jobs import report as reports
 from pyspark_qmq.jobs.report import Report
-from pyspark_qmq.options import LOGS, log_of
+from pyspark_qmq.read_options import LOGS, log_of
 from pyspark_qmq.registration import register
-from pyspark_qmq.schema import COLUMNS, MORE_COLUMNS
+from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS
 from qmq.errors import InvalidArgument, QmqError
 
 CLEAN: Final = 0
@@ -108,7 +108,7 @@ def _run(job: Job, args: argparse.Namespace, argv: list[str], spark: SparkSessio
 
 
 def _new_session(job: Job, master: str | None) -> SparkSession:
-    from pyspark_qmq.session import session
+    from pyspark_qmq.spark_session import session
 
     return session(f"qmq {job.name}", master=master)
 

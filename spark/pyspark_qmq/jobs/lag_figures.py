@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isnan
 from typing import Final, NamedTuple
 
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 PERCENTAGES: Final = (0.0, *(each / 100 for each in range(1, 100)), 0.999, 1.0)
 """Of which quantiles are asked: the named ones, and enough for a curve."""
@@ -72,7 +72,7 @@ class GroupLag(NamedTuple):
     """Partitions where it has not begun."""
 
 
-def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, Queue]) -> list[GroupLag]:
+def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, SourceQueue]) -> list[GroupLag]:
     """By subject and group, the furthest behind first. Queues that are not named are passed over."""
     by_group: dict[tuple[str, str], list[Position]] = {}
     for each in positions:
@@ -82,7 +82,7 @@ def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, Queue]) 
     return sorted(found, key=lambda each: (-each.lag, each.subject, each.group))
 
 
-def _group_lag(subject: str, group: str, positions: list[Position], queues: Mapping[QueueKey, Queue]) -> GroupLag:
+def _group_lag(subject: str, group: str, positions: list[Position], queues: Mapping[QueueKey, SourceQueue]) -> GroupLag:
     begun = {each.queue for each in positions}
     ahead = [queue for key, queue in queues.items() if key.subject == subject and key.partition > 0 and key not in begun]
     new = [queue for queue in ahead if not queue.is_sealed]
@@ -101,12 +101,12 @@ def _group_lag(subject: str, group: str, positions: list[Position], queues: Mapp
     )
 
 
-def _lost(position: Position, queue: Queue) -> int:
+def _lost(position: Position, queue: SourceQueue) -> int:
     """Of a closed partition that is done up to its end nothing is lost, whatever retention takes."""
     return 0 if position.reads_from >= queue.end else position.lost(min(queue.start, queue.end))
 
 
-class Step(NamedTuple):
+class LagStep(NamedTuple):
     """A value from a step of the time axis on, until the next one."""
 
     step: int
@@ -114,7 +114,7 @@ class Step(NamedTuple):
 
 
 def lag_series(
-    steps: int, ends: Mapping[QueueKey, Sequence[Step]], positions: Iterable[tuple[int, Position]], starts: Mapping[QueueKey, int]
+    steps: int, ends: Mapping[QueueKey, Sequence[LagStep]], positions: Iterable[tuple[int, Position]], starts: Mapping[QueueKey, int]
 ) -> dict[tuple[str, str], list[float]]:
     """By (subject, group) the lag at each step.
 
@@ -137,7 +137,7 @@ def lag_series(
     return found
 
 
-def _filled(changes: Sequence[Step], steps: int, before: int) -> list[int]:
+def _filled(changes: Sequence[LagStep], steps: int, before: int) -> list[int]:
     values: list[int] = []
     following = iter(sorted(changes))
     change = next(following, None)

@@ -10,8 +10,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from pyspark_qmq.jobs.consumed import QUEUE, covered, utc
-from pyspark_qmq.jobs.lag_figures import PERCENTAGES, Position, Step, lag_series
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.jobs.lag_figures import PERCENTAGES, LagStep, Position, lag_series
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 STEPS: Final = 60
 """Points of the curve of lag over time."""
@@ -80,7 +80,7 @@ def _ms(end: str, begin: str) -> Column:
     return F.unix_millis(end) - F.unix_millis(begin)
 
 
-def oldest_open(spark: SparkSession, messages: DataFrame, positions: Sequence[Position], queues: Mapping[QueueKey, Queue]) -> Ages:
+def oldest_open(spark: SparkSession, messages: DataFrame, positions: Sequence[Position], queues: Mapping[QueueKey, SourceQueue]) -> Ages:
     """When the oldest message that is not done was stored, of queues and groups that have such a message (milliseconds since 1970)."""
     known = [each for each in positions if each.queue in queues]
     behind = [(*each.queue, each.group, each.done_before) for each in known if each.done_before < queues[each.queue].end]
@@ -93,7 +93,7 @@ def oldest_open(spark: SparkSession, messages: DataFrame, positions: Sequence[Po
 
 
 def over_time(
-    messages: DataFrame, progress: DataFrame, queues: Mapping[QueueKey, Queue], now_ms: int
+    messages: DataFrame, progress: DataFrame, queues: Mapping[QueueKey, SourceQueue], now_ms: int
 ) -> tuple[list[datetime], dict[tuple[str, str], list[float]]]:
     """The times of STEPS points from the oldest message to now, and each group's lag at them."""
     first = messages.agg(F.unix_millis(F.min("append_time"))).collect()[0][0]
@@ -101,9 +101,9 @@ def over_time(
         return [], {}
     length = max(-(-(now_ms - first + 1) // STEPS), 1)
     step = F.floor((F.unix_millis("append_time") - first) / length).cast("int")
-    ends: dict[QueueKey, list[Step]] = {}
+    ends: dict[QueueKey, list[LagStep]] = {}
     for row in messages.groupBy(*QUEUE, step.alias("step")).agg(F.max("sequence").alias("last")).collect():
-        ends.setdefault(QueueKey(row.subject, row.partition, row.broker_group), []).append(Step(row.step, row.last + 1))
+        ends.setdefault(QueueKey(row.subject, row.partition, row.broker_group), []).append(LagStep(row.step, row.last + 1))
     at = F.floor((F.unix_millis("time") - first) / length).cast("int")
     rows = newest(progress.withColumn("step", at), "step").orderBy("step").collect()
     starts = {key: queue.start for key, queue in queues.items()}

@@ -24,15 +24,13 @@ from pyspark_qmq.jobs.consumed import QUEUE, now_ms, of_groups, positive, queues
 from pyspark_qmq.jobs.job import main, read_log
 from pyspark_qmq.jobs.lag_figures import NAMED, GroupLag, Position, group_lags, log_edges, quantile, share_at
 from pyspark_qmq.jobs.lag_reading import COLUMNS, MEASURES, Ages, Latencies, measured, newest, oldest_open, over_time, position_of
-from pyspark_qmq.jobs.report import Plot, Report, Table
-from pyspark_qmq.model import Queue, QueueKey
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 CURVES_MAX: Final = 8
 
 
 class LagReport:
-    """See the module."""
-
     name = "lag_report"
     summary = "How far consumer groups are behind, and how long messages took until they were settled."
 
@@ -66,7 +64,7 @@ class LagReport:
 
 def report(
     positions: Sequence[Position],
-    queues: Mapping[QueueKey, Queue],
+    queues: Mapping[QueueKey, SourceQueue],
     ages: Ages,
     latencies: Sequence[Latencies],
     curves: tuple[Sequence[datetime], Mapping[tuple[str, str], Sequence[float]]],
@@ -113,7 +111,7 @@ def _headline(lags: Sequence[GroupLag], lost: Sequence[GroupLag]) -> str:
     return f"{len(lags)} groups; the furthest behind is {worst.group} on {worst.subject}, by {worst.lag:,} messages"
 
 
-def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> Table:
+def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:
     oldest: dict[tuple[str, str], int] = {}
     for (queue, group), time_ms in ages.items():
         key = (queue.subject, group)
@@ -135,10 +133,10 @@ def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> Table:
         )
         for each in lags
     )
-    return Table("How far groups are behind", columns, rows, "groups")
+    return ReportTable("How far groups are behind", columns, rows, "groups")
 
 
-def _latency_table(latencies: Sequence[Latencies]) -> Table:
+def _latency_table(latencies: Sequence[Latencies]) -> ReportTable:
     shares = (0.0, *NAMED.values())
     rows = tuple(
         (each["subject"], each["consumer_group"], words, *(quantile(each[name], share) for share in shares), each[f"{name}_negative"])
@@ -146,16 +144,18 @@ def _latency_table(latencies: Sequence[Latencies]) -> Table:
         for name, words in MEASURES.items()
         if each[name]
     )
-    return Table("Latencies, in ms", ("subject", "group", "measured", "min", *NAMED, "negative"), rows, "latencies")
+    return ReportTable("Latencies, in ms", ("subject", "group", "measured", "min", *NAMED, "negative"), rows, "latencies")
 
 
-def _attempts_table(latencies: Sequence[Latencies]) -> Table:
+def _attempts_table(latencies: Sequence[Latencies]) -> ReportTable:
     done = [each for each in latencies if each["settled"]]
     rows = tuple((each["subject"], each["consumer_group"], each["settled"], each["retried"], each["attempt_max"]) for each in done)
-    return Table("Attempts until a message was done", ("subject", "group", "done", "at a later attempt", "most attempts"), rows, "attempts")
+    return ReportTable(
+        "Attempts until a message was done", ("subject", "group", "done", "at a later attempt", "most attempts"), rows, "attempts"
+    )
 
 
-def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, Queue], ages: Ages, now: int, top: int) -> Table:
+def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, SourceQueue], ages: Ages, now: int, top: int) -> ReportTable:
     rows = [
         (
             *each.queue,
@@ -170,7 +170,7 @@ def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, Queue]
     ]
     rows.sort(key=lambda row: (-row[4], row[:4]))
     columns = (*QUEUE, "group", "not done", "oldest ms", "done before", "end")
-    return Table("Queues that are furthest behind", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
+    return ReportTable("Queues that are furthest behind", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
 
 
 def _plots(latencies: Sequence[Latencies], axis: Sequence[datetime], curves: Mapping[tuple[str, str], Sequence[float]]) -> list[Plot]:

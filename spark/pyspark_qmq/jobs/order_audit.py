@@ -28,8 +28,8 @@ from pyspark_qmq.jobs.order_hashes import KEYS_MAX
 from pyspark_qmq.jobs.order_report import report
 from pyspark_qmq.jobs.order_rows import COLUMNS, parse_by
 from pyspark_qmq.jobs.report import Report
-from pyspark_qmq.model import Queue, QueueKey, Topology
 from pyspark_qmq.offsets import to_json
+from pyspark_qmq.source_model import QueueKey, SourceQueue, Topology
 from qmq.errors import InvalidArgument, OrderMismatch
 
 _ENDING: Final = frozenset(("endingoffsets", "endingtimestamp"))
@@ -38,8 +38,6 @@ _SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil")
 
 
 class OrderAudit:
-    """See the module."""
-
     name = "order_audit"
     summary = "Prove per key that the log has the order in which messages were sent, across all routes."
 
@@ -118,7 +116,7 @@ def _refuse_selections(args: argparse.Namespace) -> None:
         raise InvalidArgument(f"an audit needs all messages, or it would take those left out for lost: leave out option {chosen[0]}")
 
 
-def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[Queue], columns: Sequence[str]) -> DataFrame:
+def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[SourceQueue], columns: Sequence[str]) -> DataFrame:
     """These queues, and of them nothing that came later, unless the arguments say where to end."""
     ends: dict[QueueKey, int] = {queue.key: queue.end for queue in queues}
     offsets = to_json(ends)

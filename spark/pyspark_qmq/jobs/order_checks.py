@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark_qmq.jobs import order_hashes, order_keys, order_partitions, order_replays, order_seals
 from pyspark_qmq.jobs.order_keys import Judging
 from pyspark_qmq.jobs.order_rows import parse_by, prepare
-from pyspark_qmq.jobs.order_rules import RULES, UNORDERED, Place, Violation
+from pyspark_qmq.jobs.order_rules import RULES, UNORDERED, OrderPlace, Violation
 from pyspark_qmq.jobs.order_seals import Overtaking, PartitionFacts
-from pyspark_qmq.model import Queue, Routes
+from pyspark_qmq.source_model import Routes, SourceQueue
 
 EXAMPLES_MAX: Final = 3
 """Of each rule."""
@@ -65,7 +65,7 @@ def audit(
     by: str = "create_time",
     clock_ms: int = 0,
     is_dense: bool = False,
-    queues: Sequence[Queue] = (),
+    queues: Sequence[SourceQueue] = (),
     keys_max: int = order_hashes.KEYS_MAX,
 ) -> Findings:
     """Audit one ordered subject.
@@ -170,13 +170,13 @@ def _examples(found: DataFrame, rows: DataFrame) -> tuple[Violation, ...]:
     return tuple(_violation(row, by_place) for row in chosen)
 
 
-def _place(row: Row) -> Place:
-    return Place(**{name: row[name] for name in Place.__slots__})
+def _place(row: Row) -> OrderPlace:
+    return OrderPlace(**{name: row[name] for name in OrderPlace.__slots__})
 
 
-def _violation(row: Row, places: Mapping[tuple[int, int, str], Place]) -> Violation:
+def _violation(row: Row, places: Mapping[tuple[int, int, str], OrderPlace]) -> Violation:
     key = None if row["key"] is None else bytes(row["key"])
     earlier = places.get((row["earlier_partition"], row["earlier_sequence"], row["earlier_message_id"]))
     here = places.get((row["partition"], row["sequence"], row["message_id"]))
-    nowhere = Place(row["partition"], "", row["sequence"], "", "", -1, -1, 0, 0, None)
+    nowhere = OrderPlace(row["partition"], "", row["sequence"], "", "", -1, -1, 0, 0, None)
     return Violation(row["rule"], key, here or nowhere, earlier)

@@ -37,7 +37,7 @@ POSITION = ("version", "partition", "sequence")
 """A message's place in the order of its key."""
 
 
-class Retention(NamedTuple):
+class RetainedKeys(NamedTuple):
     """What is not there any more."""
 
     cut: frozenset[int] = frozenset()
@@ -55,7 +55,7 @@ class Judging(NamedTuple):
     """The numbers of a key rise by one."""
     clock_ms: int = 0
     """How far clocks of different processes may differ."""
-    retention: Retention = Retention()
+    retention: RetainedKeys = RetainedKeys()
 
 
 def of_keys(rows: DataFrame) -> DataFrame:

@@ -47,7 +47,6 @@ def chains(keyed: DataFrame, repeats: DataFrame) -> DataFrame:
 
 
 def check_replays(chained: DataFrame) -> DataFrame:
-    """Violations among `chains`."""
     is_twice, before = F.col("is_twice"), F.col("before")
     return violations(
         chained,

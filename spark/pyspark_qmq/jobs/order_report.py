@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark_qmq.jobs.order_checks import Findings
 from pyspark_qmq.jobs.order_rules import RULES, Violation
 from pyspark_qmq.jobs.order_words import describe
-from pyspark_qmq.jobs.report import Plot, Report, Table
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable
 
 SHOWN_MAX: Final = 5
 """Counterexamples that are told in full."""
@@ -51,7 +51,6 @@ def report(found: Mapping[str, Findings]) -> Report:
 
 
 def headline(found: Mapping[str, Findings]) -> str:
-    """One sentence."""
     total = {name: sum(each.facts[name] for each in found.values()) for name in ("messages", "keys", "partitions", "versions")}
     looked = f"{total['messages']:,} messages of {total['keys']:,} keys, in {total['partitions']:,} partitions"
     looked += f" of {total['versions']:,} route versions"
@@ -89,23 +88,23 @@ def _closed(found: Findings) -> set[int]:
     return {number for part in found.routes.partitions.values() for number in part.sources}
 
 
-def _tables(found: Mapping[str, Findings]) -> Iterator[Table]:
+def _tables(found: Mapping[str, Findings]) -> Iterator[ReportTable]:
     rows = [
         (subject, RULES[rule].kind, rule, count, "allowed" if rule in each.tolerated else "", RULES[rule].says)
         for subject, each in found.items()
         for rule, count in each.counts.items()
     ]
-    yield Table("Violations", ("subject", "kind", "rule", "count", "best-effort", "what it is"), tuple(rows), "rules")
+    yield ReportTable("Violations", ("subject", "kind", "rule", "count", "best-effort", "what it is"), tuple(rows), "rules")
     names = ("messages", "keys", "partitions", "versions", "latest_version", "producers", "replayed_messages")
     shown = tuple((subject, *(each.facts[name] for name in names)) for subject, each in found.items())
-    yield Table("Subjects", ("subject", *(name.replace("_", " ") for name in names)), shown, "subjects")
+    yield ReportTable("Subjects", ("subject", *(name.replace("_", " ") for name in names)), shown, "subjects")
     parts = [
         (subject, part.partition, part.broker_group, *_of_route(each, part.partition), part.messages, part.producers, part.first, part.last)
         for subject, each in found.items()
         for part in each.partitions
     ]
     columns = "subject|partition|broker group|version|logical partitions|closed at|messages|producers|first|last"
-    yield Table("Partitions", tuple(columns.split("|")), tuple(parts), "partitions")
+    yield ReportTable("Partitions", tuple(columns.split("|")), tuple(parts), "partitions")
 
 
 def _of_route(found: Findings, number: int) -> tuple[object, ...]:

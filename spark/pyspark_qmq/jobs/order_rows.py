@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-from pyspark_qmq.model import Routes
+from pyspark_qmq.source_model import Routes
 from qmq.errors import InvalidArgument
 
 COLUMNS: Final = (

@@ -101,7 +101,7 @@ def violations(rows: DataFrame, *found: Column) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OrderPlace:
     """One message, and where it lies."""
 
     partition: int
@@ -122,5 +122,5 @@ class Violation:
 
     rule: str
     key: bytes | None
-    place: Place
-    earlier: Place | None = None
+    place: OrderPlace
+    earlier: OrderPlace | None = None

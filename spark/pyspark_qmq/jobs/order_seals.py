@@ -12,9 +12,9 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-from pyspark_qmq.jobs.order_keys import Retention
+from pyspark_qmq.jobs.order_keys import RetainedKeys
 from pyspark_qmq.jobs.order_rules import NAMES, RULES, SCHEMA
-from pyspark_qmq.model import Queue, Routes
+from pyspark_qmq.source_model import Routes, SourceQueue
 
 
 class PartitionFacts(NamedTuple):
@@ -36,7 +36,6 @@ class PartitionFacts(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """Names it."""
         return self.partition, self.broker_group
 
 
@@ -68,12 +67,12 @@ def _times(which: str) -> tuple[str, str]:
     return f"{which}_entry", f"{which}_append_ms"
 
 
-def retention(found: Iterable[PartitionFacts], routes: Routes) -> Retention:
+def retention(found: Iterable[PartitionFacts], routes: Routes) -> RetainedKeys:
     """What is not there any more, by what is."""
     at_home = _at_home(found, routes)
     cut = frozenset(each.partition for each in at_home.values() if each.first > 0)
     missing = {number for number in routes.partitions if number not in at_home and routes.sealed_at.get(number, 0) > 0}
-    return Retention(cut, frozenset(routes.partitions[number].version for number in cut | missing))
+    return RetainedKeys(cut, frozenset(routes.partitions[number].version for number in cut | missing))
 
 
 def _at_home(found: Iterable[PartitionFacts], routes: Routes) -> dict[int, PartitionFacts]:
@@ -112,7 +111,7 @@ def overtakings(found: Iterable[PartitionFacts], routes: Routes) -> Iterator[Ove
                 yield pair
 
 
-def missing_ends(found: Iterable[PartitionFacts], queues: Iterable[Queue]) -> list[tuple[PartitionFacts | None, Queue]]:
+def missing_ends(found: Iterable[PartitionFacts], queues: Iterable[SourceQueue]) -> list[tuple[PartitionFacts | None, SourceQueue]]:
     """Queues that, a moment before, had messages behind those that were read."""
     by_place: Mapping[tuple[int, str], PartitionFacts] = {each.place: each for each in found}
     pairs = [(by_place.get((queue.key.partition, queue.key.broker_group)), queue) for queue in queues if queue.end > queue.start]
@@ -143,7 +142,7 @@ def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | N
     return found.select(*rule, *here, *(F.col(f"there.{name}").alias(f"earlier_{name}") for name in NAMES))
 
 
-def violations_at_ends(spark_rows: DataFrame, missing: Iterable[tuple[PartitionFacts | None, Queue]]) -> DataFrame | None:
+def violations_at_ends(spark_rows: DataFrame, missing: Iterable[tuple[PartitionFacts | None, SourceQueue]]) -> DataFrame | None:
     """A violation for each queue of which the end is missing, at the first sequence that is."""
     found = [
         ("gap", "sequence_gap", None, queue.key.partition, queue.start if read is None else read.last + 1, *[None] * 8)

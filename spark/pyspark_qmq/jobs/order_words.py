@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from pyspark_qmq.jobs.order_rules import RULES, Place, Violation
+from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from pyspark_qmq.jobs.report import cell
-from pyspark_qmq.model import RoutePartition, Routes
+from pyspark_qmq.source_model import RoutePartition, Routes
 
 _BIRTH_MS_MIN: Final = 1 << 40
 """Real producers were born later (their ids begin with that time); below are the ids of Spark's sink."""
@@ -44,7 +44,6 @@ HINTS: Final[dict[str, str]] = {
 
 
 def describe(found: Violation, routes: Routes, by: str) -> str:
-    """Some lines."""
     says = RULES[found.rule].says
     lines = [f"{says[0].upper()}{says[1:]}.", _line("key", "none" if found.key is None else cell(found.key))]
     if found.earlier is not None:
@@ -59,7 +58,7 @@ def _line(name: str, text: str) -> str:
     return f"  {name:<12} {text}"
 
 
-def _message(name: str, place: Place, routes: Routes, by: str) -> Iterator[str]:
+def _message(name: str, place: OrderPlace, routes: Routes, by: str) -> Iterator[str]:
     part = routes.partitions.get(place.partition)
     version = "in no route" if part is None else f"opened by version {part.version}"
     number = "" if by == "create_time" or place.number is None else f"number {place.number}, "
@@ -71,7 +70,6 @@ def _message(name: str, place: Place, routes: Routes, by: str) -> Iterator[str]:
 
 
 def producer(producer_id: str) -> str:
-    """Who that is."""
     born_ms = int(producer_id, 16) >> 20
     return f"producer {producer_id} ({f'born {time(born_ms)}' if born_ms >= _BIRTH_MS_MIN else 'of a Spark sink'})"
 
@@ -95,7 +93,7 @@ def _closed(part: RoutePartition, routes: Routes) -> str:
 # --- the changes between two messages ----------------------------------------------------------------------------------
 
 
-def _between(earlier: Place, later: Place, routes: Routes) -> Iterator[str]:
+def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator[str]:
     if earlier.partition == later.partition:
         yield "nothing: both lie in one partition"
         return

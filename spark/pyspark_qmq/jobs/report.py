@@ -58,7 +58,7 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Rows that fit on a page. `name` becomes a file's name: lower-case letters, digits and _."""
 
     title: str
@@ -82,12 +82,12 @@ class Report:
     """Whether there is nothing that anybody has to look into."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """What was looked at, and the figures, in the order in which people should read them."""
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     plots: tuple[Plot, ...] = ()
     counterexample: str = ""
     """Lines that show one finding in full."""
     details: Mapping[str, DataFrame] = field(default_factory=dict)
-    """What is too large for a page, by name as in `Table`; it becomes Parquet, and is computed for that only."""
+    """What is too large for a page, by name as in `ReportTable`; it becomes Parquet, and is computed for that only."""
     folder: str = ""
     """Where in `--out` it is written, if not there itself."""
 
@@ -179,7 +179,7 @@ def _plot_summary(plot: Plot) -> dict[str, Any]:
     return {**labels, "x": plain(plot.x), "series": plain(plot.series)}
 
 
-def _write_table(table: Table, path: Path) -> None:
+def _write_table(table: ReportTable, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -236,7 +236,7 @@ def _visible(shown: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in shown)
 
 
-def _table_lines(table: Table) -> list[str]:
+def _table_lines(table: ReportTable) -> list[str]:
     shown = [[cell(value).replace("\n", " ") for value in row] for row in table.rows[:TEXT_ROWS_MAX]]
     is_right = [all(isinstance(row[place], int | float | None) for row in table.rows) for place in range(len(table.columns))]
     widths = [max(map(len, column)) for column in zip_longest(table.columns, *shown, fillvalue="")]

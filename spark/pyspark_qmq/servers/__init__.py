@@ -1,11 +1,11 @@
 """The log as brokers serve it.
 
-address.py   where a cluster is; what travels to executors
-log.py       `CommittedLog`: topology, pieces, reading
-reading.py   a piece, request by request, over all the masters that its broker group has meanwhile
-routes.py    an ordered subject's history as partitions and their sources (pure)
+server_address.py   where a cluster is; what travels to executors
+server_log.py       `CommittedLog`: topology, pieces, reading
+server_reader.py   a piece, request by request, over all the masters that its broker group has meanwhile
+server_routes.py    an ordered subject's history as partitions and their sources (pure)
 masters.py   which address serves a broker group now
-channel.py   one blocking connection to a broker's data port
-metadata.py  metaservers, asked and waited for
-actions.py   the committed action log of a broker group
+blocking_connection.py   one blocking connection to a broker's data port
+metaservers.py  metaservers, asked and waited for
+server_actions.py   the committed action log of a broker group
 """

@@ -1,4 +1,4 @@
-"""Which address serves a broker group now, and connections to it: thin I/O around the book, `qmq.client.routes.RouteBook`.
+"""Which address serves a broker group now, and connections to it: thin I/O around the book, `qmq.client.route_book.RouteBook`.
 
 Rules:
 * A connection is taken by one user at a time, and given back if nothing is under way on it.
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from pyspark_qmq.servers.channel import Channel
-from pyspark_qmq.servers.metadata import Located, Metadata
-from pyspark_qmq.servers.patience import patiently
-from qmq.client.routes import RouteBook, delayed_target
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.metaservers import Located, Metadata
+from pyspark_qmq.servers.retry_deadline import patiently
+from qmq.client.route_book import RouteBook, delayed_target
 from qmq.errors import NotConnected, NotMaster, Overloaded, QmqError, Unavailable, UnknownSubject
 
 IDLE_MAX: Final = 4
@@ -24,7 +24,7 @@ IDLE_MAX: Final = 4
 _R = TypeVar("_R")
 
 
-class Masters:
+class MasterConnections:
     """The masters of the broker groups; with `delayed` of the delay groups. Used by one thread."""
 
     def __init__(self, metadata: Metadata, *, delayed: bool = False) -> None:
@@ -32,7 +32,7 @@ class Masters:
         self._metadata = metadata
         self._is_delayed = delayed
         self._book = RouteBook()
-        self._idle: dict[str, list[Channel]] = {}
+        self._idle: dict[str, list[BlockingConnection]] = {}
 
     # --- where ---------------------------------------------------------------------------------------------------------
 
@@ -52,14 +52,14 @@ class Masters:
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
-    def take(self, subject: str, group: str, *, retry_ms: int | None = None) -> Channel:
+    def take(self, subject: str, group: str, *, retry_ms: int | None = None) -> BlockingConnection:
         """A connection to the group's master, for the caller alone: to be ended with `give` or `lose`. The subject lives on the group.
 
         Raises UnknownSubject, and NotConnected after `retry_ms` (default: the metadata's).
         """
         return patiently(lambda: self._take(subject, group), self.retry_ms if retry_ms is None else retry_ms)
 
-    def _take(self, subject: str, group: str) -> Channel:
+    def _take(self, subject: str, group: str) -> BlockingConnection:
         master = self._book.master(group)
         if master is None:
             self.locate(subject, retry_ms=0)
@@ -73,12 +73,12 @@ class Masters:
                 return channel
             channel.close()
         try:
-            return Channel.connect(master.address)
+            return BlockingConnection.connect(master.address)
         except NotConnected as failure:
             self._book.doubt(group, master)
             raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure
 
-    def give(self, group: str, channel: Channel) -> None:
+    def give(self, group: str, channel: BlockingConnection) -> None:
         """Nothing is under way on it: somebody else may have it."""
         idle = self._idle.setdefault(group, [])
         if channel.is_open and len(idle) < IDLE_MAX:
@@ -86,20 +86,20 @@ class Masters:
         else:
             channel.close()
 
-    def lose(self, group: str, channel: Channel, failure: QmqError | None = None) -> None:
+    def lose(self, group: str, channel: BlockingConnection, failure: QmqError | None = None) -> None:
         """It failed, or answers are still to come on it: end it. If the failure says so, look for the master again."""
         channel.close()
         if failure is not None and is_about_master(failure):
             self.doubt(group)
 
-    def ask(self, subject: str, group: str, act: Callable[[Channel], _R]) -> _R:
+    def ask(self, subject: str, group: str, act: Callable[[BlockingConnection], _R]) -> _R:
         """Do something that may be done again, on a connection to the group's master, until it works.
 
         Raises what `act` raises, but for NotConnected after `retry_ms` where trying again might have helped.
         """
         return patiently(lambda: self._ask_once(subject, group, act), self.retry_ms)
 
-    def _ask_once(self, subject: str, group: str, act: Callable[[Channel], _R]) -> _R:
+    def _ask_once(self, subject: str, group: str, act: Callable[[BlockingConnection], _R]) -> _R:
         channel = self._take(subject, group)
         try:
             found = act(channel)

@@ -10,9 +10,9 @@ import threading
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from pyspark_qmq.servers.channel import Channel
-from pyspark_qmq.sink.identity import Target
-from pyspark_qmq.sink.loads import Packet
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.sink.packets import Packet
+from pyspark_qmq.sink.row_identity import RowTarget
 from qmq.errors import QmqError
 from qmq.wire.frame import FrameKind
 
@@ -27,9 +27,9 @@ class Answer(NamedTuple):
 
 
 class Carrier:
-    """See the module. `to` is any queue of the broker group."""
+    """`to` is any queue of the broker group."""
 
-    def __init__(self, to: Target, channel: Channel, events: SimpleQueue[Answer]) -> None:
+    def __init__(self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[Answer]) -> None:
         self.to = to
         self.channel = channel
         self.under_way: dict[int, tuple[Packet, int]] = {}

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_qmq.sink import checks, vectors
-from pyspark_qmq.sink.identity import ROWS_MAX
-from pyspark_qmq.sink.schema import Fields
+from pyspark_qmq.sink import arrow_vectors, row_checks
+from pyspark_qmq.sink.row_identity import ROWS_MAX
+from pyspark_qmq.sink.sink_schema import Fields
 from qmq.errors import InvalidArgument
 from qmq.limits import MIB
 
@@ -28,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class RowChunk:
     """A run of rows: `first_row` is the first one's number in the task."""
 
     number: int
@@ -38,7 +38,7 @@ class Chunk:
     """Bytes of each row."""
 
 
-def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[Chunk]:
+def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[RowChunk]:
     """Raises InvalidArgument, MessageTooLarge, as `checks.check`, before the chunk that such a row is in."""
     cutter = Cutter(fields, rows_max)
     for batch in batches:
@@ -60,12 +60,12 @@ class Cutter:
         self._latest = 0
         self._count = self._next_row = 0
 
-    def put(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+    def put(self, batch: pa.RecordBatch) -> Iterator[RowChunk]:
         """The chunks that are whole now. Raises InvalidArgument, MessageTooLarge."""
         first_row = self._next_row + self._rows
         if first_row + batch.num_rows > ROWS_MAX:
             raise InvalidArgument(f"more than {ROWS_MAX} rows in one Spark partition: repartition")
-        sizes = checks.check(batch, self._fields, first_row)
+        sizes = row_checks.check(batch, self._fields, first_row)
         times = self._times(batch)
         ends = np.cumsum(sizes)
         at = 0
@@ -79,13 +79,12 @@ class Cutter:
             if at < batch.num_rows:
                 yield self._whole()
 
-    def end(self) -> Iterator[Chunk]:
-        """The last one."""
+    def end(self) -> Iterator[RowChunk]:
         if self._rows:
             yield self._whole()
 
     def _times(self, batch: pa.RecordBatch) -> Int64 | None:
-        return vectors.milliseconds(batch.column(self._fields.create_time), up=False) if self._fields.create_time >= 0 else None
+        return arrow_vectors.milliseconds(batch.column(self._fields.create_time), up=False) if self._fields.create_time >= 0 else None
 
     def _fitting(self, ends: Int64, at: int) -> int:
         """How many rows from `at` on the open chunk takes."""
@@ -110,10 +109,10 @@ class Cutter:
         self._rows += batch.num_rows
         self._bytes += int(sizes.sum())
 
-    def _whole(self) -> Chunk:
+    def _whole(self) -> RowChunk:
         batches, sizes = zip(*self._parts, strict=True)
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        chunk = Chunk(self._count, self._next_row, batch, np.concatenate(sizes))
+        chunk = RowChunk(self._count, self._next_row, batch, np.concatenate(sizes))
         self._next_row += self._rows
         self._count += 1
         self._parts, self._rows, self._bytes, self._earliest = [], 0, 0, None

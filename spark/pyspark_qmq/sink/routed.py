@@ -23,22 +23,24 @@ from operator import attrgetter
 
 import numpy as np
 
-from pyspark_qmq.model import RoutePartition, Routes
-from pyspark_qmq.sink.asking import Ask, Found, Locate, Look, Where
-from pyspark_qmq.sink.identity import Target
-from pyspark_qmq.sink.loads import Done, Load, Packet
+from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget
 from pyspark_qmq.sink.sending import Rest, Sending
-from qmq.client.refusals import is_worth_another_try, rest_s
+from pyspark_qmq.source_model import RoutePartition, Routes
+from qmq.client.send_retries import is_worth_another_try, rest_s
 from qmq.errors import OrderMismatch, QmqError
 
 
 class Routed:
-    """See the module, and `asking.SubjectCore`.
+    """A `SubjectCore`.
 
     `may_skip` says of a closed partition that none of this epoch's rows can be in it: it was closed before the epoch began.
     """
 
-    def __init__(self, subject: str, retry_s: float, *, may_skip: Callable[[Target], bool] = lambda _: False, rest: Rest = rest_s) -> None:
+    def __init__(
+        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rest: Rest = rest_s
+    ) -> None:
         self.stored = self.found = self.batches = 0
         self._subject, self._retry_s, self._may_skip, self._rest_s = subject, retry_s, may_skip, rest
         self._open: dict[int, RoutePartition] = {}
@@ -64,7 +66,6 @@ class Routed:
     # --- what is to be found out ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
-        """See `SubjectCore`."""
         if now < self._rests_until or self.is_idle:
             return []
         if self._wants_route:
@@ -77,11 +78,10 @@ class Routed:
         new = [Look(self._target(part)) for part in self._open.values() if part.number not in self._looked]
         return [*closed, *new, *[Look(sending.to) for sending in self._sendings.values() if sending.wants_look]]
 
-    def _target(self, part: RoutePartition) -> Target:
-        return Target(self._subject, part.number, part.broker_group)
+    def _target(self, part: RoutePartition) -> RowTarget:
+        return RowTarget(self._subject, part.number, part.broker_group)
 
     def located(self, where: Where, now: float) -> None:
-        """See `SubjectCore`."""
         if not isinstance(where, Routes):
             raise OrderMismatch(f"subject {self._subject!r} is not ordered, and was when the write began")
         self._succeeded()
@@ -113,8 +113,7 @@ class Routed:
             self._left += sending.take()
         self._known[number] = known
 
-    def looked(self, target: Target, found: Found, now: float) -> None:
-        """See `SubjectCore`."""
+    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
         self._succeeded()
         self._looked[target.partition] = found.number
         self._done.add(found.rows, found.ids)
@@ -127,7 +126,6 @@ class Routed:
         self._failures, self._stuck_since, self._trouble = 0, None, None
 
     def failed(self, failure: QmqError, now: float) -> None:
-        """See `SubjectCore`."""
         if not is_worth_another_try(failure):
             raise failure
         self._wants_route = True
@@ -140,7 +138,6 @@ class Routed:
     # --- where rows go -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
-        """See `SubjectCore`."""
         self._waiting.append(load)
 
     def _cut(self, now: float) -> None:
@@ -173,7 +170,6 @@ class Routed:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def next(self, now: float) -> Packet | None:
-        """See `SubjectCore`."""
         self._cut(now)
         for sending in self._sendings.values():
             packet = sending.next(now)
@@ -182,7 +178,6 @@ class Routed:
         return None
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
-        """See `SubjectCore`."""
         sending = self._sendings.get(packet.to.partition)
         if sending is None:
             return
@@ -193,20 +188,17 @@ class Routed:
         self._cut(now)
 
     def broken(self, group: str, failure: QmqError, now: float) -> None:
-        """See `SubjectCore`."""
         for sending in self._sendings.values():
             if sending.to.broker_group == group:
                 sending.broken(failure, now)
 
     def check(self, now: float) -> None:
-        """See `SubjectCore`."""
         for sending in self._sendings.values():
             sending.check(now)
         if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
             raise self._trouble
 
     def wake_at(self, now: float) -> float:
-        """See `SubjectCore`."""
         waits = [sending.wake_at(now) for sending in self._sendings.values()]
         if self._waiting or self._left or self._wants_route:
             waits.append(self._rests_until)
@@ -214,12 +206,10 @@ class Routed:
 
     @property
     def is_idle(self) -> bool:
-        """See `SubjectCore`."""
         return not self._waiting and not self._left and not any(sending.flight for sending in self._sendings.values())
 
     @property
     def pending_bytes(self) -> int:
-        """See `SubjectCore`."""
         flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
         return flying + sum(load.size for load in (*self._waiting, *self._left))
 

@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from pyspark_qmq.sink.identity import Target
-from pyspark_qmq.sink.loads import Done, Load, Packet
-from qmq.client.refusals import is_worth_another_try, rest_s
+from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget
+from qmq.client.send_retries import is_worth_another_try, rest_s
 from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, OutOfSequence, QmqError, ReadOnly, RouteChanged
 
 WINDOW: Final = 8
@@ -29,9 +29,9 @@ Rest = Callable[[int, QmqError], float]
 
 
 class Sending:
-    """See the module. Begins with the number `number` if the queue's numbers have no gaps."""
+    """Begins with the number `number` if the queue's numbers have no gaps."""
 
-    def __init__(self, to: Target, retry_s: float, *, number: int = 0, window: int = WINDOW, rest: Rest = rest_s) -> None:
+    def __init__(self, to: RowTarget, retry_s: float, *, number: int = 0, window: int = WINDOW, rest: Rest = rest_s) -> None:
         self.to = to
         self.number = number
         self.flight: list[Packet] = []

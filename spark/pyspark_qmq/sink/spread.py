@@ -2,10 +2,11 @@
 
 Rules:
 * Before anything is sent, every broker group that may have rows of the subject is looked at. A batch's number says which row it begins with
-  (`identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id is read.
+  (`row_identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id
+  is read.
 * A batch belongs to the broker group that ranks highest for its first row, among those that take messages: attempts agree without asking.
   A broker that says that it is drained refuses whoever asks, so the batch goes to the next one; whatever is not known stays.
-* Delayed rows of an ordered subject go to its home alone (`qmq/client/homes.py`), one batch after another.
+* Delayed rows of an ordered subject go to its home alone (`qmq/client/delay_home.py`), one batch after another.
 
 What is left to chance: an operator who drains and resumes a broker group, or places the subject anew, between the sends of two attempts
 that run at the same time, or that ask metaservers of which one does not know it yet.
@@ -20,13 +21,13 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_qmq.model import Routes
-from pyspark_qmq.sink.asking import Ask, Found, Locate, Look, Where
-from pyspark_qmq.sink.identity import Target, Writer, rank
-from pyspark_qmq.sink.loads import Load, Packet
+from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
 from pyspark_qmq.sink.sending import WINDOW, Rest, Sending
-from qmq.client.homes import Home
-from qmq.client.refusals import is_worth_another_try, rest_s
+from pyspark_qmq.source_model import Routes
+from qmq.client.delay_home import DelayHome
+from qmq.client.send_retries import is_worth_another_try, rest_s
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0
@@ -34,10 +35,17 @@ CLOSED_S: Final = 1.0
 
 
 class Spread:
-    """See the module, and `asking.SubjectCore`. `home`: of delayed rows of an ordered subject."""
+    """A `SubjectCore`. `home`: of delayed rows of an ordered subject."""
 
     def __init__(
-        self, subject: str, writer: Writer, retry_s: float, *, is_delayed: bool = False, home: Home | None = None, rest: Rest = rest_s
+        self,
+        subject: str,
+        writer: RowWriter,
+        retry_s: float,
+        *,
+        is_delayed: bool = False,
+        home: DelayHome | None = None,
+        rest: Rest = rest_s,
     ) -> None:
         self.stored = self.found = self.batches = 0
         self._subject, self._writer, self._retry_s, self._is_delayed, self._home, self._rest_s = (
@@ -65,26 +73,23 @@ class Spread:
     # --- what is to be found out ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
-        """See `SubjectCore`."""
         if now < self._rests_until or not (self._fresh or self._ready):
             return []
         if not self._is_located:
             return [Locate(self._subject, self._is_delayed)]
         return [Look(self._target(group)) for group in self._groups if group not in self._looked]
 
-    def _target(self, group: str) -> Target:
-        return Target(self._subject, 0, group, self._is_delayed)
+    def _target(self, group: str) -> RowTarget:
+        return RowTarget(self._subject, 0, group, self._is_delayed)
 
     def located(self, where: Where, now: float) -> None:
-        """See `SubjectCore`."""
         if isinstance(where, Routes):
             raise OrderMismatch(f"subject {self._subject!r} is ordered, and was not when the write began")
         self._groups, self._is_located = where, True
         self._succeeded()
         self._place(now)
 
-    def looked(self, target: Target, found: Found, now: float) -> None:
-        """See `SubjectCore`."""
+    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
         self._looked.add(target.broker_group)
         self._runs |= found.runs
         self._succeeded()
@@ -94,7 +99,6 @@ class Spread:
         self._failures, self._stuck_since, self._trouble = 0, None, None
 
     def failed(self, failure: QmqError, now: float) -> None:
-        """See `SubjectCore`."""
         if not is_worth_another_try(failure):
             raise failure
         self._is_located = False
@@ -110,7 +114,6 @@ class Spread:
     # --- where rows go -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
-        """See `SubjectCore`."""
         self._fresh.append(load)
 
     def _place(self, now: float) -> None:
@@ -172,7 +175,6 @@ class Spread:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def next(self, now: float) -> Packet | None:
-        """See `SubjectCore`."""
         self._place(now)
         for sending in self._sendings.values():
             packet = sending.next(now)
@@ -181,7 +183,6 @@ class Spread:
         return None
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
-        """See `SubjectCore`."""
         group = packet.to.broker_group
         sending = self._sendings[group]
         before = sending.stored
@@ -193,19 +194,16 @@ class Spread:
             self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))
 
     def broken(self, group: str, failure: QmqError, now: float) -> None:
-        """See `SubjectCore`."""
         if group in self._sendings:
             self._sendings[group].broken(failure, now)
 
     def check(self, now: float) -> None:
-        """See `SubjectCore`."""
         for sending in self._sendings.values():
             sending.check(now)
         if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
             raise self._trouble
 
     def wake_at(self, now: float) -> float:
-        """See `SubjectCore`."""
         waits = [sending.wake_at(now) for sending in self._sendings.values()]
         if self._fresh or self._ready:
             waits.append(self._rests_until)
@@ -213,11 +211,9 @@ class Spread:
 
     @property
     def is_idle(self) -> bool:
-        """See `SubjectCore`."""
         return not self._fresh and not self._ready and not any(sending.flight for sending in self._sendings.values())
 
     @property
     def pending_bytes(self) -> int:
-        """See `SubjectCore`."""
         flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
         return flying + sum(load.size for load in self._fresh) + sum(load.size for load in self._ready)

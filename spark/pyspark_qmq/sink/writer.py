@@ -16,10 +16,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from pyspark_qmq.sink.identity import Writer
-from pyspark_qmq.sink.options import SinkOptions
-from pyspark_qmq.sink.schema import Fields
-from pyspark_qmq.sink.task import Counts, Task
+from pyspark_qmq.sink.row_identity import RowWriter
+from pyspark_qmq.sink.sink_options import SinkOptions
+from pyspark_qmq.sink.sink_schema import Fields
+from pyspark_qmq.sink.write_task import Counts, WriteTask
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LogWriter(DataSourceArrowWriter):
         self._name = name
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One task's rows. Raises as `Task.run`."""
+        """One task's rows. Raises as `WriteTask.run`."""
         return _write(iterator, self._options, self._fields, self._name, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -66,7 +66,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         self._fields = fields
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One task's rows. Raises as `Task.run`."""
+        """One task's rows. Raises as `WriteTask.run`."""
         context = _context()
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
@@ -108,11 +108,11 @@ def _context() -> Any:
 
 
 def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int) -> Written:
-    from pyspark_qmq.sink.cluster import cluster_at  # connections are the executors' business
+    from pyspark_qmq.sink.sink_cluster import cluster_at  # connections are the executors' business
 
     partition = _context().partitionId()
-    writer = Writer(name, partition, epoch, has_own_ids=fields.message_id >= 0)
-    return Written(partition, Task(cluster_at(options.servers), writer, fields, options).run(iterator))
+    writer = RowWriter(name, partition, epoch, has_own_ids=fields.message_id >= 0)
+    return Written(partition, WriteTask(cluster_at(options.servers), writer, fields, options).run(iterator))
 
 
 def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:

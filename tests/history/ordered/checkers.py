@@ -15,7 +15,7 @@
 | early | a partition was read before what comes before it was settled | versions.py |
 | two_at_one_place, behind_seal, wrong_partition, log_order | the log does not say what it must | log.py |
 | stored_twice | a second copy without an excuse, under another id, or no in-order replay | log.py |
-| stalled | writers stood still without a reason | stalls.py |
+| stalled | writers stood still without a reason | stalled_connections.py |
 
 Counted, not judged: stored, unknown and failed messages; deliveries, of these repeated and late ones; messages with two copies; changes.
 """

@@ -28,7 +28,7 @@ from history.ordered.routes import Routes
 
 
 class OrderedHistory:
-    """See the module. `latest` are groups that began at the end of a route: what a line had before their first delivery is not theirs.
+    """`latest` are groups that began at the end of a route: what a line had before their first delivery is not theirs.
 
     Raises ValueError for a history that proves nothing: a message with no invoke, or sent twice; serials that do not grow.
     """

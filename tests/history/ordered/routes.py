@@ -29,7 +29,7 @@ class Change:
 
 
 class Routes:
-    """See the module. Raises ValueError if versions are missing or the route was recorded differently before."""
+    """Raises ValueError if versions are missing or the route was recorded differently before."""
 
     def __init__(self, events: Iterable[Rerouted]) -> None:
         self.logical_partitions = 0

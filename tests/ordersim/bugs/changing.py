@@ -7,34 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 import qmq_ordering.advance as advancing
-from qmq_coordination.ordered import change_key
-from qmq_coordination.store import Put
-from qmq_ordering.frontier import Frontier, Piece
-from qmq_ordering.phases import Event, step
+from qmq_coordination.coordination_store import Put
+from qmq_coordination.ordered_records import change_key
+from qmq_ordering.frontier import Frontier, FrontierPiece
+from qmq_ordering.phases import PhaseEvent, step
 from qmq_ordering.route import FENCED
 
 from ordersim.bugs.planting import plant
 from qmq.errors import CoordinationUnknown
 from qmq.log.queue import Queue
 from qmq.meta.ordered import changes as changes_module
-from qmq.meta.ordered import groups as groups_module
-from qmq.meta.ordered.changes import Changes
-from qmq.meta.ordered.groups import Groups
-from qmq.meta.ordered.records import Records
-from qmq.meta.ordered.service import OrderedService
+from qmq.meta.ordered import group_rounds as groups_module
+from qmq.meta.ordered.changes import RouteChanges
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.group_rounds import GroupRounds
+from qmq.meta.ordered.ordered_service import OrderedService
 
 # --- changes -------------------------------------------------------------------------------------------------------------
 
 
-async def _publish_first(self: Changes, subject: str, item: Any, change: Any) -> None:
+async def _publish_first(self: RouteChanges, subject: str, item: Any, change: Any) -> None:
     after = change
     for number in change.sources:
-        after = step(after, Event.SOURCE_SEALED, number=number, sequence=FENCED)
-    after = step(after, Event.ALL_SEALED, now_ms=self._now_ms())
+        after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=FENCED)
+    after = step(after, PhaseEvent.ALL_SEALED, now_ms=self._now_ms())
     await self._store.txn([changes_module.unchanged(item)], [Put(item.key, after.encode())])
 
 
-async def _prepare_blindly(self: Changes, subject: str, latest: Any, change: Any) -> None:
+async def _prepare_blindly(self: RouteChanges, subject: str, latest: Any, change: Any) -> None:
     try:
         await self._store.txn([], [Put(change_key(subject, change.to_version), change.encode())])
     except CoordinationUnknown:
@@ -55,7 +55,7 @@ class _AnyTime:
 
 
 def _blind(method: Callable[..., Any]) -> Any:
-    async def blindly(self: Changes, subject: str, item: Any, change: Any) -> None:
+    async def blindly(self: RouteChanges, subject: str, item: Any, change: Any) -> None:
         store, self._store = self._store, _AnyTime(self._store)  # type: ignore[assignment]
         try:
             await method(self, subject, item, change)
@@ -65,10 +65,10 @@ def _blind(method: Callable[..., Any]) -> Any:
     return blindly
 
 
-plant("publish before the sources are sealed", (Changes, "_seal", _publish_first))
-plant("prepare a change without comparing the latest version", (Changes, "_put_prepared", _prepare_blindly))
-plant("call a change sealed without comparing", (Changes, "_seal", _blind(Changes._seal)))
-plant("publish without comparing", (Changes, "_publish", _blind(Changes._publish)))
+plant("publish before the sources are sealed", (RouteChanges, "_seal", _publish_first))
+plant("prepare a change without comparing the latest version", (RouteChanges, "_put_prepared", _prepare_blindly))
+plant("call a change sealed without comparing", (RouteChanges, "_seal", _blind(RouteChanges._seal)))
+plant("publish without comparing", (RouteChanges, "_publish", _blind(RouteChanges._publish)))
 
 # --- groups --------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def _two_at_once(frontier: Frontier, gate: Any, routes: Any, latest: int, finish
     after = _advance(frontier, gate, routes, latest, finished, cuts)
     if after == frontier or after.newest >= latest:
         return after
-    return Frontier(tuple(advancing._joined([Piece(each.range, min(each.version + 1, latest)) for each in after.pieces])))
+    return Frontier(tuple(advancing._joined([FrontierPiece(each.range, min(each.version + 1, latest)) for each in after.pieces])))
 
 
 def _missing_is_done(self: Queue, share: Any, lps: Any) -> bool:
@@ -130,11 +130,11 @@ plant("take progress that is missing for done", (Queue, "is_finished", _missing_
 plant("put a frontier without comparing", (Records, "swap", _put_blindly))
 
 
-async def _leave_parked(self: Groups, looked: Any, after: Any) -> bool:
+async def _leave_parked(self: GroupRounds, looked: Any, after: Any) -> bool:
     return True
 
 
-plant("leave parked keys behind when a group moves on", (Groups, "_hand_on", _leave_parked))
+plant("leave parked keys behind when a group moves on", (GroupRounds, "_hand_on", _leave_parked))
 
 
 async def _whatever_is_older(self: OrderedService, request: Any, state: Any) -> None:

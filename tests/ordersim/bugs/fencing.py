@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from qmq_coordination.groups import read_group
-from qmq_coordination.ordered import Fence, fence_key
-from qmq_coordination.store import Put, absent
+from qmq_coordination.broker_groups import read_group
+from qmq_coordination.coordination_store import Put, absent
+from qmq_coordination.ordered_records import Fence, fence_key
 
 from ordersim.bugs.planting import plant
 from qmq.errors import CoordinationUnknown
 from qmq.meta.ordered.sealing import Sealing
-from qmq.node import right as rights
-from qmq.node.right import Right
+from qmq.node import write_lease as rights
+from qmq.node.write_lease import WriteLease
 
 
 async def _fence(self: Sealing, subject: str, part: Any, change: Any, began_ms: int, *, looks: bool) -> bool:
@@ -36,13 +36,13 @@ async def _without_comparing(self: Sealing, subject: str, part: Any, change: Any
     return await _fence(self, subject, part, change, began_ms, looks=True)
 
 
-async def _look_at_nothing(self: Right) -> None:
+async def _look_at_nothing(self: WriteLease) -> None:
     self._epoch, self._lease = self._heard[:2]
     self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - rights.MARGIN))
 
 
 plant("fence without waiting for the lease", (Sealing, "_is_fenced", _at_once))
 plant("fence without comparing the master's key", (Sealing, "_is_fenced", _without_comparing))
-plant("never end the right by the clock", (Right, "__call__", lambda self: self._until_ms > 0))
+plant("never end the right by the clock", (WriteLease, "__call__", lambda self: self._until_ms > 0))
 plant("keep the right for longer than the lease", (rights, "MARGIN", -0.5))
-plant("do not list the fences under a new lease", (Right, "_look", _look_at_nothing))
+plant("do not list the fences under a new lease", (WriteLease, "_look", _look_at_nothing))

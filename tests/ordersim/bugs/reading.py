@@ -8,10 +8,10 @@ from ordersim.bugs.planting import plant
 from qmq.broker import lanes as lanes_module
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.broker.lanes import Lanes
-from qmq.client.ordered.keys import KeyQueue
-from qmq.client.ordered.lane import LaneReader
+from qmq.client.ordered.key_queue import KeyQueue
+from qmq.client.ordered.lane_reader import LaneReader
 from qmq.log.actions import LaneBegin
-from qmq.log.lanes import LaneHolder, LaneShare
+from qmq.log.lane_share import LaneHolder, LaneShare
 
 _attach, _find, _share = Lanes.attach, Lanes._find, Lanes.share
 _describe = LaneAdmin._describe

@@ -6,10 +6,10 @@ from typing import Any
 
 from ordersim.bugs.planting import plant
 from qmq.broker.lanes import Lanes
-from qmq.client.ordered.lane_core import Cell, LaneCore, State, _piece
-from qmq.log import lanes as lanes_module
-from qmq.log.lanes import LaneHolder, LaneShare
-from qmq.wire.messages import LaneVerdict
+from qmq.client.ordered.lane_core import Cell, LaneCore, LaneState, _piece
+from qmq.log import lane_share as lanes_module
+from qmq.log.lane_share import LaneHolder, LaneShare
+from qmq.wire.frame_payloads import LaneVerdict
 
 _holder, _release, _grant = LaneShare.holder, LaneShare._release, LaneShare._grant
 _begin, _delivered = LaneCore.begin, LaneCore.delivered
@@ -63,7 +63,7 @@ def _settle_at_once(self: LaneCore, cell: Cell) -> bool:
 
 
 def _park_one(self: LaneCore, key: bytes) -> None:
-    for cell in [each for each in self._cells.values() if each.key == key and each.state is State.WORKING]:
+    for cell in [each for each in self._cells.values() if each.key == key and each.state is LaneState.WORKING]:
         self._set_aside(cell)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ordersim.bugs.planting import plant
 from qmq.broker.lane_admin import LaneAdmin
-from qmq.broker.ordering import Admission
-from qmq.client.ordered.batch import OrderedBatch
+from qmq.broker.ordered_writes import Admission
+from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
 from qmq.errors import RightLapsed, RouteChanged
 

@@ -7,22 +7,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from qmq_coordination.ordered import group_record_key, latest_key, route_key
-from qmq_coordination.store import Put
+from qmq_coordination.coordination_store import Put
+from qmq_coordination.ordered_records import group_record_key, latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
-from qmq_ordering.frontier import Frontier, GroupRecord, Piece
+from qmq_ordering.frontier import Frontier, FrontierPiece, GroupRecord
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 from support import node_config, running
 
 from qmq.batch import BatchView, encode
+from qmq.batch_columns import Columns
 from qmq.client.connection import Connection, connect
 from qmq.model import Fencing, Order, SubjectConfig
-from qmq.node.dev import Node
-from qmq.region import Columns
-from qmq.wire import messages as wire
+from qmq.node.dev_node import Node
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import LaneAttached, LaneDelivery, LanePull, LaneSettlement, LaneVerdict, Produced
+from qmq.wire.frame_payloads import LaneAttached, LaneDelivery, LanePull, LaneSettlement, LaneVerdict, Produced
 
 SUBJECT, COUNT = "orders", 16
 WHOLE = LpRange(0, COUNT)
@@ -59,7 +59,7 @@ class World:
         await self.node.view.refresh()
 
     async def put_group(self, group: str = "g", version: int = 1) -> None:
-        record = GroupRecord(Frontier((Piece(WHOLE, version),)))
+        record = GroupRecord(Frontier((FrontierPiece(WHOLE, version),)))
         await self.node.coordination.put(group_record_key(SUBJECT, group), record.encode())
         await self.node.view.refresh()
 

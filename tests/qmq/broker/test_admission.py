@@ -10,15 +10,15 @@ import pytest
 from support import ManualClock
 
 from qmq.batch import encode, sent_sizes
-from qmq.broker.ordering import Admission
+from qmq.batch_columns import BatchFlag, Columns, parse_header
+from qmq.broker.ordered_writes import Admission
 from qmq.errors import NumberTaken, Outcome, OutOfSequence, ProducerFenced
-from qmq.log.config import LogConfig
+from qmq.log.log_config import LogConfig
 from qmq.log.producers import WINDOW
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake, Store
 from qmq.model import begins_session, next_session, session_of
-from qmq.region import BatchFlag, Columns, parse_header
 
 SECOND = next_session(0)
 THIRD = next_session(SECOND)

@@ -16,20 +16,20 @@ from support import ManualClock, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
-from qmq.broker.server import DataServer
-from qmq.broker.upkeep import Upkeep
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import Connection, connect
-from qmq.descriptors import connections_max
 from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
-from qmq.log.config import LogConfig
+from qmq.file_descriptors import connections_max
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
-from qmq.network import Factory, Listener, Network
-from qmq.wire import messages as wire
+from qmq.network import Factory, Network, ServerListener
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import Settlement, Verdict
+from qmq.wire.frame_payloads import Settlement, Verdict
 
 MESSAGES = 20
 
@@ -38,7 +38,7 @@ MESSAGES = 20
 async def served(folder: Path) -> AsyncIterator[tuple[Broker, Connection]]:
     store = open_store(folder, LogConfig(), ManualClock())
     broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
-    upkeep, server = Upkeep(broker, broker.fatal, tick_s=0.0005), DataServer(broker)
+    upkeep, server = Maintenance(broker, broker.fatal, tick_s=0.0005), DataServer(broker)
     store.append([intake(store.open_queue("s", 0), [b"x"] * MESSAGES)])
     store.begin_flush().run()
     await server.start("127.0.0.1", 0)
@@ -144,7 +144,7 @@ async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(t
     """asyncio takes a connection in one round of the loop, and makes its protocol in the next."""
 
     class Taken(Network):
-        async def listen(self, host: str, port: int, factory: Factory) -> Listener:
+        async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
             self.factory = factory
             return await super().listen(host, port, factory)
 

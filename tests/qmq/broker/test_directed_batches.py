@@ -10,18 +10,18 @@ from qmq_ordering.route import LpRange
 from support import ManualClock
 
 from qmq.batch import encode, sent_sizes
-from qmq.broker.delivery import Delivery, Reader, TagFilter, collect
-from qmq.broker.intake import Destination, read_batch
-from qmq.directed import LOOK_INSIDE, failures, group_of
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.broker.produce_checks import Destination, read_batch
+from qmq.broker.pull_results import BatchReader, PullResult, TagFilter, collect
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.limits import MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled
-from qmq.log.config import LogConfig
 from qmq.log.consume_log import IndexEntry
+from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake, Store
-from qmq.region import BatchFlag, Columns
+from qmq.targeted import LOOK_INSIDE, failures, group_of
 
 TO_A, TO_B = {"qmq-group": b"a", "x": b"y"}, {"x": b"z", "qmq-group": b"b"}
 
@@ -72,11 +72,11 @@ class Group:
 
     def __init__(self, log: Log, name: str, tags: TagFilter | None = None) -> None:
         self.log, self.name, self.tags = log, name, tags
-        self.reader = Reader(log.queue)
+        self.reader = BatchReader(log.queue)
         log.store.act(Begin("s", 0, name, "", 0))
         log.store.act(Join("s", 0, name, "c", "i", 1000, -1))
 
-    def pull(self, messages_max: int = 100) -> Delivery:
+    def pull(self, messages_max: int = 100) -> PullResult:
         share = self.log.queue.share(self.name)
         found = collect(self.log.store, self.log.queue, self.name, share, self.reader, self.tags, messages_max, MIB, 0)
         if found.pulled:
@@ -94,7 +94,7 @@ def log(store: Store, queue: Queue) -> Log:
     return Log(store, queue)
 
 
-def sequences(delivery: Delivery) -> list[int]:
+def sequences(delivery: PullResult) -> list[int]:
     return [sequence for each in delivery.pieces for sequence in range(each.first, each.first + each.count)]
 
 

@@ -8,13 +8,13 @@ import pytest
 from support import ManualClock, intake
 
 from qmq import headers
-from qmq.broker.delivery import Reader
-from qmq.broker.failures import failures_in
+from qmq.batch_columns import BatchFlag
+from qmq.broker.failure_counts import failures_in
+from qmq.broker.pull_results import BatchReader
 from qmq.errors import LogDamaged
-from qmq.log.config import LogConfig
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.region import BatchFlag
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Store:
 
 def asked(store: Store, sequence: int, count: int) -> list[int]:
     queue = store.open_queue("s", 0)
-    found = failures_in(store, queue, Reader(queue))(sequence, count)
+    found = failures_in(store, queue, BatchReader(queue))(sequence, count)
     return [times for number, times in found for _ in range(number)]
 
 

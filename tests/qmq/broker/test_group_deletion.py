@@ -11,8 +11,8 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.broker.trails import Trails
-from qmq.client.ordered.message import OrderedMessage
+from qmq.broker.message_history import MessageHistory
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument, UnknownGroup
 from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster
@@ -100,7 +100,7 @@ async def test_the_trail_of_an_ordered_message_says_that_its_group_was_deleted()
             await eventually(lambda: seen == [b"1"])
         broker = cluster.machine(cluster.master()).node.broker
         queue = next(each for (_, number), each in broker.store.queues.items() if number and each.next_sequence > each.start_sequence)
-        page = await Trails(broker).follow("o", queue.id.partition, queue.start_sequence, "g")
+        page = await MessageHistory(broker).follow("o", queue.id.partition, queue.start_sequence, "g")
         kinds = [event.kind for event in page.events]
         assert kinds[: kinds.index("forget") + 1][-2:] == ["done", "forget"], (sent, kinds)
         assert "grant" in kinds[kinds.index("forget") :]
@@ -119,5 +119,5 @@ async def test_the_trail_of_a_message_begins_behind_the_deletion_of_an_earlier_s
                 await mq.metadata.delete_subject("s")
         broker = cluster.machine(cluster.master()).node.broker
         for group in ("", "g"):
-            page = await Trails(broker).follow("s", 0, message.sequence, group)
+            page = await MessageHistory(broker).follow("s", 0, message.sequence, group)
             assert [event.kind for event in page.events if event.kind != "join"][:2] == ["pull", "ack"]

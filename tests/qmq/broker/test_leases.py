@@ -12,14 +12,14 @@ from support import ManualClock, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.errors import Overloaded
 from qmq.log.actions import Join
-from qmq.log.config import LogConfig
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 
 MAX_MS = BrokerConfig().lease_ms_max
 HOUR_MS = 3_600_000

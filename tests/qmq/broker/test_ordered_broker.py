@@ -25,9 +25,9 @@ from qmq.errors import (
     RouteConflict,
     UnknownConsumer,
 )
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import LaneSettlement, LaneVerdict
+from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 
 KEYS = [b"key-%d" % n for n in range(40)]
 

@@ -9,22 +9,22 @@ from typing import Any, TypeVar
 
 import pytest
 from lane_support import SUBJECT, world
-from qmq_coordination.delivery import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
+from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
 from support import node_config, running
 
 import qmq
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.client.connection import Connection, connect
 from qmq.clock import SystemClock
 from qmq.errors import UnknownConsumer
 from qmq.model import GroupSettings
-from qmq.node.dev import Node
-from qmq.node.rules import ViewRules
-from qmq.wire import messages as wire
+from qmq.node.dev_node import Node
+from qmq.node.view_rules import ViewRules
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.verdicts import Verdict
+from qmq.wire.settle_payloads import Verdict
 
 _R = TypeVar("_R")
 

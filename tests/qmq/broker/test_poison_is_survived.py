@@ -12,18 +12,18 @@ from qmq_ordering.route import LpRange
 
 import qmq
 from qmq.batch import encode
-from qmq.broker.delivery import Reader
-from qmq.broker.failures import failures_in
-from qmq.broker.lane_reading import LaneReader
+from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header
+from qmq.broker.failure_counts import failures_in
+from qmq.broker.lane_results import LaneResultReader
+from qmq.broker.pull_results import BatchReader
 from qmq.client.connection import connect
-from qmq.directed import LOOK_INSIDE
 from qmq.errors import CorruptBatch, LogDamaged, MessageNotFound
 from qmq.log.actions import LaneBegin
 from qmq.log.store import Intake
 from qmq.model import MessageId
-from qmq.node.dev import Node
-from qmq.region import BatchFlag, Columns, Layout, parse_header
-from qmq.wire import messages as wire
+from qmq.node.dev_node import Node
+from qmq.targeted import LOOK_INSIDE
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 
@@ -88,13 +88,13 @@ async def test_what_failed_before_counts_as_new_if_nobody_can_tell(node: Node) -
     """It is asked when a lease ends, by the clock, where nobody is there to hear of an error."""
     sequence = store(node, astray("header_list", -1, BatchFlag.DIRECTED), bloom=LOOK_INSIDE)
     queue = node.broker.store.open_queue("s", 0)
-    assert failures_in(node.broker.store, queue, Reader(queue))(sequence, 1) == [(1, 0)]
+    assert failures_in(node.broker.store, queue, BatchReader(queue))(sequence, 1) == [(1, 0)]
 
 
 async def test_a_lane_that_cannot_tell_whose_a_batch_is_says_where_to_go_on(node: Node) -> None:
     store(node, region_of("a create time before 1970", subject=b"o"), "o", 1)  # it has no keys and no logical partitions
     queue = node.broker.store.open_queue("o", 1)
     node.broker.store.act(LaneBegin("o", 1, "g", "", 0, 64, 0, 0))
-    reader = LaneReader(node.broker.store, queue, queue.lanes["g"], LpRange(0, 32), LpRange(0, 64))
+    reader = LaneResultReader(node.broker.store, queue, queue.lanes["g"], LpRange(0, 32), LpRange(0, 64))
     with pytest.raises(LogDamaged, match="qmq group reset --to 1"):
         reader.read(0, 10, 1 << 20)

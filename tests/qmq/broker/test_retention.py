@@ -11,12 +11,12 @@ from pathlib import Path
 from support import ManualClock, eventually, intake
 
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
-from qmq.broker.upkeep import Upkeep
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.maintenance import Maintenance
 from qmq.errors import DiskFull
-from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
@@ -43,7 +43,7 @@ class Kept:
         look_up = lambda name: SubjectConfig(name, retention_bytes=100_000)  # noqa: E731
         broker_config = BrokerConfig(retention_interval_ms=0)
         self.broker = Broker(self.store, look_up, self.clock, broker_config, asyncio.get_running_loop())
-        self.upkeep = Upkeep(self.broker, self.fatal.append, tick_s=0.0005)
+        self.upkeep = Maintenance(self.broker, self.fatal.append, tick_s=0.0005)
 
     def fill(self, count: int, subject: str = "s", start: int = 0) -> None:
         queue = self.store.open_queue(subject, 0)

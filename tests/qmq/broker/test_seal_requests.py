@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 from lane_support import SUBJECT, WHOLE, World, world
-from qmq_coordination.ordered import change_key
+from qmq_coordination.ordered_records import change_key
 from qmq_ordering.route import Change, ChangeKind
 
 from qmq.errors import InvalidArgument

@@ -10,20 +10,20 @@ import pytest
 from support import ManualClock, intake
 
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
-from qmq.broker.server import DataServer
-from qmq.broker.upkeep import Upkeep
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import connect
-from qmq.descriptors import shortage_is_overload
 from qmq.errors import Overloaded
+from qmq.file_descriptors import shortage_is_overload
 from qmq.limits import MIB
-from qmq.log.checkpointing import begin_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 
@@ -54,7 +54,7 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
     disk, fatal = ShortDisk(), list[BaseException]()
     store = three_segments(tmp_path, disk)
     broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
-    upkeep, server = Upkeep(broker, fatal.append, tick_s=0.0005), DataServer(broker)
+    upkeep, server = Maintenance(broker, fatal.append, tick_s=0.0005), DataServer(broker)
     await server.start("127.0.0.1", 0)
     upkeep.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")

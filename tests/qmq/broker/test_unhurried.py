@@ -13,19 +13,19 @@ from support import ManualClock, eventually, intake
 
 from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
-from qmq.broker.server import DataServer
-from qmq.broker.upkeep import Upkeep
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import connect
 from qmq.errors import LogDamaged, MessageNotFound
-from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import FILE_ENTRIES, IndexEntry
 from qmq.log.disk import BLOCK_BYTES, Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import MessageId, SubjectConfig
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 NOW_MS = ManualClock().now_ms
@@ -103,7 +103,7 @@ async def test_a_bad_sector_of_a_broker_alone_is_an_answer_not_its_end(tmp_path:
     disk = BadSectors()
     broker = broker_on(tmp_path, disk)
     fatal: list[BaseException] = []
-    upkeep, server = Upkeep(broker, fatal.append, tick_s=0.0005), DataServer(broker)
+    upkeep, server = Maintenance(broker, fatal.append, tick_s=0.0005), DataServer(broker)
     queue = broker.store.open_queue("s", 0)
     for number in range(100):
         broker.store.append([intake(queue, [bytes(900)], number=number)])

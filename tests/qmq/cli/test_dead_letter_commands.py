@@ -17,7 +17,7 @@ from qmq.cli.dlq import chosen_by
 from qmq.client.dead_letters import DeadLetter, columns_of, parts_of
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 
 async def said(node: Node, *words: str) -> Any:

@@ -16,9 +16,9 @@ from rich.text import Text
 from qmq.cli import output
 from qmq.cli.consume import Form
 from qmq.errors import InvalidArgument
+from qmq.printable import visible
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.visible import visible
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07\x1b[31mred"
 HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"

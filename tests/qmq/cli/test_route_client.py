@@ -9,8 +9,8 @@ import grpc
 import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
+from qmq.client.client_timing import MetadataTiming
 from qmq.client.metadata import MetadataClient, is_answer_to
-from qmq.client.timing import MetadataTiming
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, RouteConflict
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.route_drawing import COLORS, PATTERNS, Cell, draw, draw_bar, draw_legend, draw_ruler, kinds_of, walls
+from qmq.cli.route_drawing import COLORS, PATTERNS, DrawnRange, draw, draw_bar, draw_legend, draw_ruler, kinds_of, walls
 
 
-def cells(*ends: int, groups: int = 2) -> list[Cell]:
+def cells(*ends: int, groups: int = 2) -> list[DrawnRange]:
     firsts = (0, *ends[:-1])
-    return [Cell(first, end, str(place + 1), f"g{place % groups + 1}") for place, (first, end) in enumerate(zip(firsts, ends, strict=True))]
+    return [
+        DrawnRange(first, end, str(place + 1), f"g{place % groups + 1}")
+        for place, (first, end) in enumerate(zip(firsts, ends, strict=True))
+    ]
 
 
-def drawn(found: list[Cell], columns: int) -> str:
+def drawn(found: list[DrawnRange], columns: int) -> str:
     return draw(found, columns, kinds_of(found)).plain
 
 
@@ -134,7 +137,7 @@ def test_a_legend_is_folded_between_names() -> None:
 
 
 def test_two_bars_with_the_same_kinds_have_the_same_patterns() -> None:
-    before, after = [Cell(0, 4, "1", "g2")], [Cell(0, 2, "2", "g1"), Cell(2, 4, "3", "g2")]
+    before, after = [DrawnRange(0, 4, "1", "g2")], [DrawnRange(0, 2, "2", "g1"), DrawnRange(2, 4, "3", "g2")]
     kinds = kinds_of(before, after)
     assert draw_bar(before, 9, kinds).plain == "│1▒▒▒▒▒▒│"
     assert draw_bar(after, 9, kinds).plain == "│2░░│3▒▒│"

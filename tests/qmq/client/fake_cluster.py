@@ -16,14 +16,14 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
+from qmq.batch_columns import Columns, parse_header
 from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, ProducerFenced, QmqError, RouteChanged, UnknownSubject
 from qmq.model import begins_session, session_of
 from qmq.proto.v1 import control_pb2, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.region import Columns, parse_header
 from qmq.rpc import answering
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 
 HOST = "127.0.0.1"

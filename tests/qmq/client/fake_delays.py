@@ -14,7 +14,7 @@ from qmq.errors import NotConnected, QmqError, UnknownSubject
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import answering
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 
 APPEND_MS = 1_900_000_000_000

@@ -18,14 +18,14 @@ from qmq_ordering.route import LpRange
 
 import qmq
 from qmq.batch import Kind, encode, place, sent_sizes
+from qmq.batch_columns import Columns
 from qmq.errors import LaneHeld, LaneLost, LaneNotOpen, MessagesExpired, QmqError, UnknownConsumer
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.region import Columns
 from qmq.rpc import answering
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import LaneSettlement, LaneVerdict, Range
+from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict, Range
 
 N = 16
 WHOLE = LpRange(0, N)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fake_cluster import FakeGroup, Peer, batch
 from support import eventually
 
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import Range
-from qmq.wire.verdicts import Settlement
+from qmq.wire.frame_payloads import Range
+from qmq.wire.settle_payloads import Settlement
 
 
 class FakeQueue:

@@ -16,10 +16,10 @@ import qmq
 from qmq.client.attachment import Attachment
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
-from qmq.log.consumption import Share
-from qmq.wire import messages as wire
+from qmq.log.share import Share
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import Range, Settlement, Verdict
+from qmq.wire.frame_payloads import Range, Settlement, Verdict
 
 SHORT = timedelta(seconds=0.1)
 ACK = Verdict.ACK

@@ -14,8 +14,9 @@ from fake_delays import APPEND_MS, DelayCluster, FakeDelayGroup, delay_cluster
 from support import eventually
 
 from qmq import limits
+from qmq.batch_columns import BatchFlag, Columns
 from qmq.client.client import Client
-from qmq.client.homes import Home
+from qmq.client.delay_home import DelayHome
 from qmq.errors import (
     DeadlineExceeded,
     DelayTooLong,
@@ -29,7 +30,6 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import DelayedId
-from qmq.region import BatchFlag, Columns
 from qmq.wire.frame import Frame, FrameKind
 
 LATER = timedelta(hours=1)
@@ -41,7 +41,7 @@ def now_ms() -> int:
 
 async def home_of(it: DelayCluster) -> FakeDelayGroup:
     """The delay group that an ordered subject uses."""
-    chosen = Home("s").choose({each.name: True for each in it.delays}, 0.0)
+    chosen = DelayHome("s").choose({each.name: True for each in it.delays}, 0.0)
     return it.named(next(name for name, is_home in chosen.items() if is_home))
 
 

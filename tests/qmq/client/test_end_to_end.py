@@ -26,9 +26,9 @@ from qmq.errors import (
     UnknownGroup,
     UnknownSubject,
 )
-from qmq.log.config import Flush, LogConfig
+from qmq.log.log_config import Flush, LogConfig
 from qmq.log.retention import begin_retention
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 NO_DELAY = timedelta(0)
 SHORT = timedelta(seconds=0.2)

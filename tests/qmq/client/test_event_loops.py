@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 ONE_AFTER_THE_OTHER = """
 import asyncio, sys, qmq

@@ -14,11 +14,11 @@ from support import eventually
 
 import qmq
 from qmq.batch import ENVELOPE_BYTES
-from qmq.broker.outstanding import Outstanding
+from qmq.broker.unacked_bytes import UnackedBytes
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
-from qmq.node.dev import Node
-from qmq.wire import messages as wire
+from qmq.node.dev_node import Node
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 KIB = 1024
@@ -166,7 +166,7 @@ async def test_a_consumer_that_takes_nothing_holds_up_neither_its_clients_others
 async def test_the_broker_hands_out_no_more_bytes_than_it_allows_and_the_rest_goes_to_others(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outstanding.__init__, "__defaults__", (300 * KIB,))
+    monkeypatch.setattr(UnackedBytes.__init__, "__defaults__", (300 * KIB,))
     async with qmq.connect(node.address) as mq:
         producer = mq.producer("flow", batch_messages=1)
         await producer.send_many([b"%02d" % number + bytes(20 * KIB) for number in range(60)])

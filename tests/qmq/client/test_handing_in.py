@@ -18,10 +18,10 @@ import qmq
 from qmq.client import handing_in, verdict_files
 from qmq.client.verdict_store import Kept, Origin, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.messages import RESUME
-from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import RESUME
+from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
 
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
 

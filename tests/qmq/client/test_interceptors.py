@@ -20,12 +20,12 @@ from qmq.client.client import Client
 from qmq.client.consumer import Consumer
 from qmq.client.interceptors import BaseInterceptor, Chain, Outgoing
 from qmq.client.message import Message
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.producer import Producer
 from qmq.client.tracing import TraceContext
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge
 from qmq.model import Order, SubjectConfig
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 MESSAGE: Any = SimpleNamespace()

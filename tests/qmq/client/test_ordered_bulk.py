@@ -15,13 +15,13 @@ from qmq_ordering.route import LpRange
 from support import eventually, node_config, running
 
 import qmq
-from qmq.client.ordered.consumer import OrderedConsumer
-from qmq.client.ordered.lane import LaneReader
-from qmq.client.ordered.messages import OrderedMessages, Run
+from qmq.client.ordered.lane_reader import LaneReader
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
 from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.wire.messages import LaneVerdict
+from qmq.wire.frame_payloads import LaneVerdict
 
 LEFT, RIGHT = LpRange(0, N // 2), LpRange(N // 2, N)
 KEYS = [f"k{each}".encode() for each in range(20)]
@@ -449,7 +449,7 @@ async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_anot
         await eventually(lambda: consumer.lanes == (lane(),))
         usual = consumer.arrived_in_bulk
 
-        def arrived_and_cut_off(reader: LaneReader, runs: list[Run]) -> None:
+        def arrived_and_cut_off(reader: LaneReader, runs: list[MessageRun]) -> None:
             usual(reader, runs)
             first.cancel()
 

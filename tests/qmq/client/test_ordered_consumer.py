@@ -16,8 +16,8 @@ from qmq_ordering.route import LpRange
 from support import eventually
 
 import qmq
-from qmq.client.ordered.consumer import OrderedConsumer
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import (
     ClientClosed,
     InvalidArgument,
@@ -28,7 +28,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.wire.frame import FrameKind
-from qmq.wire.messages import LaneVerdict
+from qmq.wire.frame_payloads import LaneVerdict
 
 LEFT, RIGHT = LpRange(0, N // 2), LpRange(N // 2, N)
 NOW = (0.0,)

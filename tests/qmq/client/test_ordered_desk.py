@@ -6,11 +6,11 @@ from __future__ import annotations
 from qmq_ordering.route import LpRange
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode
+from qmq.batch_columns import Columns, parse_header
 from qmq.client.message import Decoded
-from qmq.client.ordered.desk import Desk
-from qmq.client.ordered.lane_core import Arrival, Cell, FailurePolicy, LaneCore
-from qmq.client.ordered.message import OrderedMessage
-from qmq.region import Columns, parse_header
+from qmq.client.ordered.key_dispatcher import KeyDispatcher
+from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneArrival, LaneCore
+from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 class Lane:
@@ -43,13 +43,13 @@ class Nobody:
         raise AssertionError
 
 
-def bring(desk: Desk, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
+def bring(desk: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
     """A message for each key comes to a lane, and to the desk."""
     at = lane.core.position
     _, region = encode(b"s", Columns(list(keys), keys=list(keys)), producer_id=1, batch_sequence=0, create_time_ms=1)
     view = BatchView(Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, at, 1, 1, 1, 0), region)
     assert parse_header(region).count == len(keys)
-    arrivals = [Arrival(at + index, key, 1) for index, key in enumerate(keys)]
+    arrivals = [LaneArrival(at + index, key, 1) for index, key in enumerate(keys)]
     cells = lane.core.delivered(arrivals, at + len(keys), is_end=False)
     messages = [OrderedMessage(Nobody(), lane, cell, Decoded(view), index, 1, 1) for index, cell in enumerate(cells)]
     desk.put(messages)
@@ -57,7 +57,7 @@ def bring(desk: Desk, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
 
 
 def test_nothing_is_handed_out_of_a_lane_whose_lease_may_be_over_and_all_of_it_in_order_when_it_is_sure_again() -> None:
-    desk, lane, other = Desk(), Lane(), Lane()
+    desk, lane, other = KeyDispatcher(), Lane(), Lane()
     bring(desk, lane, b"a", b"a", b"b")
     bring(desk, other, b"c")
     lane.is_leased = False
@@ -79,7 +79,7 @@ def test_nothing_is_handed_out_of_a_lane_whose_lease_may_be_over_and_all_of_it_i
 
 
 def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> None:
-    desk, lane = Desk(), Lane()
+    desk, lane = KeyDispatcher(), Lane()
     bring(desk, lane, b"a")
     message = desk.take()
     assert message is not None
@@ -95,7 +95,7 @@ def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> 
 
 
 def test_a_blocked_lane_goes_on_when_the_message_that_blocks_it_succeeds() -> None:
-    desk, lane, other = Desk(), Lane(), Lane()
+    desk, lane, other = KeyDispatcher(), Lane(), Lane()
     bring(desk, lane, b"a", b"b")
     bring(desk, other, b"c")
     bad = desk.take()
@@ -117,7 +117,7 @@ def test_a_blocked_lane_goes_on_when_the_message_that_blocks_it_succeeds() -> No
 
 
 def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost() -> None:
-    desk, lane, successor = Desk(), Lane(), Lane()
+    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
     bring(desk, lane, b"a")
     message = desk.take()
     assert message is not None
@@ -130,7 +130,7 @@ def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost
 
 
 def test_a_key_whose_handler_is_still_at_it_is_not_free_when_its_lane_is_lost() -> None:
-    desk, lane, successor = Desk(), Lane(), Lane()
+    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
     bring(desk, lane, b"a")
     message = desk.take()
     assert message is not None
@@ -144,7 +144,7 @@ def test_a_key_whose_handler_is_still_at_it_is_not_free_when_its_lane_is_lost() 
 
 
 def test_a_message_that_was_held_back_is_forgotten_with_its_lane() -> None:
-    desk, lane, successor = Desk(), Lane(), Lane()
+    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
     bring(desk, lane, b"a", b"a")
     lane.is_leased = False
     assert desk.take() is None
@@ -157,7 +157,7 @@ def test_a_message_that_was_held_back_is_forgotten_with_its_lane() -> None:
 
 
 def test_a_message_whose_handler_was_cut_off_is_next() -> None:
-    desk, lane = Desk(), Lane()
+    desk, lane = KeyDispatcher(), Lane()
     bring(desk, lane, b"a", b"a", b"b")
     message = desk.take()
     assert message is not None

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qmq.client.ordered import lane_core
-from qmq.client.ordered.lane_core import Arrival, Cell, FailurePolicy, LaneCore, Request, State
+from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
 from qmq.errors import InvalidArgument, ProtocolViolation
-from qmq.wire.messages import LaneSettlement, LaneVerdict
+from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 
 DONE, FAILED, PARKED = LaneVerdict.DONE, LaneVerdict.FAILED, LaneVerdict.PARKED
 
@@ -25,10 +25,10 @@ def core(policy: FailurePolicy | None = None, position: int = 0) -> LaneCore:
 
 
 def arrive(lane: LaneCore, following: int, *sequences: int, key: bytes = b"", is_end: bool = False) -> list[Cell]:
-    return lane.delivered([Arrival(each, key or str(each).encode(), 1) for each in sequences], following, is_end=is_end)
+    return lane.delivered([LaneArrival(each, key or str(each).encode(), 1) for each in sequences], following, is_end=is_end)
 
 
-def said(request: Request | None) -> list[tuple[int, int, int, int]]:
+def said(request: LaneRequest | None) -> list[tuple[int, int, int, int]]:
     return [] if request is None else [tuple(each) for each in request.settlements]  # type: ignore[misc]
 
 
@@ -144,7 +144,7 @@ def test_a_failed_message_blocks_its_lane_until_it_succeeds() -> None:
     lane.begin(bad)
     lane.done(bad)
     assert not lane.is_blocked
-    assert good.state is State.WAITING
+    assert good.state is LaneState.WAITING
 
 
 def test_a_failure_is_not_told_when_its_message_is_over() -> None:
@@ -159,7 +159,7 @@ def test_a_failure_is_not_told_when_its_message_is_over() -> None:
 
 def test_the_attempt_goes_on_from_what_the_broker_knows() -> None:
     lane = core()
-    (cell,) = lane.delivered([Arrival(0, b"k", 4)], 1, is_end=False)
+    (cell,) = lane.delivered([LaneArrival(0, b"k", 4)], 1, is_end=False)
     lane.begin(cell)
     lane.failed(cell, now_ms=0)
     assert cell.due_ms == 30_000
@@ -168,14 +168,14 @@ def test_the_attempt_goes_on_from_what_the_broker_knows() -> None:
 
 def test_a_key_that_failed_too_often_is_set_aside_with_what_follows_for_it() -> None:
     lane = core(FailurePolicy("park", attempts_max=1))
-    bad, other, same = lane.delivered([Arrival(1, b"bad", 1), Arrival(2, b"ok", 1), Arrival(3, b"bad", 1)], 5, is_end=False)
+    bad, other, same = lane.delivered([LaneArrival(1, b"bad", 1), LaneArrival(2, b"ok", 1), LaneArrival(3, b"bad", 1)], 5, is_end=False)
     lane.begin(bad)
     assert lane.failed(bad, now_ms=0)
-    assert (bad.state, same.state, other.state) == (State.PARKED, State.PARKED, State.WAITING)
+    assert (bad.state, same.state, other.state) == (LaneState.PARKED, LaneState.PARKED, LaneState.WAITING)
     assert not lane.begin(same)
     assert said(lane.take()) == [(0, 0, DONE, 0), (1, 1, PARKED, 0), (3, 3, PARKED, 0)]
-    (late,) = lane.delivered([Arrival(6, b"bad", 1)], 7, is_end=False)
-    assert late.state is State.PARKED
+    (late,) = lane.delivered([LaneArrival(6, b"bad", 1)], 7, is_end=False)
+    assert late.state is LaneState.PARKED
 
 
 def test_only_the_key_waits_before_it_is_parked() -> None:
@@ -183,7 +183,7 @@ def test_only_the_key_waits_before_it_is_parked() -> None:
     bad, _ = arrive(lane, 2, 0, 1)
     lane.begin(bad)
     lane.failed(bad, now_ms=0)
-    assert bad.state is State.FAILED
+    assert bad.state is LaneState.FAILED
     assert not lane.is_blocked
 
 
@@ -191,22 +191,22 @@ def test_keys_that_the_broker_has_parked_are_parked_at_once_and_those_it_gave_ba
     lane = core(FailurePolicy("park"))
     lane.attached(0, is_resumed=False, parked=[b"a"])
     (cell,) = arrive(lane, 1, 0, key=b"a")
-    assert cell.state is State.PARKED
+    assert cell.state is LaneState.PARKED
     request = lane.take()
     lane.attached(1, is_resumed=True, parked=[])
     (again,) = arrive(lane, 2, 1, key=b"a")
-    assert again.state is State.PARKED, "the broker may not have heard of the first one yet"
+    assert again.state is LaneState.PARKED, "the broker may not have heard of the first one yet"
     request = lane.take()
     assert said(request) == [(0, 0, PARKED, 0), (1, 1, PARKED, 0)]
     assert request is not None
     lane.settled(request)
     lane.attached(2, is_resumed=True, parked=[])
-    assert arrive(lane, 3, 2, key=b"a")[0].state is State.WAITING
+    assert arrive(lane, 3, 2, key=b"a")[0].state is LaneState.WAITING
 
 
 def test_a_run_is_settled_with_everything_between_its_messages_and_a_failure_is_told_of_its_first() -> None:
     lane = core(position=10)
-    (run,) = lane.delivered([Arrival(18, b"", 1, 6, 3)], 20, is_end=False)
+    (run,) = lane.delivered([LaneArrival(18, b"", 1, 6, 3)], 20, is_end=False)
     assert (run.first, run.head, run.sequence, lane.open) == (10, 12, 18, 3)
     lane.begin(run)
     assert lane.working == 3
@@ -220,7 +220,7 @@ def test_a_run_is_settled_with_everything_between_its_messages_and_a_failure_is_
 
 def test_a_run_is_split_where_nobody_has_it_and_its_parts_are_settled_alone() -> None:
     lane = core()
-    (run,) = lane.delivered([Arrival(9, b"", 1, 8, 5, 100)], 10, is_end=False)
+    (run,) = lane.delivered([LaneArrival(9, b"", 1, 8, 5, 100)], 10, is_end=False)
     rest = lane.split(run, last=3, head=6, count=2)
     assert [(each.first, each.head, each.sequence, each.count) for each in (run, rest)] == [(0, 1, 3, 2), (4, 6, 9, 3)]
     lane.check()
@@ -303,7 +303,7 @@ class Play:
         self.counted: set[int] = set()
         """What handlers finished, under a token that holds."""
         self.cells: list[Cell] = []
-        self.request: Request | None = None
+        self.request: LaneRequest | None = None
         self.now_ms = 0
         self.is_released = False
         self.lane = LaneCore(self.policy)
@@ -324,7 +324,7 @@ class Play:
         self.request = None
         if not is_resumed:
             self.counted = set(self.stored)
-            assert all(cell.state is State.VOID for cell in lost)
+            assert all(cell.state is LaneState.VOID for cell in lost)
 
     def store(self, settlements: list[LaneSettlement]) -> None:
         for first, last, verdict, argument in settlements:
@@ -347,15 +347,15 @@ class Play:
         if self.is_released:
             return
         at = self.lane.position
-        found: list[Arrival] = []
+        found: list[LaneArrival] = []
         while at < self.length and len(found) < room:
             if self.is_open(at):
-                found.append(Arrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0), size=at % 5))
+                found.append(LaneArrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0), size=at % 5))
             at += 1
         if not is_lost:
             self.deliver(found, at, is_end=self.is_sealed and at == self.length)
 
-    def deliver(self, found: list[Arrival], following: int, *, is_end: bool) -> None:
+    def deliver(self, found: list[LaneArrival], following: int, *, is_end: bool) -> None:
         self.cells += self.lane.delivered(found, following, is_end=is_end)
 
     def send(self) -> None:
@@ -390,15 +390,15 @@ class Play:
 
     def ready(self) -> list[Cell]:
         """The waiting cells that are first of their key, and whose key is not in work."""
-        busy = {cell.key for cell in self.cells if cell.state in (State.WORKING, State.FAILED)}
+        busy = {cell.key for cell in self.cells if cell.state in (LaneState.WORKING, LaneState.FAILED)}
         firsts: dict[bytes, Cell] = {}
         for cell in self.cells:
-            if cell.state is State.WAITING and cell.key not in busy:
+            if cell.state is LaneState.WAITING and cell.key not in busy:
                 firsts.setdefault(cell.key, cell)
         return list(firsts.values())
 
     def working(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.state is State.WORKING]
+        return [cell for cell in self.cells if cell.state is LaneState.WORKING]
 
     def conclude(self, cell: Cell, how: str) -> None:
         if how == "done":
@@ -414,7 +414,7 @@ class Play:
 
     def speak_too_late(self) -> None:
         for cell in self.cells:
-            if cell.state in (State.VOID, State.SETTLED, State.DONE, State.PARKED):
+            if cell.state in (LaneState.VOID, LaneState.SETTLED, LaneState.DONE, LaneState.PARKED):
                 assert not self.lane.done(cell)
                 assert not self.lane.failed(cell, self.now_ms)
                 assert not self.lane.begin(cell)
@@ -447,7 +447,7 @@ class Play:
         for _ in range(4):
             self.wait(1_000_000)
             for cell in [*self.working(), *self.cells]:
-                if cell.state is State.WORKING or self.lane.begin(cell):
+                if cell.state is LaneState.WORKING or self.lane.begin(cell):
                     self.conclude(cell, "done")
             self.attach(is_resumed=True)
             while (request := self.lane.take()) is not None:
@@ -468,8 +468,8 @@ class BulkPlay(Play):
         self.parked = {b"c": []}
         self.attach(is_resumed=False)
 
-    def deliver(self, found: list[Arrival], following: int, *, is_end: bool) -> None:
-        runs: list[list[Arrival]] = []
+    def deliver(self, found: list[LaneArrival], following: int, *, is_end: bool) -> None:
+        runs: list[list[LaneArrival]] = []
         for each in found:
             last = runs[-1][-1] if runs else None
             is_alone = each.key in self.parked or last is None or last.key in self.parked or last.attempt != each.attempt
@@ -477,7 +477,7 @@ class BulkPlay(Play):
                 runs.append([])
             runs[-1].append(each)
         arrivals = [
-            Arrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run), 7)
+            LaneArrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run), 7)
             for run in runs
             for a, b in [(run[0], run[-1])]
         ]
@@ -490,9 +490,9 @@ class BulkPlay(Play):
 
     def ready(self) -> list[Cell]:
         """The first that is open, if no other run is in hand."""
-        open_ = [cell for cell in self.cells if cell.state in (State.WAITING, State.WORKING, State.FAILED)]
+        open_ = [cell for cell in self.cells if cell.state in (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)]
         first = min(open_, key=lambda cell: cell.sequence, default=None)
-        is_free = all(cell.state is State.WAITING for cell in open_)
+        is_free = all(cell.state is LaneState.WAITING for cell in open_)
         return [first] if first is not None and is_free else []
 
     def split(self, count: int) -> None:

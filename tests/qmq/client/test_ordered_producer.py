@@ -13,7 +13,8 @@ from qmq_ordering.hashing import logical_partition
 from support import eventually
 
 import qmq
-from qmq.client.ordered.producer import OrderedProducer
+from qmq.batch_columns import BatchFlag
+from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -28,7 +29,6 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import session_of
-from qmq.region import BatchFlag
 from qmq.wire.frame import Frame
 
 LPS = 8

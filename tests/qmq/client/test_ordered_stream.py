@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
-from qmq.client.ordered.batch import OrderedBatch
-from qmq.client.ordered.claim import Claim
+from qmq.batch_columns import Columns
+from qmq.client.ordered.ordered_batch import OrderedBatch
+from qmq.client.ordered.route_table import RouteTable
+from qmq.client.ordered.split_ticket import SplitTicket
 from qmq.client.ordered.stream import ASK_S, WINDOW, Stream
-from qmq.client.ordered.table import Table
 from qmq.client.receipts import BatchReceipt, Ticket
 from qmq.errors import (
     DeadlineExceeded,
@@ -31,8 +32,7 @@ from qmq.errors import (
     RouteChanged,
 )
 from qmq.model import begins_session, next_session, session_of
-from qmq.region import Columns
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 LPS = 8
 TIMEOUT_S = 60.0
@@ -88,12 +88,12 @@ class World:
         ids = itertools.count(1)
         self.partitions: dict[int, ModelPartition] = {}
         self.wires: dict[int, list[Wire]] = defaultdict(list)
-        self.table = Table(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rest=lambda *_: 0.01))
+        self.table = RouteTable(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rest=lambda *_: 0.01))
         self.route = self._route(1, 3, [PhysicalPartition(1, LpRange(0, 4), "g1"), PhysicalPartition(2, LpRange(4, 8), "g2")])
         self.fenced: set[int] = set()
         self.fates: dict[tuple[int, int], list[object]] = defaultdict(list)
         self.serials = itertools.count()
-        self.claims: list[Claim] = []
+        self.claims: list[SplitTicket] = []
         self.sealing: tuple[Route, set[int]] | None = None
         self.may_never_know = False
         self.hear()
@@ -105,9 +105,9 @@ class World:
 
     # --- the producer ---
 
-    def send(self, *keys: int) -> Claim:
+    def send(self, *keys: int) -> SplitTicket:
         bodies = [b"%d:%d" % (key, next(self.serials)) for key in keys]
-        claim = Claim(Ticket(), len(keys), len(keys))
+        claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
         self.table.put_cut([OrderedBatch(columns, 1, len(keys), self.now + TIMEOUT_S, claim, range(len(keys)))])

@@ -18,7 +18,7 @@ import qmq
 from qmq.client.interceptors import Chain, Outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.otel import OpenTelemetryInterceptor
 
 PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -11,7 +11,7 @@ from support import eventually
 
 import qmq
 from qmq.cli.parked import unparked
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster

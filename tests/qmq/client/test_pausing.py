@@ -15,7 +15,7 @@ import qmq
 import qmq.blocking
 from qmq.errors import InvalidName
 from qmq.model import Order, SubjectConfig, check_name
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 SHORT = timedelta(seconds=0.05)
 

@@ -232,7 +232,7 @@ async def test_nobody_there_is_not_stored() -> None:
         for replica in it.groups[0].replicas:
             await replica.stop()
         with pytest.raises(DeadlineExceeded, match="E301") as failed:
-            await it.mq.producer("s", delivery_timeout_s=0.4).send(b"x")
+            await it.mq.producer("s", delivery_timeout_s=2).send(b"x")
         assert failed.value.outcome is NOT_STORED
 
 

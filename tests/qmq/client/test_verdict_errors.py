@@ -17,7 +17,7 @@ from qmq.client.settlements import Settlements, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind
-from qmq.wire.verdicts import BY_GROUP_MS, ERROR_CHARS_MAX, Settlement, Verdict, pack_settle, unpack_settle
+from qmq.wire.settle_payloads import BY_GROUP_MS, ERROR_CHARS_MAX, Settlement, Verdict, pack_settle, unpack_settle
 
 NACK, DEAD, ACK = Verdict.NACK, Verdict.DEAD, Verdict.ACK
 LONG = timedelta(days=3)

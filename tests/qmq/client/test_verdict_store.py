@@ -15,8 +15,8 @@ from qmq.client.state_folder import folder_of, store_of
 from qmq.client.verdict_files import BAD_SUFFIX, OLD_MS, VerdictFile, VerdictStore
 from qmq.client.verdict_store import Kept, Origin, pack_origin, pack_verdicts, still_to_say, unpack
 from qmq.errors import InvalidArgument
-from qmq.wire.messages import RESUME, Attach
-from qmq.wire.verdicts import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import RESUME, Attach
+from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
 
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
 NOW_MS = 1_700_000_000_000

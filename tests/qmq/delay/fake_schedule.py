@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.ports import INDEX_ROW, BucketInfo, Place, Places
+from qmq.delay.interfaces import INDEX_ROW, BucketInfo, Places, SchedulePlace
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ class Reader:
 
 
 class FakeSchedule:
-    """See qmq.delay.ports.Source. `readings` has the buckets that were read."""
+    """See qmq.delay.interfaces.Source. `readings` has the buckets that were read."""
 
     def __init__(self, bucket_ms: int) -> None:
         self.bucket_ms = bucket_ms
@@ -48,19 +48,19 @@ class FakeSchedule:
         self.readings: list[int] = []
         self.on_pending: Callable[[Places], None] = lambda _: None
 
-    def store(self, dues: list[int]) -> list[Place]:
+    def store(self, dues: list[int]) -> list[SchedulePlace]:
         found = []
         for due in dues:
             bucket = max(due // self.bucket_ms, self.closed_before)
             kept = self.kept.setdefault(bucket, Kept())
-            found.append(Place(bucket, len(kept.dues)))
+            found.append(SchedulePlace(bucket, len(kept.dues)))
             kept.dues.append(due)
             kept.settled.append(False)
         buckets, ordinals = zip(*found, strict=True)
         self.on_pending(Places(np.array(dues, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)))
         return found
 
-    def settle(self, place: Place) -> None:
+    def settle(self, place: SchedulePlace) -> None:
         self.kept[place.bucket].settled[place.ordinal] = True
 
     def close(self, before: int) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from qmq.batch import encode, sent_sizes
+from qmq.batch_columns import BatchFlag, Columns
 from qmq.compression import Compression
-from qmq.delay.ports import DueMessage, Place, Places
+from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.model import MessageId
-from qmq.region import BatchFlag, Columns
 
 SECOND = 1_000
 START = 1_700_000_000_000
@@ -50,7 +50,7 @@ def delayed(
     return region, sent_sizes(envelope)[1]
 
 
-def places(found: Iterable[Place]) -> Places:
+def places(found: Iterable[SchedulePlace]) -> Places:
     every = list(found)
     buckets, ordinals = ([each[item] for each in every] for item in (0, 1))
     return Places(np.zeros(len(every), np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
@@ -102,22 +102,22 @@ class Model:
     """What the schedule must know, in one dictionary."""
 
     bucket_ms: int = SECOND
-    messages: dict[Place, DueMessage] = field(default_factory=dict)
-    states: dict[Place, str] = field(default_factory=dict)
-    aliases: dict[bytes, Place] = field(default_factory=dict)
-    moves: dict[Place, Place] = field(default_factory=dict)
+    messages: dict[SchedulePlace, DueMessage] = field(default_factory=dict)
+    states: dict[SchedulePlace, str] = field(default_factory=dict)
+    aliases: dict[bytes, SchedulePlace] = field(default_factory=dict)
+    moves: dict[SchedulePlace, SchedulePlace] = field(default_factory=dict)
     plans: dict[int, PlanAction] = field(default_factory=dict)
     closed_before: int = 0
-    told: list[tuple[int, Place]] = field(default_factory=list)
+    told: list[tuple[int, SchedulePlace]] = field(default_factory=list)
 
     def take(self, time_ms: int, found: Sequence[DueMessage]) -> None:
         """`found` have no place yet; in the batch's order."""
         where = [self._add(replace(each, append_ms=time_ms)) for each in found]
         self.told += [(each.due_ms, place) for each, place in zip(found, where, strict=True)]
 
-    def _add(self, message: DueMessage) -> Place:
+    def _add(self, message: DueMessage) -> SchedulePlace:
         bucket = max(message.due_ms // self.bucket_ms, self.closed_before)
-        place = Place(bucket, sum(each.bucket == bucket for each in self.messages))
+        place = SchedulePlace(bucket, sum(each.bucket == bucket for each in self.messages))
         self.messages[place] = replace(message, place=place)
         self.states[place] = "pending"
         return place
@@ -133,19 +133,19 @@ class Model:
         elif isinstance(action, Close):
             self._close(action.before)
         else:
-            self._single(time_ms, Place(action.bucket, action.ordinal), action)
+            self._single(time_ms, SchedulePlace(action.bucket, action.ordinal), action)
 
     def _mark(self, found: PlanAction, state: str) -> None:
         for bucket, ordinals in found.items:
             for each in np.frombuffer(ordinals, "<u4").tolist():
-                self._set(Place(bucket, each), state)
+                self._set(SchedulePlace(bucket, each), state)
 
-    def _set(self, place: Place, state: str) -> None:
+    def _set(self, place: SchedulePlace, state: str) -> None:
         self.states[place] = state
         if state not in ("pending", "planned"):
             self.aliases = {each: where for each, where in self.aliases.items() if where != place}
 
-    def _single(self, time_ms: int, place: Place, action: Cancel | Postpone | Recur) -> None:
+    def _single(self, time_ms: int, place: SchedulePlace, action: Cancel | Postpone | Recur) -> None:
         if isinstance(action, Cancel):
             if self.states.get(place) == "pending":
                 self._set(place, "cancelled")
@@ -176,7 +176,7 @@ class Model:
 
     # --- comparing -----------------------------------------------------------------------------------------------------
 
-    def pending(self) -> list[Place]:
+    def pending(self) -> list[SchedulePlace]:
         return [place for place, state in self.states.items() if state == "pending"]
 
     def compare(self, schedule: Schedule) -> None:
@@ -204,7 +204,7 @@ class Model:
             assert schedule.rows(number, 0, len(dues))["due"].tolist() == dues == schedule.reader(number).read(0, len(dues))["due"].tolist()
         assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
 
-    def follow(self, place: Place) -> Place:
+    def follow(self, place: SchedulePlace) -> SchedulePlace:
         while place in self.moves:
             place = self.moves[place]
         return place
@@ -219,7 +219,7 @@ def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Se
     """What `delayed` puts into a batch."""
     return [
         DueMessage(
-            Place(-1, -1),
+            SchedulePlace(-1, -1),
             due,
             "orders",
             b"body %d.%d" % (number, place),

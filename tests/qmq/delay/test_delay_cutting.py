@@ -12,8 +12,8 @@ from schedule_support import PRODUCER, START, delayed
 
 from qmq.batch import BatchView, Envelope
 from qmq.compression import Compression
-from qmq.delay import cutting
-from qmq.delay.cutting import Pieces, run_id
+from qmq.delay import batch_cutting
+from qmq.delay.batch_cutting import Pieces, run_id
 from qmq.errors import CorruptBatch
 from qmq.headers import SCHEDULE_ID
 from qmq.model import MessageId
@@ -115,7 +115,7 @@ def test_a_run_is_named_by_the_first_id_and_its_time() -> None:
 
 
 def test_what_is_too_large_for_one_batch_becomes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "REGION_BYTES_MAX", 400)
+    monkeypatch.setattr(batch_cutting, "REGION_BYTES_MAX", 400)
     region, _ = delayed([START] * 9, bodies=[bytes([place]) * 50 for place in range(9)])
     found = Pieces(region).cut(range(9))
     assert len(found) > 1

@@ -11,9 +11,9 @@ from schedule_support import START, delayed
 
 from qmq.batch import Envelope
 from qmq.compression import Compression
-from qmq.delay.outline import OUTLINED_BYTES_MIN, STRETCH_MAX, Outline, is_outlined
-from qmq.delay.ports import Place
-from qmq.delay.stored import StoredBatch
+from qmq.delay.batch_outline import OUTLINED_BYTES_MIN, STRETCH_MAX, BatchOutline, is_outlined
+from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.stored_batch import StoredBatch
 from qmq.errors import CorruptBatch
 
 COLUMNS: dict[str, Any] = {
@@ -42,9 +42,9 @@ def test_a_message_by_outline_is_the_message_of_the_batch(data: st.DataObject) -
     dues = data.draw(every(st.integers(0, 2**62)))
     region, crc = delayed(dues, number=2**40 + 3, flags=2, bodies=data.draw(every(st.binary(max_size=20))), **columns)
     batch = stored(region, crc, 10)
-    outline = Outline(batch.view)
+    outline = BatchOutline(batch.view)
     for place in range(count):
-        at = Place(7, 10 + place)
+        at = SchedulePlace(7, 10 + place)
         assert outline.message(reader(region), place, dues[place], at) == batch.message(place, at)
 
 
@@ -60,31 +60,31 @@ def test_due_time_and_body_are_found_in_one_read_or_in_two(place: int) -> None:
         sizes.append(size)
         return region[at : at + size]
 
-    found = Outline(batch.view).message(read, place, dues[place], Place(7, place))
-    assert found == batch.message(place, Place(7, place))
+    found = BatchOutline(batch.view).message(read, place, dues[place], SchedulePlace(7, place))
+    assert found == batch.message(place, SchedulePlace(7, place))
     assert len(sizes) <= 3
     assert max(sizes) <= STRETCH_MAX
 
 
 def test_another_message_than_the_one_that_is_meant_is_not_given() -> None:
     region, crc = delayed([START, START + 1])
-    outline = Outline(stored(region, crc, 10).view)
+    outline = BatchOutline(stored(region, crc, 10).view)
     read = reader(region)
-    assert outline.message(read, 1, START + 1, Place(7, 11)) is not None
-    assert outline.message(read, 1, START, Place(7, 11)) is None  # due at another time
-    assert outline.message(read, 1, START + 1, Place(7, 12)) is None  # another ordinal
-    assert outline.message(read, 2, START, Place(7, 12)) is None  # not in this batch
+    assert outline.message(read, 1, START + 1, SchedulePlace(7, 11)) is not None
+    assert outline.message(read, 1, START, SchedulePlace(7, 11)) is None  # due at another time
+    assert outline.message(read, 1, START + 1, SchedulePlace(7, 12)) is None  # another ordinal
+    assert outline.message(read, 2, START, SchedulePlace(7, 12)) is None  # not in this batch
 
 
 def test_offsets_that_the_disk_changed_later_are_damage() -> None:
     region, crc = delayed([START, START + 1])
     batch = stored(region, crc)
-    outline = Outline(batch.view)
+    outline = BatchOutline(batch.view)
     data = bytearray(region)
     data[batch.view.layout.body + 4 * 2 + 2] ^= 1  # the end of the second body: 64 KiB further
-    assert outline.message(reader(bytes(data)), 0, START, Place(7, 0)) == batch.message(0, Place(7, 0))
+    assert outline.message(reader(bytes(data)), 0, START, SchedulePlace(7, 0)) == batch.message(0, SchedulePlace(7, 0))
     with pytest.raises(CorruptBatch, match="outside the batch"):
-        outline.message(reader(bytes(data)), 1, START + 1, Place(7, 1))
+        outline.message(reader(bytes(data)), 1, START + 1, SchedulePlace(7, 1))
 
 
 def test_small_and_compressed_batches_have_no_outline() -> None:

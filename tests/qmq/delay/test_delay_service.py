@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from qmq.delay.ports import BucketInfo, DueMessage, Place, Standing
-from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayService, Identity
+from qmq.batch_columns import BatchFlag
+from qmq.delay.delay_service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayIdentity, DelayService
+from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage, SchedulePlace
 from qmq.errors import (
     CallerError,
     DelayTooLong,
@@ -27,7 +28,6 @@ from qmq.limits import HEADER_BYTES_MAX
 from qmq.model import DelayedId, MessageId
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
-from qmq.region import BatchFlag
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
 
 HOUR = 3_600_000
@@ -37,7 +37,7 @@ GROUP = "d1"
 def message(number: int, due_ms: int, **fields: Any) -> DueMessage:
     """The `number`-th of producer 7."""
     known = {
-        "place": Place(due_ms // HOUR, number),
+        "place": SchedulePlace(due_ms // HOUR, number),
         "due_ms": due_ms,
         "subject": "orders",
         "body": b"body",
@@ -98,9 +98,11 @@ class FakeDesk:
         behind = sorted(each for each in found if each[:2] > after)
         return [each[2] for each in behind[:most]], behind[most - 1][:2] if len(behind) > most else None
 
-    def standing(self) -> Standing:
+    def standing(self) -> BucketStatus:
         buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
-        return Standing(buckets, 6, 96, 12 * HOUR, 1, 2, 250, 490, 99, [("gone", 1, "[E105] there is no subject 'gone'")], 11 * HOUR, -3)
+        return BucketStatus(
+            buckets, 6, 96, 12 * HOUR, 1, 2, 250, 490, 99, [("gone", 1, "[E105] there is no subject 'gone'")], 11 * HOUR, -3
+        )
 
 
 class FakeFiles:
@@ -127,7 +129,7 @@ class Service:
         self.desk, self.files = FakeDesk(), FakeFiles()
         self.is_serving = True
         self.server = grpc.aio.server()
-        DelayService(Identity(GROUP, "d1-a", HOUR), lambda: self.desk if self.is_serving else None, self.files).add_to(self.server)
+        DelayService(DelayIdentity(GROUP, "d1-a", HOUR), lambda: self.desk if self.is_serving else None, self.files).add_to(self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self.stub: Any = delay_pb2_grpc.DelayControlStub(self.channel)

@@ -12,8 +12,8 @@ from fake_schedule import FakeSchedule, Later, Step
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.loader import Loader
-from qmq.delay.ports import Place, Places
 from qmq.delay.wheel import Wheel
 
 HOUR = 100
@@ -241,7 +241,7 @@ import asyncio
 from pathlib import Path
 import numpy as np
 from qmq.delay.loader import Loader
-from qmq.delay.ports import INDEX_ROW, BucketInfo
+from qmq.delay.interfaces import INDEX_ROW, BucketInfo
 from qmq.delay.wheel import Wheel
 
 HOUR, BUCKET, COUNT = 3_600_000, 490_000, 10_000_000
@@ -296,9 +296,9 @@ class Loading(RuleBasedStateMachine):
         self.now = NOW
         self.schedule = FakeSchedule(HOUR)
         self.schedule.closed_before = closed
-        self.dues: dict[Place, int] = {}
-        self.settled: set[Place] = set()
-        self.left: set[Place] = set()
+        self.dues: dict[SchedulePlace, int] = {}
+        self.settled: set[SchedulePlace] = set()
+        self.left: set[SchedulePlace] = set()
         self.late_left: list[int] = []
         self.ahead, self.late = Step(), Step()
         if before:
@@ -312,7 +312,7 @@ class Loading(RuleBasedStateMachine):
     def _store(self, dues: list[int]) -> None:
         self.dues.update(zip(self.schedule.store(dues), dues, strict=True))
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: SchedulePlace) -> None:
         self.schedule.settle(place)
         self.settled.add(place)
 
@@ -370,13 +370,13 @@ class Loading(RuleBasedStateMachine):
         self.late_left += found.dues.tolist()
         assert all(a <= b for a, b in pairwise(self.late_left)), "an older late message came behind a newer one"
         for bucket, ordinal in zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True):
-            assert Place(bucket, ordinal) in self.was_before
+            assert SchedulePlace(bucket, ordinal) in self.was_before
 
     def _leave(self, found: Places) -> None:
         rows = list(zip(found.dues.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
         assert rows == sorted(rows)
         for due, bucket, ordinal in rows:
-            place = Place(bucket, ordinal)
+            place = SchedulePlace(bucket, ordinal)
             assert self.dues[place] == due <= self.now
             assert place not in self.left, "twice"
             self.left.add(place)

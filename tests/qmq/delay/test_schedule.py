@@ -14,10 +14,11 @@ from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
 
 from qmq.batch import BatchView
+from qmq.batch_columns import REGION, REGION_BYTES, BatchFlag
 from qmq.compression import Compression
-from qmq.delay import lookup
-from qmq.delay.growing import LARGE_BYTES
-from qmq.delay.ports import Place, Places
+from qmq.delay import bucket_lookup
+from qmq.delay.append_files import LARGE_BYTES
+from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.delay.schedule_state import MARK_FILE
 from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
@@ -25,7 +26,6 @@ from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanDone, Postpone, Recur
 from qmq.log.disk import Disk
 from qmq.model import DelayedId, MessageId
-from qmq.region import REGION, REGION_BYTES, BatchFlag
 
 BUCKET = START // SECOND
 NAME = "20231114T221320Z"
@@ -71,7 +71,7 @@ def test_what_is_due_before_the_first_bucket_that_is_kept_goes_into_that_with_it
     assert [(info.bucket, info.messages) for info in schedule.buckets()] == [(BUCKET + 10, 2), (BUCKET + 11, 1)]
     assert [each.due_ms for each in schedule.scan("orders")] == [START, START + 10 * SECOND, START + 11 * SECOND]
     assert [each.due_ms for each in schedule.scan("orders", START, START + 1)] == [START]
-    assert schedule.find(id_of(0, 0, START, START)) == Place(BUCKET + 10, 0)
+    assert schedule.find(id_of(0, 0, START, START)) == SchedulePlace(BUCKET + 10, 0)
 
 
 def test_a_batch_without_due_times_changes_nothing_but_the_index(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up
         schedule.take(index, START, *delayed([START + index * SECOND], number=index))
         schedule.check()
     assert 1 < len(list(tmp_path.iterdir())) < 80
-    assert len(schedule.read(places(Place(BUCKET + each, 0) for each in (0, *range(2, 40))))) == 39
+    assert len(schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in (0, *range(2, 40))))) == 39
     assert len(contents(schedule)) == 78
     assert len(contents(reloaded(schedule, checkpoint(schedule)))) == 78
 
@@ -116,7 +116,7 @@ def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_pa
         each.check()
     with pytest.raises(DiskFull):
         schedule.begin_checkpoint().run()
-    assert len(schedule.read(places([Place(BUCKET, each) for each in range(3)]))) == 3
+    assert len(schedule.read(places([SchedulePlace(BUCKET, each) for each in range(3)]))) == 3
     disk.is_full = False
     assert contents(schedule) == contents(other)
 
@@ -155,13 +155,13 @@ def test_files_of_a_closed_bucket_stay_as_long_as_a_checkpoint_that_is_kept_name
     schedule.act(4, START, Close(BUCKET + 1))
     assert [info.bucket for info in schedule.buckets()] == [BUCKET + 1]
     with pytest.raises(MessageNotFound):
-        schedule.state_of(Place(BUCKET, 0))
+        schedule.state_of(SchedulePlace(BUCKET, 0))
     newest = checkpoint(schedule)
     assert (tmp_path / f"{NAME}.log").exists()
     schedule = reloaded(schedule, newest)
     assert (tmp_path / f"{NAME}.log").exists(), "opened from the newest one, the older one may be needed still"
     older = reloaded(schedule, before)
-    assert older.state_of(Place(BUCKET, 0)) == "cancelled"
+    assert older.state_of(SchedulePlace(BUCKET, 0)) == "cancelled"
     older.act(4, START, Close(BUCKET + 1))
     assert checkpoint(older) == newest
     assert (tmp_path / f"{NAME}.log").exists()
@@ -292,9 +292,9 @@ def test_damage_is_found_when_it_is_read_and_says_where(tmp_path: Path, suffix: 
     data[where] ^= 1
     path.write_bytes(data)
     schedule = opened(tmp_path, state)
-    assert schedule.read(places([Place(BUCKET, 0)]))[0].due_ms == START
+    assert schedule.read(places([SchedulePlace(BUCKET, 0)]))[0].due_ms == START
     with pytest.raises(LogDamaged, match=f"{NAME}.{named} is damaged at byte {second if named == 'log' else 16} "):
-        schedule.read(places([Place(BUCKET, 1)]))
+        schedule.read(places([SchedulePlace(BUCKET, 1)]))
     schedule.close()
 
 
@@ -308,7 +308,7 @@ def test_damage_in_the_dispatch_log_is_found_when_it_is_first_needed(tmp_path: P
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"!")
     with pytest.raises(LogDamaged, match=f"{NAME}.done is damaged at byte {len(whole) // 2} "):
-        opened(tmp_path, state).state_of(Place(BUCKET, 0))
+        opened(tmp_path, state).state_of(SchedulePlace(BUCKET, 0))
     path.write_bytes(whole[: len(whole) // 2] * 2)
     with pytest.raises(LogDamaged, match="other messages than the 2"):
         opened(tmp_path, state).settled(BUCKET)
@@ -323,14 +323,16 @@ def test_bodies_that_cannot_be_decompressed_are_kept_and_said_to_be_damaged(tmp_
     schedule.take(1, START, broken, _crc(broken))
     assert [(info.bucket, info.messages) for info in schedule.buckets()] == [(BUCKET, 2)]
     with pytest.raises(LogDamaged, match="decompress"):
-        schedule.read(places([Place(BUCKET, 0)]))
+        schedule.read(places([SchedulePlace(BUCKET, 0)]))
 
 
 def test_compressed_bodies_are_read_whole_or_cut(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     for number, dues in enumerate(([START, START + 1], [START, START + SECOND]), 1):
         schedule.take(number, START, *delayed(dues, number=number, bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD))
-    found = schedule.read(places([Place(BUCKET, 1), Place(BUCKET, 0), Place(BUCKET, 2), Place(BUCKET + 1, 0)]))
+    found = schedule.read(
+        places([SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET, 0), SchedulePlace(BUCKET, 2), SchedulePlace(BUCKET + 1, 0)])
+    )
     assert [each.body[:1] for each in found] == [b"y", b"x", b"x", b"y"]
 
 
@@ -362,15 +364,15 @@ def test_a_moved_message_keeps_its_id_and_after_its_end_the_id_tells_of_it(tmp_p
     known = id_of(1, 1, START + 1)
     schedule.act(2, START, Postpone(BUCKET, 1, START + 2 * SECOND))
     schedule.act(3, START, Postpone(BUCKET + 2, 0, START + 7))
-    assert schedule.find(known) == Place(BUCKET, 2)
-    assert [schedule.state_of(each) for each in (Place(BUCKET, 1), Place(BUCKET + 2, 0))] == ["moved", "moved"]
+    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
+    assert [schedule.state_of(each) for each in (SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET + 2, 0))] == ["moved", "moved"]
     schedule.act(4, START, plan(1, (BUCKET, [2])))
-    assert schedule.find(known) == Place(BUCKET, 2)
+    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
     schedule.act(5, START, PlanDone((1,)))
     schedule = reloaded(schedule, checkpoint(schedule))
     assert schedule.alias(known.message_id.to_bytes()) is None
-    assert schedule.find(known) == Place(BUCKET, 2)
-    assert schedule.state_of(Place(BUCKET, 2)) == "delivered"
+    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
+    assert schedule.state_of(SchedulePlace(BUCKET, 2)) == "delivered"
 
 
 def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path: Path) -> None:
@@ -384,17 +386,17 @@ def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path:
         assert place.bucket == BUCKET + run
         schedule.act(2 + run, START, plan(run, (BUCKET + run, [0])))
         schedule.act(2 + run, START, Recur(BUCKET + run, 0, START + SECOND * (run + 1)))
-    ids = [each.message_id for each in schedule.read(places(Place(BUCKET + each, 0) for each in range(5)))]
+    ids = [each.message_id for each in schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in range(5)))]
     assert len(set(ids)) == 5
     schedule.act(9, START, Postpone(BUCKET + 4, 0, START + 9 * SECOND))
-    assert schedule.find(known) == Place(BUCKET + 9, 0)
+    assert schedule.find(known) == SchedulePlace(BUCKET + 9, 0)
 
 
 def test_a_scan_of_more_than_fit_goes_through_a_bucket_several_times_and_gives_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "SORTED_MAX", 10)
-    monkeypatch.setattr(lookup, "_SLICE_ROWS", 7)
+    monkeypatch.setattr(bucket_lookup, "SORTED_MAX", 10)
+    monkeypatch.setattr(bucket_lookup, "_SLICE_ROWS", 7)
     dues = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
     schedule = filled(tmp_path, dues)
     schedule.act(21, START, Cancel(BUCKET, 3))
@@ -428,7 +430,7 @@ def test_a_copied_folder_is_opened_by_another_process_of_the_same_state(tmp_path
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     other = opened(tmp_path / "b", msgspec.msgpack.decode(state))
     assert (other.next_plan, other.plans, other.index) == (6, schedule.plans, 2)
-    assert other.state_of(Place(BUCKET, 0)) == "planned"
+    assert other.state_of(SchedulePlace(BUCKET, 0)) == "planned"
     assert contents(other) == contents(schedule)
 
 
@@ -444,5 +446,5 @@ def test_what_nobody_can_take_apart_is_passed_over_by_every_replica_alike(tmp_pa
     actions = (Postpone(BUCKET, 0, START + 5), Recur(BUCKET, 0, START + 5), Recur(BUCKET, 7, START), Recur(BUCKET, 1, START + 5_000))
     for index, action in enumerate(actions, 3):
         schedule.act(index, START, action)
-    assert schedule.state_of(Place(BUCKET, 0)) == "pending"
+    assert schedule.state_of(SchedulePlace(BUCKET, 0)) == "pending"
     assert [(each.bucket, each.messages) for each in schedule.buckets()] == [(BUCKET, 2), (BUCKET + 5, 1)]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from schedule_support import SECOND, START, Entry, Model, checkpoint, contents, delayed, messages_of, opened, plan
 
-from qmq.delay.ports import Place, Places
+from qmq.batch_columns import BatchFlag
+from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.headers import CRON
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.model import DelayedId, MessageId
-from qmq.region import BatchFlag
 
 DUES = st.integers(START, START + 6 * SECOND)
 BUCKET = START // SECOND
@@ -37,7 +37,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         """The newest two, as on disk."""
         self.held: Any = None
         """A checkpoint that was captured and not run."""
-        self.told: list[tuple[int, Place]] = []
+        self.told: list[tuple[int, SchedulePlace]] = []
         self.schedule = self._open(None)
 
     def teardown(self) -> None:
@@ -56,7 +56,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def _pending(self, found: Places) -> None:
         named = zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True)
-        self.told += list(zip(found.dues.tolist(), [Place(*each) for each in named], strict=True))
+        self.told += list(zip(found.dues.tolist(), [SchedulePlace(*each) for each in named], strict=True))
 
     def _entry(self, **content: Any) -> None:
         entry = Entry(self.entries[-1].index + 2 if self.entries else 1, self.time_ms, **content)
@@ -68,7 +68,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             self.model.act(self.time_ms, action)
         self._entry(actions=actions)
 
-    def _some(self, data: st.DataObject) -> Place | None:
+    def _some(self, data: st.DataObject) -> SchedulePlace | None:
         return data.draw(st.sampled_from(sorted(self.model.messages))) if self.model.messages else None
 
     # --- entries -------------------------------------------------------------------------------------------------------

@@ -11,19 +11,19 @@ import pytest
 from schedule_support import SECOND, START, contents, delayed, plan
 from support import ManualClock
 
-from qmq.delay.ports import Place
+from qmq.batch_columns import parse_header
+from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import Schedule
-from qmq.log import following
+from qmq.log import follower
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur
-from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
-from qmq.log.config import Flush, LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.disk import Disk
-from qmq.log.merged import read_merged
+from qmq.log.log_config import Flush, LogConfig
+from qmq.log.merged_log import read_merged
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
-from qmq.region import parse_header
 
 BUCKET = START // SECOND
 
@@ -55,7 +55,7 @@ class DelayStore:
     def act(self, random: Random) -> None:
         """An entry of one or several actions, all of them such as a master would do."""
         schedule = self.schedule
-        every = [Place(info.bucket, each) for info in schedule.buckets() for each in range(info.messages)]
+        every = [SchedulePlace(info.bucket, each) for info in schedule.buckets() for each in range(info.messages)]
         pending = [place for place in every if schedule.state_of(place) == "pending"]
         chance = random.random()
         if pending and chance < 0.5:
@@ -164,8 +164,8 @@ def feed(master: Store, slave: Store, bytes_max: int) -> bool:
     )
     assert stretch is not None
     if stretch.runs:
-        runs = following.unpack_runs(memoryview(b"".join(following.pack_runs(stretch.runs))))
-        following.take(slave, runs, following.check_stretch(runs, slave.index, stretch.last))
+        runs = follower.unpack_runs(memoryview(b"".join(follower.pack_runs(stretch.runs))))
+        follower.take(slave, runs, follower.check_stretch(runs, slave.index, stretch.last))
     return bool(stretch.runs)
 
 

@@ -10,7 +10,7 @@ import pytest
 import qmq
 from qmq.errors import InvalidArgument
 from qmq.model import dead_letter_subject
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 NOW = timedelta(0)
 SOON = timedelta(seconds=10)

@@ -12,9 +12,9 @@ from support import eventually
 
 import qmq
 from qmq.batch import encode, sent_envelope
+from qmq.batch_columns import REGION, REGION_BYTES, Columns
 from qmq.client.connection import connect
-from qmq.node.dev import Node
-from qmq.region import REGION, REGION_BYTES, Columns
+from qmq.node.dev_node import Node
 from qmq.wire.frame import FrameKind
 
 GARBAGE = "garbage that claims zstd"

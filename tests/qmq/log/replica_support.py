@@ -10,16 +10,16 @@ from typing import Any
 
 from support import ManualClock, intake
 
-from qmq.log import following
+from qmq.log import follower
 from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
-from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
-from qmq.log.merged import read_merged
+from qmq.log.log_config import LogConfig
+from qmq.log.merged_log import read_merged
+from qmq.log.recent_writes import WriteStretch
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.log.tail import Stretch
-from qmq.wire.messages import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES_MIN = 1 << 30
@@ -169,7 +169,7 @@ class Traffic:
             self.store.act(Reset(*where, "", self.random.randrange(next_sequence + 1)))
 
 
-def read_from(master: Store, slave: Store, bytes_max: int, *, from_files: bool) -> Stretch | None:
+def read_from(master: Store, slave: Store, bytes_max: int, *, from_files: bool) -> WriteStretch | None:
     """What the master sends next; None if it has that no more."""
     place = (slave.messages.end, slave.actions.end)
     found = None if from_files else master.tail.read(place, slave.index, bytes_max)
@@ -182,8 +182,8 @@ def feed(master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool
     assert stretch is not None, "the master has that no more"
     if not stretch.runs:
         return False
-    runs = following.unpack_runs(memoryview(b"".join(following.pack_runs(stretch.runs))))
-    following.take(slave, runs, following.check_stretch(runs, slave.index, stretch.last))
+    runs = follower.unpack_runs(memoryview(b"".join(follower.pack_runs(stretch.runs))))
+    follower.take(slave, runs, follower.check_stretch(runs, slave.index, stretch.last))
     assert slave.index == stretch.last
     assert (slave.messages.end, slave.actions.end) == stretch.place
     return True

@@ -11,8 +11,8 @@ from google_crc32c import value as crc32c
 from replica_support import SMALL, Traffic, checkpoint, feed_all, master_at, opened
 from support import ManualClock, SmallDisk, intake
 
-from qmq.log import commit_mark, following
-from qmq.log.checkpointing import close_store
+from qmq.log import commit_mark, follower
+from qmq.log.checkpoint_writing import close_store
 from qmq.log.commit_mark import FILE, INTERVAL_MS, CommitMark, Marker
 from qmq.log.envelopes import walk
 from qmq.log.recovery import open_store
@@ -145,7 +145,7 @@ def test_mark_of_a_slave_names_nothing_that_is_not_committed_although_it_is_writ
             committed = random.randrange(committed, slave.index + 1)
             slave.commit(committed)
         if random.random() < 0.2 and slave.pending:  # another master has less
-            following.truncate(slave, random.randrange(committed, slave.index + 1))
+            follower.truncate(slave, random.randrange(committed, slave.index + 1))
         marker.tick(now_ms := now_ms + 600)
         check_lags(slave, committed)
     traffic.store.close()
@@ -259,7 +259,7 @@ def test_log_that_begins_anew_has_no_mark(tmp_path: Path) -> None:
     checkpoint(store)
     Marker(store).tick(0)
     store.close()
-    following.begin_anew(tmp_path, (1 << 20, 1 << 16))
+    follower.begin_anew(tmp_path, (1 << 20, 1 << 16))
     assert not (tmp_path / FILE).exists()
     again = opened(tmp_path)
     again.begin_at(5_000, 3)

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from support import ManualClock, intake
 
-from qmq.log.checkpointing import begin_checkpoint, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import FILE_ENTRIES, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import Retention
 from qmq.model import Partition, QueueId, SubjectConfig

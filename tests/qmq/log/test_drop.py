@@ -9,10 +9,10 @@ from support import ManualClock, intake
 from qmq.limits import KIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.actions import Begin, Join, LaneBegin, PullAction, Pulled
-from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
-from qmq.log.config import LogConfig
-from qmq.log.dropping import drop
+from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
+from qmq.log.queue_deletion import drop
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention
 from qmq.log.store import Store

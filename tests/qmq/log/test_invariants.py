@@ -9,15 +9,15 @@ import pytest
 
 from qmq.errors import CorruptBatch
 from qmq.invariants import InvariantBroken
-from qmq.log import commands
+from qmq.log import command_messages
 from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
-from qmq.log.consumption import Share
+from qmq.log.share import Share
 from qmq.model import Partition, QueueId
 
 NAMES = ("s", 0, "g", "c")
 _PULL_OF_NOBODY = """
 from qmq.log.actions import PullAction, Pulled
-from qmq.log.consumption import Share
+from qmq.log.share import Share
 assert False, "this is removed"
 Share().apply(PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
 """
@@ -43,8 +43,8 @@ def test_what_only_the_master_does_and_never_does_wrong_breaks_an_invariant() ->
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b"\xff"])
 def test_a_command_message_that_cannot_be_read_is_damage(body: bytes) -> None:
-    region = commands.build(QueueId("s", Partition(1)), "c", 2)
-    assert commands.read(region, 5).to_version == 2
+    region = command_messages.build(QueueId("s", Partition(1)), "c", 2)
+    assert command_messages.read(region, 5).to_version == 2
     own = b'{"change_id": "c", "to_version": 2}'
     with pytest.raises(CorruptBatch, match="command message at sequence 5"):
-        commands.read(region.replace(own, body.ljust(len(own))), 5)
+        command_messages.read(region.replace(own, body.ljust(len(own))), 5)

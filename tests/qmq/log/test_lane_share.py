@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qmq_ordering.route import LpRange
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
-from qmq.log.lanes import LaneShare, Progress
+from qmq.log.lane_share import LaneProgress, LaneShare
 
 WIDTH, LENGTH = 8, 12
 NAMES = ("s", 1, "g", "c")
@@ -144,9 +144,9 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
     right = share.apply(LaneGrant(*NAMES, 4, 8, "i", 1000))
     share.apply(LaneDone(*NAMES, left, ((0, 9),)))
     share.apply(LaneDone(*NAMES, right, ((0, 3), (6, 7))))
-    assert share.progress == [Progress(LpRange(0, 4), 10), Progress(LpRange(4, 8), 4, [(6, 8)])]
+    assert share.progress == [LaneProgress(LpRange(0, 4), 10), LaneProgress(LpRange(4, 8), 4, [(6, 8)])]
     share.apply(LaneDone(*NAMES, right, ((4, 5), (8, 9))))
-    assert share.progress == [Progress(LpRange(0, 8), 10)]
+    assert share.progress == [LaneProgress(LpRange(0, 8), 10)]
 
 
 def test_parking_what_is_parked_already_counts_once() -> None:

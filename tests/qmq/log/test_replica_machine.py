@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replica_support import History, Traffic, checkpoint, files, flush, memory, opened, read_from, small, state_of
 from support import ManualClock
 
-from qmq.log import following
+from qmq.log import follower
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
@@ -81,15 +81,15 @@ class ReplicaMachine(RuleBasedStateMachine):
         if stretch is None:
             self.begin_anew()
         elif stretch.runs:
-            runs = following.unpack_runs(memoryview(b"".join(following.pack_runs(stretch.runs))))
-            following.take(self.slave, runs, following.check_stretch(runs, self.slave.index, stretch.last))
+            runs = follower.unpack_runs(memoryview(b"".join(follower.pack_runs(stretch.runs))))
+            follower.take(self.slave, runs, follower.check_stretch(runs, self.slave.index, stretch.last))
         if self.slave.index >= self.resetting_until:
             self.resetting_until = 0
 
     def begin_anew(self) -> None:
         self.slave.close()
         index, epoch = self.master.start()
-        following.begin_anew(self.folder / "s", (self.master.messages.start, self.master.actions.start))
+        follower.begin_anew(self.folder / "s", (self.master.messages.start, self.master.actions.start))
         self.slave = self.open("s")
         self.slave.begin_at(index, epoch)
         self.resetting_until = self.master.index
@@ -116,7 +116,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.traffic.store = self.master
         self.traffic.history.cut(index)
         self.new_epoch()
-        if self.slave.index > index and not following.truncate(self.slave, index):
+        if self.slave.index > index and not follower.truncate(self.slave, index):
             self.slave.close()
             self.slave = self.open("s", until=index)
         assert self.slave.index <= index
@@ -154,7 +154,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def begin_anew_from_nothing(self) -> None:
         """As a replica does that was killed while it was built anew."""
-        following.begin_anew(self.folder / "s", (0, 0))
+        follower.begin_anew(self.folder / "s", (0, 0))
         self.slave = self.open("s")
         self.begin_anew()
 

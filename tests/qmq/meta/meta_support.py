@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from qmq_coordination.groups import Claim, Master, ReplicaRecord, group_key
-from qmq_coordination.registry import Registration
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, ReplicaRecord, group_key
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView
-from qmq_replication.membership import Membership
+from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, UnknownGroup
-from qmq.meta.server import MetaConfig, MetaServer
+from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import CHANNEL_OPTIONS, answering, typed_error
@@ -43,10 +43,10 @@ class FakeBroker(control_pb2_grpc.BrokerControlServicer):
 
     async def register(self, store: CoordinationStore, epoch: int = 1) -> Registration:
         """All keys of a group whose only replica and master this is."""
-        claim = Claim(epoch, self.replica, "test")
-        await store.put(group_key(self.group, "members"), Membership(1, (self.replica,)).encode())
+        claim = EpochClaim(epoch, self.replica, "test")
+        await store.put(group_key(self.group, "members"), ReplicaMembership(1, (self.replica,)).encode())
         await store.put(group_key(self.group, "epoch"), claim.encode())
-        master = Master(self.replica, epoch, "test", f"data-{self.replica}:1", self.address)
+        master = MasterRecord(self.replica, epoch, "test", f"data-{self.replica}:1", self.address)
         record = ReplicaRecord(self.replica, self.group, master.data_address, self.address)
         registration = Registration(store, record, also={group_key(self.group, "master"): master.encode()})
         await registration.start()

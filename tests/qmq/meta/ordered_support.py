@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key
+from qmq_coordination.coordination_store import Compare, CoordinationStore, KeyListing, Operation, Put, Revision, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import Claim, Master, group_key
-from qmq_coordination.ordered import FENCES, ROUTES, Fence, OrderedState, latest_key, ordered_state, route_key
-from qmq_coordination.store import Compare, CoordinationStore, Listing, Operation, Put, Revision, TxnResult
+from qmq_coordination.ordered_records import FENCES, ROUTES, Fence, OrderedState, latest_key, ordered_state, route_key
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_ordering.algebra import first_route
 from qmq_ordering.frontier import Frontier
 from qmq_ordering.route import FENCED, LpRange, Phase
 
 from qmq.errors import NotConnected, RouteConflict
-from qmq.meta.ordered.changes import Changes
-from qmq.meta.ordered.forgetting import Forgetting
-from qmq.meta.ordered.groups import Groups
-from qmq.meta.ordered.placing import Placing
-from qmq.meta.ordered.records import Records
+from qmq.meta.ordered.changes import RouteChanges
+from qmq.meta.ordered.group_deletion import Forgetting
+from qmq.meta.ordered.group_placement import Placing
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.group_rounds import GroupRounds
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 
@@ -173,7 +173,7 @@ class Watchful:
         await self._yield()
         return found
 
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> Listing:
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
         await self._yield()
         return await self.inner.list(prefix, revision=revision, limit=limit)
 
@@ -254,8 +254,8 @@ class World:
         await SubjectCatalog(self.embedded).create(config, also=also)
 
     async def elect(self, group: str, epoch: int) -> None:
-        claim = Claim(epoch, f"{group}-{epoch}", f"attempt {epoch}")
-        master = Master(claim.replica, epoch, claim.attempt, "d:1", "c:1")
+        claim = EpochClaim(epoch, f"{group}-{epoch}", f"attempt {epoch}")
+        master = MasterRecord(claim.replica, epoch, claim.attempt, "d:1", "c:1")
         await self.embedded.txn([], [Put(group_key(group, "epoch"), claim.encode()), Put(group_key(group, "master"), master.encode())])
 
     async def lose_master(self, group: str) -> None:
@@ -267,15 +267,17 @@ class World:
         self.now_ms += int(seconds * 1000)
         await asyncio.sleep(0)
 
-    def changes(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Changes:
+    def changes(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> RouteChanges:
         """A metaserver's."""
-        return Changes(store or self.store, self.brokers, sleep=self.sleep, now_ms=lambda: self.now_ms, new_id=self.new_id, arrow=arrow)
+        return RouteChanges(
+            store or self.store, self.brokers, sleep=self.sleep, now_ms=lambda: self.now_ms, new_id=self.new_id, arrow=arrow
+        )
 
     def new_id(self) -> str:
         return f"change-{next(self.ids)}"
 
-    def groups(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Groups:
-        return Groups(Records(store or self.store), self.brokers, arrow=arrow)
+    def groups(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> GroupRounds:
+        return GroupRounds(Records(store or self.store), self.brokers, arrow=arrow)
 
     def placing(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Placing:
         return Placing(Records(store or self.store), self.brokers, arrow=arrow)

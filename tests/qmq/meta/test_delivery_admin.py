@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from faulty_store import Fault, FaultyStore
-from qmq_coordination.delivery import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
+from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from support import ManualClock
 
 from qmq.errors import CoordinationUnavailable, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
-from qmq.meta.brokers import Brokers
-from qmq.meta.cluster import Cluster
-from qmq.meta.delivery import DeliveryAdmin
+from qmq.meta.broker_calls import Brokers
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.delivery_admin import DeliveryService
 from qmq.model import GroupSettings, Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -28,7 +28,7 @@ class Meta:
 
     def __init__(self, store: FaultyStore) -> None:
         self.view, self.clock = ClusterView(store), ManualClock()
-        self.admin = DeliveryAdmin(store, self.view, Cluster(store, self.view, auto_create=False), Brokers(self.view), self.clock)
+        self.admin = DeliveryService(store, self.view, ClusterCatalog(store, self.view, auto_create=False), Brokers(self.view), self.clock)
 
     async def set(self, subject: str, group: str, attempts_max: int | None = None, delays: Sequence[int] = ()) -> tuple[object, ...]:
         request = pb.SetGroupSettingsRequest(subject=subject, group=group, attempts_max=attempts_max, retry_delays_ms=delays)

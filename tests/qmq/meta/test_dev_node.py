@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from meta_support import Caller
+from qmq_coordination.broker_groups import Health, ReplicaRecord, group_key
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import Health, ReplicaRecord, group_key
 from support import node_config, running
 
 from qmq.client.metadata import MetadataClient
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 
 

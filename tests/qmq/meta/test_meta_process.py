@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from meta_support import brokers
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.client.metadata import MetadataClient
 from qmq.errors import CoordinationUnavailable

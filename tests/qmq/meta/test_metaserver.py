@@ -8,10 +8,10 @@ import secrets
 import grpc
 import pytest
 from meta_support import Caller, FakeBroker, brokers, metaserver
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess
-from qmq_coordination.groups import Claim, Master, group_key
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
 from qmq_coordination.subjects import subject_key
 from support import eventually
 
@@ -27,7 +27,7 @@ from qmq.errors import (
     UnknownGroup,
     UnknownSubject,
 )
-from qmq.meta import watchers as watching
+from qmq.meta import route_watchers as watching
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import typed_error
@@ -119,7 +119,7 @@ async def test_a_subject_from_before_placement_lives_on_every_group(store: Coord
 async def test_a_new_master_is_located_and_a_group_without_one_is_said(store: CoordinationStore) -> None:
     async with brokers(store, "g1"), metaserver(store) as (call, view):
         await create(call, "a")
-        await store.put(group_key("g1", "master"), Master("g1-b", 2, "x", "data-g1-b:1", "127.0.0.1:1").encode())
+        await store.put(group_key("g1", "master"), MasterRecord("g1-b", 2, "x", "data-g1-b:1", "127.0.0.1:1").encode())
         await eventually(lambda: (found := view.group("g1").master) and found.epoch == 2)
         assert await routes(call, "a") == [("g1", "data-g1-b:1", 2, True)]
         await store.delete(group_key("g1", "master"))
@@ -185,7 +185,7 @@ async def test_a_replica_that_is_master_no_more_sends_us_to_the_new_one(store: C
         old.is_master = False
         with pytest.raises(NotConnected, match=r"g1-a .*not the master any more"):
             await call("Transfer", pb.GroupTransferRequest(broker_group="g1", to="g1-b"))
-        master = Master("g1-b", 2, "x", "d:1", newer.address)
+        master = MasterRecord("g1-b", 2, "x", "d:1", newer.address)
         await store.put(group_key("g1", "master"), master.encode())
         done = await call("Transfer", pb.GroupTransferRequest(broker_group="g1", to="g1-c"))
         assert (done.master, done.refused_ms) == ("g1-c", 7)
@@ -202,7 +202,7 @@ async def test_a_replica_that_is_master_no_more_sends_us_to_the_new_one(store: C
 async def test_the_cluster_is_described_with_what_replicas_say_and_without_those_that_say_nothing(store: CoordinationStore) -> None:
     async with brokers(store, "g1", "g2") as (_, two), metaserver(store) as (call, _):
         await store.put(group_key("g2", "members"), b'{"version": 2, "voters": ["g2-a", "g2-b"], "learners": ["g2-c"]}')
-        await store.put(group_key("g3", "epoch"), Claim(4, "g3-a", "x").encode())
+        await store.put(group_key("g3", "epoch"), EpochClaim(4, "g3-a", "x").encode())
         await two.server.stop(None)
         async with asyncio.timeout(20):
             while len((await call("DescribeCluster", pb.DescribeClusterRequest())).groups) < 3:
@@ -229,7 +229,7 @@ async def test_a_watch_tells_what_is_to_be_located_anew(store: CoordinationStore
         assert (list(first.subjects), list(first.broker_groups)) == ([], [])
         await create(call, "a")
         assert list((await anext(answers)).subjects) == ["a"]
-        await store.put(group_key("g1", "master"), Master("g1-b", 2, "x", "d:1", "c:1").encode())
+        await store.put(group_key("g1", "master"), MasterRecord("g1-b", 2, "x", "d:1", "c:1").encode())
         assert list((await anext(answers)).broker_groups) == ["g1"]
         watch.cancel()
 
@@ -306,7 +306,7 @@ async def test_without_the_store_what_is_known_is_answered_and_changes_are_refus
 async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) -> None:
     async with brokers(store, "g1") as (one,), metaserver(store) as (_, view):
         one.is_master = False
-        from qmq.meta.brokers import Brokers
+        from qmq.meta.broker_calls import Brokers
 
         asking = Brokers(view)
         with pytest.raises(NotMaster):

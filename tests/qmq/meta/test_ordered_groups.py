@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from faulty_store import Fault, FaultyStore
 from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
-from qmq_coordination.ordered import MemberRecord, assignment_key, group_record_key, member_key
+from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.advance import first_frontier
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.frontier import Frontier, Gate, GroupRecord
@@ -17,9 +17,9 @@ from qmq_ordering.lane import Assignment
 from qmq_ordering.route import LpRange, Route
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
-from qmq.meta.ordered.groups import Outcome
-from qmq.meta.ordered.progress import mark_passed
-from qmq.meta.ordered.starts import CLOCKS_APART_MS, Start
+from qmq.meta.ordered.group_rounds import RoundOutcome
+from qmq.meta.ordered.group_starts import CLOCKS_APART_MS, Start
+from qmq.meta.ordered.lane_progress import mark_passed
 from qmq.proto.v1 import control_pb2 as control
 
 EARLIEST, LATEST = Start.of_new("earliest"), Start.of_new("latest")
@@ -54,7 +54,7 @@ class Grouped(World):
         for part in change.targets:
             self.brokers.parts[part.number] = Lanes(part.range)
 
-    async def round(self) -> Outcome:
+    async def round(self) -> RoundOutcome:
         return await self.groups().round(SUBJECT, "g")
 
     async def record(self) -> GroupRecord:
@@ -324,7 +324,7 @@ async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go
     versions = [frontier.version for frontier in world.frontiers()]
     assert versions == [1, 2, 3, 4, 5]
     assert {lane[0] for lane in await world.lanes()} == {5}
-    assert (await world.round()) == Outcome(version=5)
+    assert (await world.round()) == RoundOutcome(version=5)
 
 
 @pytest.mark.parametrize("arrow", ["before advance", "behind advance", "before assign", "behind assign"])
@@ -427,7 +427,7 @@ async def test_a_backlog_draws_more_consumers(world: Grouped) -> None:
 
 async def test_a_group_that_does_not_exist_has_no_rounds(world: Grouped) -> None:
     await world.create()
-    assert await world.round() == Outcome()
+    assert await world.round() == RoundOutcome()
     with pytest.raises(UnknownGroup):
         await world.placing().make_ready(SUBJECT, "g")
 

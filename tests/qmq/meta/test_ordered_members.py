@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from faulty_store import Fault, FaultyStore
 from ordered_support import Brokers, Watchful
+from qmq_coordination.coordination_store import CoordinationStore, LeaseId
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.ordered import LEADER, MemberRecord, member_key
-from qmq_coordination.store import CoordinationStore, LeaseId
+from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
 from qmq_ordering.algebra import first_route
 from qmq_ordering.frontier import Readable
 from qmq_ordering.lane import Assignment, Lane
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.errors import CoordinationError, CoordinationUnavailable, StaleDelivery
-from qmq.meta.ordered.leader import Leader
-from qmq.meta.ordered.members import LEASE_MS_MIN, Member, Members
-from qmq.meta.ordered.plans import spread
-from qmq.meta.ordered.progress import EVERYTHING, Progress
+from qmq.meta.ordered.change_plans import spread
+from qmq.meta.ordered.controller_election import ControllerElection
+from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, Members
+from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress
 from qmq.proto.v1 import control_pb2 as control
 
-X = Member("s", "g", "x")
+X = GroupMember("s", "g", "x")
 
 
 class Clock:
@@ -90,13 +90,13 @@ async def test_no_lease_is_shorter_than_two_seconds(embedded: EmbeddedStore, clo
 async def test_who_leaves_is_gone_at_once_and_takes_nobody_elses_place_along(embedded: EmbeddedStore, clock: Clock) -> None:
     here = members(embedded, clock)
     await here.keep(X, "1", 3_000, generation=0)
-    await here.keep(Member("s", "g", "y"), "1", 3_000, generation=0)
+    await here.keep(GroupMember("s", "g", "y"), "1", 3_000, generation=0)
     await here.leave(X, "another life")
     assert await there(embedded) is not None
     await here.leave(X, "1")
     await here.leave(X, "1")
     assert (await there(embedded), list(here.pairs)) == (None, [("s", "g")])
-    await here.leave(Member("s", "g", "y"), "1")
+    await here.leave(GroupMember("s", "g", "y"), "1")
     assert list(here.pairs) == []
     await embedded.close()
 
@@ -189,7 +189,7 @@ async def test_leaving_is_certain_though_its_answer_is_lost(embedded: EmbeddedSt
 
 
 async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: EmbeddedStore, clock: Clock) -> None:
-    first, second = Leader(embedded, "first", lease_s=3), Leader(embedded, "second", lease_s=3)
+    first, second = ControllerElection(embedded, "first", lease_s=3), ControllerElection(embedded, "second", lease_s=3)
     assert await first.look()
     assert not await second.look()
     clock.ms += 2_000
@@ -208,7 +208,7 @@ async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: Em
 @pytest.mark.parametrize("failure", [CoordinationUnavailable("nobody answers"), ValueError("an answer that nobody understands")])
 async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: EmbeddedStore, failure: Exception) -> None:
     store = FaultyStore(embedded)
-    leader = Leader(store, "it", lease_s=0.03)  # type: ignore[arg-type]
+    leader = ControllerElection(store, "it", lease_s=0.03)  # type: ignore[arg-type]
     leader.start()
     async with asyncio.timeout(10):
         while not leader.is_leader:
@@ -233,8 +233,8 @@ def status(number: int, next_sequence: int, *rows: tuple[int, int, int, bool]) -
     return found
 
 
-def progress(*statuses: control.PartitionStatus) -> Progress:
-    found = Progress()
+def progress(*statuses: control.PartitionStatus) -> GroupLaneProgress:
+    found = GroupLaneProgress()
     found.add(control.DescribeLanesResponse(partitions=statuses))
     return found
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from meta_support import Caller, FakeBroker, metaserver
 from ordered_support import Brokers as Lanes
-from qmq_coordination.groups import group_key
-from qmq_coordination.ordered import LEADER, group_record_key
-from qmq_coordination.store import CoordinationStore
+from qmq_coordination.broker_groups import group_key
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.ordered_records import LEADER, group_record_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import move
 from qmq_ordering.frontier import GroupRecord
@@ -32,8 +32,8 @@ from qmq.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from qmq.meta.ordered.changes import Changes
-from qmq.meta.timing import MetaTiming
+from qmq.meta.meta_timing import MetaTiming
+from qmq.meta.ordered.changes import RouteChanges
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import answering
@@ -313,7 +313,7 @@ async def test_with_fencing_by_majority_a_request_ends_and_its_change_goes_on(st
 async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(store: CoordinationStore) -> None:
     async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
-        dead = Changes(store, here.lanes, sleep=asyncio.sleep, now_ms=lambda: 1, new_id=lambda: "x")
+        dead = RouteChanges(store, here.lanes, sleep=asyncio.sleep, now_ms=lambda: 1, new_id=lambda: "x")
         await dead.prepare("s", lambda route: move(route, 1, "b", change_id="of the dead"))
         async with asyncio.timeout(20):
             while await here.route() != [(2, 0, 100, "b")]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_coordination.store import Changes, Event, KeyValue, Listing
+from qmq_coordination.coordination_store import KeyListing, KeyValue, WatchedChanges, WatchEvent
 from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_coordination.view import Picture
 
@@ -68,9 +68,9 @@ def test_subjects_are_counted_as_they_come_move_and_go(steps: list[SubjectConfig
     picture = Picture()
     for revision, step in enumerate(steps, 2):
         if isinstance(step, list):
-            picture.show(Listing(revision, tuple(item(each, revision) for each in step)))
+            picture.show(KeyListing(revision, tuple(item(each, revision) for each in step)))
         elif isinstance(step, str):
-            picture.follow(Changes(revision, (Event(subject_key(step), revision, None),)))
+            picture.follow(WatchedChanges(revision, (WatchEvent(subject_key(step), revision, None),)))
         else:
             picture.learn(item(step, revision))
         expected = count_subjects(picture.subjects.values())

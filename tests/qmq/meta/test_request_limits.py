@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import REQUEST_BYTES_MAX
 

@@ -9,13 +9,13 @@ import pytest
 from faulty_store import FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
+from qmq_coordination.broker_groups import Health, MasterRecord, Mode, ReplicaRecord, group_key, presence_key, replica_key
+from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, LeaseId, Revision, WatchedChanges, WatchEvent
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.client import EtcdStore
-from qmq_coordination.etcd.server import EtcdProcess
-from qmq_coordination.groups import Health, Master, Mode, ReplicaRecord, group_key, presence_key, replica_key
-from qmq_coordination.store import Changes, CoordinationStore, Event, KeyValue, LeaseId, Listing, Revision
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
 from qmq_coordination.subjects import SubjectCatalog, subject_key
-from qmq_coordination.view import Change, ClusterView, Picture
+from qmq_coordination.view import ClusterView, Picture, ViewChange
 from support import eventually
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
@@ -27,7 +27,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, m
 State = dict[str, KeyValue]
 
 
-def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[Changes]]:
+def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[WatchedChanges]]:
     """Every state of a store, from revision 1 on, and the change that led to each but the first."""
     states: list[State] = [{}]
     changes = []
@@ -41,7 +41,7 @@ def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[Changes]]:
         else:
             state[key] = now
         states.append(state)
-        changes.append(Changes(Revision(revision), (Event(key, revision, now),)))
+        changes.append(WatchedChanges(Revision(revision), (WatchEvent(key, revision, now),)))
     return states, changes
 
 
@@ -55,7 +55,7 @@ def test_whatever_arrives_in_whatever_order_the_picture_ends_as_the_store_and_te
         for _ in range(data.draw(st.integers(0, 2))):
             at = data.draw(st.integers(1, len(states)))
             if data.draw(st.booleans()):
-                _tell(picture.show(Listing(Revision(at), tuple(states[at - 1].values()))), picture, told)
+                _tell(picture.show(KeyListing(Revision(at), tuple(states[at - 1].values()))), picture, told)
             elif states[at - 1]:
                 _tell(picture.learn(data.draw(st.sampled_from(sorted(states[at - 1].values(), key=lambda item: item.key)))), picture, told)
         _tell(picture.follow(change), picture, told)
@@ -68,7 +68,7 @@ def test_whatever_arrives_in_whatever_order_the_picture_ends_as_the_store_and_te
     }
 
 
-def _tell(change: Change, picture: Picture, told: dict[str, SubjectConfig]) -> None:
+def _tell(change: ViewChange, picture: Picture, told: dict[str, SubjectConfig]) -> None:
     """A listener that looks only at what it is told about."""
     for name in change.subjects:
         if name in picture.subjects:
@@ -81,7 +81,7 @@ def test_a_value_that_cannot_be_read_hides_only_itself() -> None:
     picture = Picture()
     items = [(subject_key("bad"), b"{"), (subject_key("good"), b'{"name": "good"}'), (replica_key("g", "r"), b"[]"), ("/qmq/else", b"x")]
     items += [(group_key("g", "master"), b"7"), (group_key("g", "mode"), b"read-only"), (group_key("h", "mode"), b"odd")]
-    picture.show(Listing(Revision(5), tuple(KeyValue(key, value, 2, 2, 1) for key, value in items)))
+    picture.show(KeyListing(Revision(5), tuple(KeyValue(key, value, 2, 2, 1) for key, value in items)))
     assert (list(picture.subjects), picture.replicas) == (["good"], {"g": {}})
     assert [(name, state.mode) for name, state in picture.groups.items()] == [("g", Mode.READ_ONLY)]
 
@@ -94,7 +94,7 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
     await SubjectCatalog(store).create(SubjectConfig("early", groups=("g1",)))
     await store.put(group_key("g1", "members"), b'{"version": 1, "voters": ["g1-a", "g1-b"], "learners": ["g1-c"]}')
     view = ClusterView(store)
-    told: list[Change] = []
+    told: list[ViewChange] = []
     await view.start()
     stop = view.on_change(told.append)
     assert view.subject("early") == SubjectConfig("early", groups=("g1",))
@@ -102,7 +102,7 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
     assert view.group("g1").learners == ("g1-c",)
     assert (view.group("g1").health, view.group("none").items) == (Health.OFFLINE, {})
     lease = await store.grant(30)
-    await store.put(group_key("g1", "master"), Master("g1-a", 3, "x", "h:1", "h:2").encode(), lease)
+    await store.put(group_key("g1", "master"), MasterRecord("g1-a", 3, "x", "h:1", "h:2").encode(), lease)
     await store.put(presence_key("g1", "g1-a"), record.encode(), lease)
     await store.put(replica_key("g1", "g1-a"), record.encode())
     await store.put(group_key("g1", "mode"), b"read-only")
@@ -124,9 +124,9 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
 async def test_who_changed_a_key_sees_it_at_once_and_a_listener_that_fails_hurts_nobody(store: CoordinationStore) -> None:
     view = ClusterView(store)
     await view.start()
-    told: list[Change] = []
+    told: list[ViewChange] = []
 
-    def fail(_: Change) -> None:
+    def fail(_: ViewChange) -> None:
         raise RuntimeError("a listener")
 
     view.on_change(fail)

@@ -10,20 +10,20 @@ from typing import Any
 from unittest.mock import patch
 
 from faulty_store import SharedStore
-from qmq_coordination.groups import DelaySettings
+from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from support import eventually
 
-from qmq.broker.config import BrokerConfig
-from qmq.delay.broker import schedule_of
-from qmq.delay.config import DelayConfig
+from qmq.broker.broker_config import BrokerConfig
+from qmq.delay.delay_broker import schedule_of
+from qmq.delay.delay_config import DelayConfig
 from qmq.delay.schedule import Schedule
 from qmq.limits import KIB
-from qmq.log.config import LogConfig
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.delay import DelayNode, DelayReplicaConfig
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.delay_node import DelayNode, DelayReplicaConfig
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
@@ -133,7 +133,7 @@ async def running_delay(data: Path, log: LogConfig | None = None) -> AsyncIterat
         await eventually(lambda: cluster.broker.broker.is_serving)
         yield cluster, cluster.meta.address
     finally:
-        with patch("qmq.node.standing.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
+        with patch("qmq.node.replica_status.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
             for name in list(cluster.nodes):
                 await cluster.stop(name)
             await cluster.broker.stop()

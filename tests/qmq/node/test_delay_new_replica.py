@@ -18,7 +18,7 @@ import qmq
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
-from qmq.node.delay import DelayNode
+from qmq.node.delay_node import DelayNode
 from qmq.node.schedule_files import ReplicaScheduleFiles
 
 LATER = timedelta(hours=30)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
 from faulty_store import FaultyStore
-from qmq_coordination.groups import DelaySettings
+from qmq_coordination.broker_groups import DelaySettings
 from support import eventually
 
 import qmq
 from qmq.errors import InvalidArgument
-from qmq.node.delay import DelayNode
-from qmq.node.replica import ReplicaNode
+from qmq.node.delay_node import DelayNode
+from qmq.node.replica_node import ReplicaNode
 
 SOON = timedelta(milliseconds=300)
 LATER = timedelta(hours=30)
@@ -78,7 +78,7 @@ async def test_a_delayed_message_sent_to_a_real_time_broker_is_refused(tmp_path:
 
 def _produce(body: bytes, *, due_ms: int) -> tuple[object, int, memoryview]:
     from qmq.batch import encode
-    from qmq.region import Columns
+    from qmq.batch_columns import Columns
 
     envelope, region = encode(b"s", Columns([body], dues=[due_ms]), producer_id=1, batch_sequence=0, create_time_ms=1)
     return object(), 1, memoryview(envelope + region)
@@ -112,7 +112,7 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
 
 
 async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.node.replica.KNOWN_WAIT_S", 0.05)
+    monkeypatch.setattr("qmq.node.replica_node.KNOWN_WAIT_S", 0.05)
     async with running_delay(tmp_path) as (cluster, _):
         await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")
         await cluster.stop("b")

@@ -12,14 +12,14 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.batch import encode
-from qmq.delay.broker import schedule_of
-from qmq.delay.ledger import runs_of
-from qmq.delay.ports import Place
+from qmq.batch_columns import BatchFlag, Columns, parse_header
+from qmq.delay.delay_broker import schedule_of
+from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.plan_log import runs_of
 from qmq.log.actions import PlanAction
 from qmq.log.store import Intake
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.proto.v1 import delay_pb2
-from qmq.region import BatchFlag, Columns, parse_header
 
 SOON = timedelta(milliseconds=1)
 
@@ -107,7 +107,7 @@ async def test_a_plan_that_cannot_be_read_again_is_given_up_and_what_can_be_read
         schedule = schedule_of(broker.store)
         await eventually(lambda: sum(each.messages for each in schedule.buckets()) == 2)
         (bucket,) = [each.bucket for each in schedule.buckets()]
-        broker.act(PlanAction(1, "s", 0, "broker-0", 77, 0, runs_of([Place(bucket, 0), Place(bucket, 1)])))
+        broker.act(PlanAction(1, "s", 0, "broker-0", 77, 0, runs_of([SchedulePlace(bucket, 0), SchedulePlace(bucket, 1)])))
         await broker.committed()
     async with running(node_config(tmp_path, delay=True)) as node:
         await eventually(lambda: stored(node, "s") == 1 and bad_messages(node) >= 1)

@@ -11,15 +11,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from qmq_coordination.groups import DelaySettings, Health
+from qmq_coordination.broker_groups import DelaySettings, Health
 from support import NodeProcess, eventually, node_config, running
 
 import qmq
-from qmq.broker.config import BrokerConfig
+from qmq.broker.broker_config import BrokerConfig
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected
 from qmq.limits import KIB
-from qmq.log.config import LogConfig
-from qmq.node.dev import Node, NodeConfig
+from qmq.log.log_config import LogConfig
+from qmq.node.dev_node import Node, NodeConfig
 
 
 def config(data: Path, log: LogConfig | None = None) -> NodeConfig:

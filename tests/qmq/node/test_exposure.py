@@ -15,7 +15,7 @@ from qmq.metrics.figures import one
 from qmq.network import is_local
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.exposure import require_guarded
-from qmq.node.metering.exposure import INSECURE, ExposureSource
+from qmq.node.metering.exposure_metrics import INSECURE, ExposureSource
 
 REPLICA = ["--group", "g", "--replica", "a"]
 ROLES = (["dev"], ["meta", "--etcd", "h:1"], ["broker", "--etcd", "h:1", *REPLICA], ["delay", "--etcd", "h:1", *REPLICA])

@@ -12,7 +12,7 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq import headers, limits
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 LONG = timedelta(seconds=1)
 """More than brokers keep themselves, in these tests."""

@@ -17,10 +17,10 @@ import qmq
 from qmq.errors import QmqError, Unavailable
 from qmq.log.actions import Begin
 from qmq.log.disk import Disk
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.doors import Doors
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -71,7 +71,7 @@ class Group:
 
     async def start(self, name: str) -> None:
         config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
-        node = ReplicaNode(config, self.coordination, doors=Doors(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
+        node = ReplicaNode(config, self.coordination, doors=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
         self.nodes[name] = node
         await node.start()
 

@@ -13,10 +13,10 @@ from qmq_coordination.embedded import EmbeddedStore
 from support import eventually, node_config, running
 
 import qmq
-from qmq.log.config import LogConfig
-from qmq.log.following import begin_anew
+from qmq.log.follower import begin_anew
+from qmq.log.log_config import LogConfig
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from support import SmallDisk, eventually
 
-from qmq.delay.service import DelayService, Identity
+from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.errors import NotMaster
 from qmq.limits import MIB
 from qmq.log import checkpoint as checkpoints
@@ -66,7 +66,7 @@ class Donor:
 
         files.read = read  # type: ignore[method-assign]
         self.server = grpc.aio.server()
-        DelayService(Identity("d", self.folder.name, 3_600_000), lambda: None, files).add_to(self.server)
+        DelayService(DelayIdentity("d", self.folder.name, 3_600_000), lambda: None, files).add_to(self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()
 

@@ -14,12 +14,12 @@ from qmq_coordination.view import ClusterView
 from support import eventually
 
 import qmq
-from qmq.log.config import LogConfig
 from qmq.log.disk import BLOCK_BYTES
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.doors import Doors
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica import ReplicaConfig, ReplicaNode
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -39,7 +39,7 @@ class Cluster:
         log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
         etcd = EtcdOptions(("127.0.0.1:1",))
         config = ReplicaConfig("g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log)
-        node = ReplicaNode(config, self.coordination, doors=Doors(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
+        node = ReplicaNode(config, self.coordination, doors=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
         self.nodes[name] = node
         await node.start()
 

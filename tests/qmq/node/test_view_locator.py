@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 from faulty_store import FaultyStore
+from qmq_coordination.broker_groups import DelaySettings, EpochClaim, MasterRecord, group_key
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.groups import Claim, DelaySettings, Master, group_key
-from qmq_coordination.ordered import change_key, latest_key, route_key
+from qmq_coordination.ordered_records import change_key, latest_key, route_key
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import first_route, next_route, split
@@ -19,9 +19,9 @@ from support import eventually
 
 from qmq.client.locator import Locator, Pushed
 from qmq.client.metadata import MetadataClient
-from qmq.client.routes import Route
+from qmq.client.route_book import SubjectRoute
 from qmq.errors import NotConnected, UnknownSubject
-from qmq.meta.server import MetaConfig, MetaServer
+from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.node.view_locator import ViewLocator
 
@@ -32,10 +32,10 @@ class World(NamedTuple):
     locator: ViewLocator
 
     async def put_master(self, group: str, epoch: int = 1) -> None:
-        claim = Claim(epoch, f"{group}-a", "test")
+        claim = EpochClaim(epoch, f"{group}-a", "test")
         await self.store.put(group_key(group, "members"), b'{"version": 1, "voters": ["%s-a"], "learners": []}' % group.encode())
         await self.store.put(group_key(group, "epoch"), claim.encode())
-        await self.store.put(group_key(group, "master"), Master(f"{group}-a", epoch, "test", f"{group}-{epoch}:1", "c:1").encode())
+        await self.store.put(group_key(group, "master"), MasterRecord(f"{group}-a", epoch, "test", f"{group}-{epoch}:1", "c:1").encode())
 
     async def create(self, config: SubjectConfig) -> None:
         route = first_route(config.logical_partitions, 2, config.groups) if config.order is not Order.NONE else None
@@ -80,7 +80,7 @@ async def test_it_answers_what_a_metaserver_answers() -> None:
             if mine.ordering is not None and theirs.ordering is not None:
                 assert mine.ordering.route.partitions == theirs.ordering.route.partitions
                 assert mine.ordering[::2] == theirs.ordering[::2]
-        assert (await world.locator.locate("drained")).routes == [Route("g2", "g2-1:1", 1, False)]
+        assert (await world.locator.locate("drained")).routes == [SubjectRoute("g2", "g2-1:1", 1, False)]
         await client.close()
         await meta.stop()
 
@@ -105,7 +105,7 @@ async def test_a_subject_that_was_created_a_moment_ago_is_found_before_the_watch
     async with running() as world:
         await world.view.stop()
         await world.create(SubjectConfig("new", groups=("g1",)))
-        assert (await world.locator.locate("new")).routes == [Route("g1", "g1-1:1", 1, True)]
+        assert (await world.locator.locate("new")).routes == [SubjectRoute("g1", "g1-1:1", 1, True)]
 
 
 async def test_while_the_store_is_away_what_is_known_is_answered_and_the_rest_is_not_called_unknown() -> None:
@@ -113,7 +113,7 @@ async def test_while_the_store_is_away_what_is_known_is_answered_and_the_rest_is
         await world.create(SubjectConfig("s", groups=("g1",)))
         await world.locator.locate("s")
         world.store.cut("get")
-        assert (await world.locator.locate("s")).routes == [Route("g1", "g1-1:1", 1, True)]
+        assert (await world.locator.locate("s")).routes == [SubjectRoute("g1", "g1-1:1", 1, True)]
         with pytest.raises(NotConnected):
             await world.locator.locate("other")
 
@@ -146,7 +146,7 @@ async def test_a_new_master_and_a_new_route_reach_a_client_without_its_asking() 
 
 
 async def test_when_more_changes_at_once_than_are_remembered_all_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.meta.watchers.NAMES_MAX", 3)
+    monkeypatch.setattr("qmq.meta.route_watchers.NAMES_MAX", 3)
     async with running() as world:
         pushes = world.locator.watch()
         assert await anext(pushes) == Pushed([], [])

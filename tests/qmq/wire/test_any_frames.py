@@ -18,9 +18,9 @@ from support import node_config, running
 
 import qmq
 from qmq.batch import encode, sent_envelope
-from qmq.region import REGION_BYTES, Columns
+from qmq.batch_columns import REGION_BYTES, Columns
 from qmq.wire import frame as frames
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, FrameKind
 
 SECONDS: Final = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from qmq.wire.stream import FrameStream
+from qmq.wire.frame_stream import FrameStream
 
 
 async def test_a_connection_that_is_made_after_its_end_is_closed_at_once() -> None:

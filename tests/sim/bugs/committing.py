@@ -6,7 +6,7 @@ from typing import Any
 
 from qmq_replication.core import Replica
 from qmq_replication.leader import Leader
-from qmq_replication.messages import Ack
+from qmq_replication.replica_messages import Ack
 
 from sim.bugs.planting import in_leader, in_replica
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qmq_replication.core import Replica
-from qmq_replication.leader import Leader, Progress
-from qmq_replication.messages import Append, Mismatch, Reset
+from qmq_replication.leader import Leader, PeerProgress
+from qmq_replication.replica_messages import Append, LogReset, Mismatch
 
 from sim.bugs.planting import in_leader, in_replica, in_step
 
@@ -40,20 +40,20 @@ in_leader("stream from a slave's end without looking where the logs part", misma
 # --- what is gone at the master ----------------------------------------------------------------------------------------
 
 
-def _no_reset_in_step(self: Replica, sender: str, message: Reset) -> None:
+def _no_reset_in_step(self: Replica, sender: str, message: LogReset) -> None:
     if not self.in_step or message.epoch != self.promised:
         Replica._on_reset(self, sender, message)
 
 
-def _reset_without_looking(self: Replica, sender: str, message: Reset) -> None:
+def _reset_without_looking(self: Replica, sender: str, message: LogReset) -> None:
     self.in_step = False
     Replica._on_reset(self, sender, message)
 
 
-def _say_nothing(self: Leader, name: str, peer: Progress) -> None:
+def _say_nothing(self: Leader, name: str, peer: PeerProgress) -> None:
     self._send(name, peer, peer.next - 1 if peer.is_in_step else self.replica.history.last_index)
 
 
-in_step("leave a replica in step behind when its next entry is gone", Reset, _no_reset_in_step)
-in_step("begin anew at a Reset that came twice", Reset, _reset_without_looking)
+in_step("leave a replica in step behind when its next entry is gone", LogReset, _no_reset_in_step)
+in_step("begin anew at a Reset that came twice", LogReset, _reset_without_looking)
 in_leader("say nothing to a silent peer whose next entry is gone", _beat=_say_nothing)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from qmq_coordination.groups import Claim, GroupState, group_key
-from qmq_coordination.store import LeaseId, Put
+from qmq_coordination.broker_groups import BrokerGroupState, EpochClaim, group_key
+from qmq_coordination.coordination_store import LeaseId, Put
 from qmq_replication.coordinator import Coordinator
-from qmq_replication.membership import Membership
+from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.errors import CoordinationUnknown
 from sim.bugs.planting import in_coordinator, in_leader
 
 
-async def _believe(self: Coordinator, claim: Claim) -> bool:
+async def _believe(self: Coordinator, claim: EpochClaim) -> bool:
     return True
 
 
-async def _by_epoch(self: Coordinator, claim: Claim) -> bool:
+async def _by_epoch(self: Coordinator, claim: EpochClaim) -> bool:
     key = await self._store.get(group_key("g", "epoch"))
-    return key is not None and Claim.decode(key.value).epoch == claim.epoch
+    return key is not None and EpochClaim.decode(key.value).epoch == claim.epoch
 
 
-async def _blind(self: Coordinator, state: GroupState, claim: Claim, lease: LeaseId) -> bool:
+async def _blind(self: Coordinator, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId) -> bool:
     puts = [Put(group_key("g", "epoch"), claim.encode()), Put(group_key("g", "master"), self._master(claim), lease)]
     try:
         return (await self._store.txn([], puts)).succeeded
@@ -33,7 +33,7 @@ in_coordinator("read a lost answer back by its epoch alone", is_ours=_by_epoch)
 in_coordinator("put the epoch without comparing", _claim_epoch=_blind)
 
 
-async def _change_blindly(self: Coordinator, before: Membership, after: Membership) -> Membership | None:
+async def _change_blindly(self: Coordinator, before: ReplicaMembership, after: ReplicaMembership) -> ReplicaMembership | None:
     try:
         await self._store.txn([], [Put(group_key("g", "members"), after.encode())])
     except CoordinationUnknown:

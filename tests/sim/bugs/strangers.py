@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from qmq_replication.arrivals import Arrival, Arrivals, Door
 from qmq_replication.core import Replica
-from qmq_replication.proof import PeerHello
+from qmq_replication.inbound_links import InboundDoor, InboundLink, InboundLinks
+from qmq_replication.peer_proof import PeerHello
 
 from qmq.wire.frame import Frame, FrameKind
 from sim.bugs.planting import in_node, in_replica
 
 
-class _Credulous(Arrival):
+class _Credulous(InboundLink):
     def _check_proof(self, frame: Frame) -> None:
         assert frame.kind == FrameKind.REPLICA_HELLO
 
 
-class _Open(Arrivals):
-    def accept(self, first: Frame, door: Door) -> Arrival:
+class _Open(InboundLinks):
+    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
         return _Credulous(self, PeerHello.unpack(first.payload), door)
 
 

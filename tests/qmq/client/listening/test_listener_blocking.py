@@ -12,7 +12,7 @@ import pytest
 import qmq
 import qmq.blocking
 from qmq.errors import InvalidArgument
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 
 @dataclass

@@ -17,11 +17,11 @@ from support import eventually
 
 import qmq
 from qmq.batch import BatchView, Envelope, encode
-from qmq.client.listening.threads import say_from_threads
+from qmq.batch_columns import Columns
+from qmq.client.listening.thread_acks import say_from_threads
 from qmq.client.message import Decoded, Slice
 from qmq.errors import DelayTooLong, InvalidArgument, UnknownSubject
-from qmq.node.dev import Node
-from qmq.region import Columns
+from qmq.node.dev_node import Node
 
 NOW = timedelta(0)
 TINY = timedelta(milliseconds=20)

@@ -13,9 +13,9 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.listening.idempotence import Named
+from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument, Unavailable
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 NOW = timedelta(0)
 TINY = timedelta(milliseconds=20)

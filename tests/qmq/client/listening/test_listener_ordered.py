@@ -11,10 +11,10 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.listening.threads import say_from_threads
-from qmq.client.ordered.message import OrderedMessage
+from qmq.client.listening.thread_acks import say_from_threads
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 NOW = timedelta(0)
 TINY = timedelta(milliseconds=20)

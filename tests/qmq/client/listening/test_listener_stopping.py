@@ -16,7 +16,7 @@ from support import eventually
 
 import qmq
 from qmq.errors import InvalidArgument
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 
 TINY = timedelta(milliseconds=20)
 LONG = timedelta(hours=1)
@@ -102,7 +102,7 @@ async def test_after_the_grace_handlers_are_cancelled_and_their_messages_given_b
 async def test_a_handler_that_will_not_be_cancelled_is_left_alone_and_its_message_goes_back(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.client.listening.stopping.CANCEL_S", 0.05)
+    monkeypatch.setattr("qmq.client.listening.stop_signal.CANCEL_S", 0.05)
     async with qmq.connect(node.address) as mq:
         began, go_on = asyncio.Event(), asyncio.Event()
 

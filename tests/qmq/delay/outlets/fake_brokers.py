@@ -19,11 +19,12 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind
-from qmq.client.link import Links
+from qmq.batch_columns import parse_header
+from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
-from qmq.client.routes import Ordering, Placement, Route
+from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.delay.interfaces import DueMessage
 from qmq.delay.outlets.outlets import Outlets
-from qmq.delay.ports import DueMessage
 from qmq.errors import (
     InvalidArgument,
     MessageTooLarge,
@@ -40,8 +41,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import Order
-from qmq.region import parse_header
-from qmq.wire import messages as wire
+from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 
 LPS = 8
@@ -320,7 +320,7 @@ class World:
         subject = self.subjects.get(name)
         if subject is None:
             raise UnknownSubject(f"there is no subject {name!r}")
-        routes = [Route(each.name, "" if each.is_away else each.address, each.epoch, not each.is_drained) for each in subject.groups]
+        routes = [SubjectRoute(each.name, "" if each.is_away else each.address, each.epoch, not each.is_drained) for each in subject.groups]
         if subject.route is None:
             return Placement(routes)
         return Placement(routes, Ordering(Order.STRICT, subject.route, frozenset(subject.fenced)))

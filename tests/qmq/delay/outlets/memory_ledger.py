@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from qmq.delay.ports import Draft, DueMessage, Place
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.errors import NotMaster, Outcome
 from qmq.log.actions import PlanAction
 
@@ -14,7 +14,7 @@ from qmq.log.actions import PlanAction
 def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
     """A message whose body says which it is."""
     found = {
-        "place": Place(7, ordinal),
+        "place": SchedulePlace(7, ordinal),
         "due_ms": 1_000 + ordinal,
         "subject": subject,
         "body": b"%d" % ordinal,
@@ -55,7 +55,7 @@ class MemoryLedger:
         self.is_deposed = False
         self.is_closed = False
         """Whether the outlets were stopped: they must not call any more."""
-        self.states: dict[Place, str] = {}
+        self.states: dict[SchedulePlace, str] = {}
         """Of each message that was ever planned: planned, done or pending."""
         self._open: dict[int, PlanAction] = {}
         self._at: dict[tuple[int, int], int] = {}
@@ -106,6 +106,6 @@ class MemoryLedger:
         return self._at.get((producer_id, number), self.committed) < self.committed
 
 
-def places(plan: PlanAction) -> list[Place]:
+def places(plan: PlanAction) -> list[SchedulePlace]:
     """The plan's messages."""
-    return [Place(bucket, int.from_bytes(ordinal, "little")) for bucket, ordinal in plan.items]
+    return [SchedulePlace(bucket, int.from_bytes(ordinal, "little")) for bucket, ordinal in plan.items]

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from memory_ledger import due
 
+from qmq.delay.interfaces import Draft
 from qmq.delay.outlets.channel import ASK_S, PAUSE_S_MAX, WINDOW, Channel, pause_s
 from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.ports import Draft
 from qmq.errors import (
     DiskFull,
     MessageTooLarge,
@@ -24,7 +24,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.log.actions import PlanAction
-from qmq.wire.messages import Produced
+from qmq.wire.frame_payloads import Produced
 
 HERE = Produced(0, 9)
 LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)

@@ -11,10 +11,10 @@ from jumping_time import play, until
 from memory_ledger import due, places
 
 from qmq import headers
-from qmq.client.routes import Placement
-from qmq.delay.ports import DueMessage, Place
+from qmq.batch_columns import BatchFlag
+from qmq.client.route_book import Placement
+from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.errors import DiskFull, Overloaded, QmqError
-from qmq.region import BatchFlag
 
 
 def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
@@ -242,7 +242,7 @@ def test_only_messages_that_are_too_large_wait_when_the_limit_is_lowered() -> No
         ((_, count, why),) = outlets.troubles()
         assert (outlets.waiting, count) == (3, 3)
         assert "too large" in why
-        assert outlets.withdraw(Place(7, 71))
+        assert outlets.withdraw(SchedulePlace(7, 71))
         world.subjects["s"].body_bytes_max = 1_000
         await until(lambda: len(world.stored()) == 499, 60)
         assert (outlets.waiting, outlets.troubles()) == (0, [])
@@ -284,19 +284,19 @@ def test_a_message_can_be_withdrawn_until_it_is_planned_and_again_when_its_plan_
             world.away(name)
         outlets = world.outlets()
         outlets.put([due(n) for n in range(10)])
-        assert outlets.withdraw(Place(7, 3))
-        assert not outlets.withdraw(Place(7, 3))
+        assert outlets.withdraw(SchedulePlace(7, 3))
+        assert not outlets.withdraw(SchedulePlace(7, 3))
         await asyncio.sleep(5)
-        assert outlets.withdraw(Place(7, 4))
+        assert outlets.withdraw(SchedulePlace(7, 4))
         assert outlets.waiting == 8
         world.groups["g0"].failure = DiskFull("full")
         world.back("g0")
         await until(lambda: outlets.planned > 0)
-        assert not outlets.withdraw(Place(7, 0))
+        assert not outlets.withdraw(SchedulePlace(7, 0))
         world.groups["g0"].is_drained = True
         world.push(groups=["g0"])
         await until(lambda: outlets.planned == 0)
-        assert outlets.withdraw(Place(7, 0))
+        assert outlets.withdraw(SchedulePlace(7, 0))
         world.back("g1")
         await until(lambda: all_done(world, 8 - 1) or len(world.stored()) == 7)
         await until(lambda: outlets.planned == 0)

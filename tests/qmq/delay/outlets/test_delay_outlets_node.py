@@ -14,11 +14,11 @@ from support import eventually, node_config, running
 import qmq
 from qmq.batch import BatchView
 from qmq.client.producer import ProducerIds
+from qmq.delay.interfaces import DueMessage
 from qmq.delay.outlets import Outlets
-from qmq.delay.ports import DueMessage
 from qmq.log.queue import Queue
 from qmq.model import Order, SubjectConfig
-from qmq.node.dev import Node
+from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 
 KEYS = [b"key-%d" % number for number in range(50)]

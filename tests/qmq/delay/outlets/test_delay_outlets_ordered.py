@@ -10,7 +10,7 @@ from fake_brokers import KEYS, Fault, World, keyed, lp
 from jumping_time import play, until
 from memory_ledger import MemoryLedger, due, places
 
-from qmq.delay.ports import DueMessage
+from qmq.delay.interfaces import DueMessage
 from qmq.errors import DiskFull, Overloaded, QmqError, RightLapsed
 
 

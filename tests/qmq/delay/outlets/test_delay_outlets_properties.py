@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from jumping_time import play, until
 from memory_ledger import MemoryLedger, due, places
 
+from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.delay.outlets.outlets import Outlets
-from qmq.delay.ports import DueMessage, Place
 
 SUBJECTS = ("plain", "sorted", "alone")
 
@@ -56,8 +56,8 @@ class History:
         self.world.add("plain")
         self.world.add("sorted", is_ordered=True)
         self.world.add("alone", groups=["g1"])
-        self.messages: dict[Place, DueMessage] = {}
-        self.withdrawn: dict[Place, int] = {}
+        self.messages: dict[SchedulePlace, DueMessage] = {}
+        self.withdrawn: dict[SchedulePlace, int] = {}
         """And how long the log was then: a crash behind which it is shorter has them back."""
         self.outlets: Outlets = self.world.outlets(batch_messages=4)
         self.sealed: list[int] = []

@@ -10,15 +10,15 @@ from memory_ledger import due
 
 from qmq import headers
 from qmq.batch import BatchView, Envelope, Kind
+from qmq.batch_columns import BatchFlag
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.tray import Limits, Tray, encoded, size_of, sort_of
-from qmq.delay.ports import Draft, DueMessage, Place
-from qmq.region import BatchFlag
 
 ERA = 1 << 32
 DIRECTED = int(BatchFlag.DIRECTED)
 
 
-def tray(messages: list[DueMessage], most: int = 100, size: int = 1 << 20, suspects: dict[Place, int] | None = None) -> Tray:
+def tray(messages: list[DueMessage], most: int = 100, size: int = 1 << 20, suspects: dict[SchedulePlace, int] | None = None) -> Tray:
     made = Tray(Limits(most, size), suspects)
     made.messages.extend(messages)
     return made
@@ -65,7 +65,7 @@ def test_a_key_that_was_passed_over_is_not_overtaken() -> None:
 
 def test_suspects_go_in_batches_of_the_size_that_is_left_to_them() -> None:
     messages = [due(n) for n in range(10)]
-    suspects = {Place(7, n): 2 for n in range(4)} | {Place(7, 4): 1}
+    suspects = {SchedulePlace(7, n): 2 for n in range(4)} | {SchedulePlace(7, 4): 1}
     assert taken(tray(messages, suspects=suspects)) == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
 
 
@@ -86,8 +86,8 @@ def test_every_message_leaves_once_each_key_in_order_and_batches_are_of_one_sort
     made, left = tray(messages, most=most), set[int]()
     if messages and chance.random() < 0.5:
         left = {chance.randrange(len(messages))}
-        assert all(made.withdraw(Place(7, n)) for n in left)
-        assert not any(made.withdraw(Place(7, n)) for n in left)
+        assert all(made.withdraw(SchedulePlace(7, n)) for n in left)
+        assert not any(made.withdraw(SchedulePlace(7, n)) for n in left)
     batches = taken(made)
     flat = [n for each in batches for n in each]
     assert sorted(flat) == [n for n in range(len(messages)) if n not in left]

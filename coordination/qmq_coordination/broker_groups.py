@@ -1,0 +1,189 @@
+"""Broker groups in the coordination store: who belongs to them, who may be master, where replicas are.
+
+    /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Changed by the group's master alone
+    /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never goes
+    /qmq/groups/GROUP/master             Master, JSON, under the master's lease: where clients find it
+    /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
+    /qmq/groups/GROUP/delay              DelaySettings, JSON: it is a delay group (docs/DELAY.md). Put when it is founded, never changed
+    /qmq/groups/GROUP/secret             what its replicas prove to each other (qmq_replication/peer_proof.py); put once
+    /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
+    /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
+
+Every change of members and every new epoch is a transaction that compares the epoch's Claim: whoever was superseded changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue
+
+GROUPS: Final = "/qmq/groups/"
+REPLICAS: Final = "/qmq/replicas/"
+PRESENCE: Final = "/qmq/presence/"
+
+_T = TypeVar("_T", bound="_Json")
+
+
+class _Json:
+    """A value stored as a JSON object; unknown fields are passed over, so that a newer release may add some."""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()  # type: ignore[call-overload]
+
+    @classmethod
+    def decode(cls: type[_T], data: bytes) -> _T:
+        found: dict[str, Any] = json.loads(data)
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return cls(**{name: value for name, value in found.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClaim(_Json):
+    """An epoch and who won it; `attempt` is unique, so that a lost answer can be read back."""
+
+    epoch: int
+    replica: str
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class MasterRecord(_Json):
+    """The group's master as clients and metaservers see it."""
+
+    replica: str
+    epoch: int
+    attempt: str = ""
+    data_address: str = ""
+    control_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord(_Json):
+    """Where a replica listens. `folder` names its data folder: another one under the same name has lost its past."""
+
+    replica: str
+    group: str
+    data_address: str
+    control_address: str
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySettings(_Json):
+    """What all replicas of a delay group must agree on, for their schedules are the same bytes."""
+
+    bucket_ms: int
+    """The schedule log's files hold so much time each."""
+    delay_ms_max: int
+    """Longer delays are refused."""
+
+
+class Mode(Enum):
+    """What an operator wants of a group."""
+
+    READ_WRITE = "read-write"
+    READ_ONLY = "read-only"
+
+
+class Health(Enum):
+    """What a group can do now."""
+
+    READ_WRITE = "read-write"
+    READ_ONLY = "read-only"
+    """Consumers are served; producers go elsewhere."""
+    OFFLINE = "offline"
+    """No master."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerGroupState:
+    """All that the store knows of one group, as of one revision."""
+
+    name: str
+    items: dict[str, KeyValue] = field(default_factory=dict)
+
+    def _item(self, what: str) -> KeyValue | None:
+        return self.items.get(what)
+
+    @property
+    def master(self) -> MasterRecord | None:
+        """The master, if there is one."""
+        item = self._item("master")
+        return None if item is None else MasterRecord.decode(item.value)
+
+    @property
+    def claim(self) -> EpochClaim:
+        """The highest epoch and its winner; epoch 0 if nobody ever won one."""
+        item = self._item("epoch")
+        return EpochClaim(0, "", "") if item is None else EpochClaim.decode(item.value)
+
+    @property
+    def members(self) -> bytes | None:
+        """The membership as stored."""
+        item = self._item("members")
+        return None if item is None else item.value
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """The replicas that count; see qmq_replication.replica_membership."""
+        return self._replicas("voters")
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """The replicas that catch up."""
+        return self._replicas("learners")
+
+    def _replicas(self, kind: str) -> tuple[str, ...]:
+        return tuple(json.loads(self.members)[kind]) if self.members else ()
+
+    @property
+    def delay(self) -> DelaySettings | None:
+        """Of a delay group."""
+        item = self._item("delay")
+        return None if item is None else DelaySettings.decode(item.value)
+
+    @property
+    def mode(self) -> Mode:
+        """What the operator wants."""
+        item = self._item("mode")
+        return Mode.READ_WRITE if item is None else Mode(item.value.decode())
+
+    @property
+    def health(self) -> Health:
+        """What the group can do."""
+        if self.master is None:
+            return Health.OFFLINE
+        return Health.READ_ONLY if self.mode is Mode.READ_ONLY else Health.READ_WRITE
+
+
+def group_key(group: str, what: str) -> str:
+    return f"{GROUPS}{group}/{what}"
+
+
+def replica_key(group: str, replica: str) -> str:
+    """Where a replica's addresses stay."""
+    return f"{REPLICAS}{group}/{replica}"
+
+
+def presence_key(group: str, replica: str) -> str:
+    """What is there while the replica's process lives."""
+    return f"{PRESENCE}{group}/{replica}"
+
+
+def group_states(listing: KeyListing) -> dict[str, BrokerGroupState]:
+    """All groups of a listing of GROUPS (or of one group's keys)."""
+    found: dict[str, BrokerGroupState] = {}
+    for item in listing.items:
+        group, _, what = item.key[len(GROUPS) :].rpartition("/")
+        found.setdefault(group, BrokerGroupState(group)).items[what] = item
+    return found
+
+
+async def read_group(store: CoordinationStore, group: str) -> BrokerGroupState:
+    """One group now. Raises CoordinationError."""
+    listing = await store.list(group_key(group, ""))
+    return group_states(listing).get(group, BrokerGroupState(group))

@@ -1,0 +1,177 @@
+"""The coordination store's interface: etcd v3's semantics, no more than etcd 3.4 offers.
+
+* One *revision* counts all changes. Every change of a key records its `mod_revision`; `create_revision` and `version` (1 for a new key)
+  come with it. All changes of one transaction share a revision.
+* A *transaction* compares, then does one of two lists of operations, at one moment. Compare-and-swap is a transaction on `mod_revision`;
+  a key that does not exist has mod_revision, create_revision and version 0.
+* A *lease* ends when it is not kept alive, and takes its keys with it.
+* A *watch* gives every change from a revision on, once, in order, all changes of a revision together. It is a hint to look again, not a
+  lock: whoever acts on it compares revisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NewType, Protocol
+
+Revision = NewType("Revision", int)
+LeaseId = NewType("LeaseId", int)
+
+NO_LEASE: Final = LeaseId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as of some revision. `lease` is 0 if it has none."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: LeaseId = NO_LEASE
+
+
+class CompareTarget(Enum):
+    """What a comparison looks at."""
+
+    VALUE = "value"
+    VERSION = "version"
+    CREATE = "create_revision"
+    MOD = "mod_revision"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`key`'s target must stand in relation `op` ("=", "!=", "<", ">") to `value`."""
+
+    key: str
+    target: CompareTarget
+    op: str
+    value: int | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Set a key; `lease` 0 leaves it without one."""
+
+    key: str
+    value: bytes
+    lease: LeaseId = NO_LEASE
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, or with `is_prefix` all keys that begin so."""
+
+    key: str
+    is_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read a key, or with `is_prefix` all keys that begin so, in order."""
+
+    key: str
+    is_prefix: bool = False
+
+
+Operation = Put | Delete | Get
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Which list was done, at which revision; for each operation what it read (Get) or deleted (Delete)."""
+
+    succeeded: bool
+    revision: Revision
+    results: tuple[tuple[KeyValue, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """A key was set (`now`) or deleted (`now` is None)."""
+
+    key: str
+    mod_revision: int
+    now: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedChanges:
+    """All events of one revision."""
+
+    revision: Revision
+    events: tuple[WatchEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyListing:
+    """Keys in order, as of `revision`: watch from `revision + 1` to miss nothing."""
+
+    revision: Revision
+    items: tuple[KeyValue, ...]
+
+
+class CoordinationStore(Protocol):
+    """What coordination needs. Every call may raise CoordinationError."""
+
+    async def get(self, key: str) -> KeyValue | None: ...
+
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
+        """All keys that begin with `prefix`, in order, now or as of a revision. Raises Compacted."""
+        ...
+
+    async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
+        """Set a key. Raises LeaseNotFound."""
+        ...
+
+    async def delete(self, key: str, *, is_prefix: bool = False) -> int:
+        """Delete; how many keys there were."""
+        ...
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+        """Compare and act at one moment. Raises LeaseNotFound."""
+        ...
+
+    async def grant(self, ttl_s: float) -> LeaseId: ...
+
+    async def keep_alive(self, lease: LeaseId) -> float:
+        """Begin the lease's time anew; its seconds to live. Raises LeaseNotFound."""
+        ...
+
+    async def revoke(self, lease: LeaseId) -> None:
+        """End the lease now; its keys go. Raises LeaseNotFound."""
+        ...
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
+        """Every change under `prefix` from `start_revision` on. Raises Compacted if that is gone."""
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Forget what was before `revision`, except what still holds. Raises Compacted if that is done already."""
+        ...
+
+    async def close(self) -> None:
+        """End; watches end too."""
+        ...
+
+
+def absent(key: str) -> Compare:
+    """The key does not exist."""
+    return Compare(key, CompareTarget.CREATE, "=", 0)
+
+
+def unchanged(item: KeyValue) -> Compare:
+    """The key is as it was when `item` was read."""
+    return Compare(item.key, CompareTarget.MOD, "=", item.mod_revision)
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The first key behind all that begin with `prefix`; None if there is no end."""
+    for at in range(len(prefix) - 1, -1, -1):
+        if ord(prefix[at]) < 0x10FFFF:
+            return prefix[:at] + chr(ord(prefix[at]) + 1)
+    return None

@@ -1,0 +1,220 @@
+"""What operators say about delivery, in the coordination store: how groups' messages are tried again, who is paused (docs/DELIVERY.md).
+
+    /qmq/delivery/SUBJECT/GROUP                  SettingsRecord, JSON; SUBJECT may be *: the group on all subjects
+    /qmq/pauses/group/SUBJECT/GROUP              PauseRecord, JSON; SUBJECT may be * here, too
+    /qmq/pauses/consumer/SUBJECT/GROUP/NAME
+    /qmq/pauses/client/NAME
+
+A record of settings may say only one of them. Each is looked for by itself: on the subject, on all, then the broker's own.
+
+A consumer of a broadcast group is a group of its own on the broker, `GROUP%NAME`. Operators say GROUP and NAME, and what they say of
+GROUP holds for all of them.
+
+Here are keys, values and what they mean together; who may write them is decided in qmq/meta/delivery_admin.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import InvalidArgument
+from qmq.model import BROADCAST, GroupSettings, base_group, check_name
+from qmq_coordination.coordination_store import KeyValue
+
+SETTINGS: Final = "/qmq/delivery/"
+PAUSES: Final = "/qmq/pauses/"
+EVERY: Final = "*"
+"""In a subject's place: all subjects."""
+REASON_CHARS_MAX: Final = 1_000
+
+
+class PauseKind(Enum):
+    """Who is paused."""
+
+    GROUP = "group"
+    CONSUMER = "consumer"
+    CLIENT = "client"
+
+
+class Whom(NamedTuple):
+    """A group on a subject; one consumer of it; or a client, with whatever it consumes. What does not belong to the kind is empty."""
+
+    kind: PauseKind
+    subject: str = ""
+    group: str = ""
+    name: str = ""
+
+    def check(self) -> Whom:
+        """Itself. Raises InvalidName, InvalidArgument."""
+        if self.kind is not PauseKind.CLIENT:
+            check_subject(self.subject)
+            check_name("group", self.group)
+        elif self.subject or self.group:
+            raise InvalidArgument("a client is paused whatever it consumes: name no subject and no group")
+        if self.kind is not PauseKind.GROUP:
+            check_name(self.kind.value, self.name)
+        elif self.name:
+            raise InvalidArgument("a group is paused as a whole: to pause one consumer of it, say so")
+        return self
+
+    def __str__(self) -> str:
+        where = f" on {'all subjects' if self.subject == EVERY else self.subject}"
+        if self.kind is PauseKind.GROUP:
+            return f"group {self.group}{where}"
+        return f"client {self.name}" if self.kind is PauseKind.CLIENT else f"consumer {self.name} of group {self.group}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRecord:
+    """Since when, in milliseconds since 1970, and why."""
+
+    since_ms: int
+    reason: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps({"since_ms": self.since_ms, "reason": self.reason}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> PauseRecord:
+        """The inverse. Raises ValueError, InvalidArgument."""
+        found = json.loads(data)
+        since_ms, reason = found["since_ms"], found.get("reason", "")
+        if not _is_int(since_ms) or not isinstance(reason, str):
+            raise InvalidArgument(f"a pause has since_ms, an int, and a reason, a string, not {found}")
+        return cls(since_ms, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsRecord:
+    """What was set of `GroupSettings`. None: nothing here, the next nearest holds."""
+
+    attempts_max: int | None = None
+    retry_delays_ms: tuple[int, ...] | None = None
+
+    def check(self) -> SettingsRecord:
+        """Itself. Raises InvalidArgument."""
+        self.over(GroupSettings()).check()
+        return self
+
+    def over(self, further: GroupSettings) -> GroupSettings:
+        """What holds, if `further` would without this."""
+        return GroupSettings(
+            further.attempts_max if self.attempts_max is None else self.attempts_max,
+            further.retry_delays_ms if self.retry_delays_ms is None else self.retry_delays_ms,
+        )
+
+    def changed(self, change: SettingsRecord) -> SettingsRecord:
+        """This, with what `change` sets."""
+        return SettingsRecord(
+            self.attempts_max if change.attempts_max is None else change.attempts_max,
+            self.retry_delays_ms if change.retry_delays_ms is None else change.retry_delays_ms,
+        )
+
+    def encode(self) -> bytes:
+        found = {"attempts_max": self.attempts_max, "retry_delays_ms": self.retry_delays_ms}
+        return json.dumps({name: value for name, value in found.items() if value is not None}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SettingsRecord:
+        """The inverse; what a newer release wrote may have more. Raises ValueError, InvalidArgument."""
+        found: dict[str, Any] = json.loads(data)
+        attempts, delays = found.get("attempts_max"), found.get("retry_delays_ms")
+        if not (attempts is None or _is_int(attempts)) or not (delays is None or (isinstance(delays, list) and all(map(_is_int, delays)))):
+            raise InvalidArgument(f"settings of a group are attempts_max, an int, and retry_delays_ms, a list of ints, not {found}")
+        return cls(attempts, None if delays is None else tuple(delays)).check()
+
+
+@dataclass(slots=True)
+class DeliverySettings:
+    """All of it. Pure: keys in; whose settings hold, and who is paused, out."""
+
+    records: dict[tuple[str, str], SettingsRecord] = field(default_factory=dict)
+    """By subject, or `*`, and group."""
+    pauses: dict[Whom, PauseRecord] = field(default_factory=dict)
+
+    def read(self, key: str, item: KeyValue | None) -> None:
+        """Keep what a key means; without an item it is gone. Raises what reading a stranger's key or value may."""
+        if key.startswith(SETTINGS):
+            where = pair_of(key)
+            record = None if item is None else SettingsRecord.decode(item.value)
+            if record is None:
+                self.records.pop(where, None)
+            else:
+                self.records[where] = record
+            return
+        whom = whom_of(key)
+        pause = None if item is None else PauseRecord.decode(item.value)
+        if pause is None:
+            self.pauses.pop(whom, None)
+        else:
+            self.pauses[whom] = pause
+
+    def settings(self, subject: str, group: str, default: GroupSettings) -> GroupSettings:
+        """The nearest of each."""
+        for _, record in reversed(list(self.near(subject, group))):
+            default = record.over(default)
+        return default
+
+    def near(self, subject: str, group: str) -> Iterator[tuple[str, SettingsRecord]]:
+        """The records that are about a group on a subject, the nearest first; each with its subject, or `*`."""
+        base = base_group(group)
+        for where in dict.fromkeys((subject, EVERY)):
+            if (record := self.records.get((where, base))) is not None:
+                yield where, record
+
+    def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
+        """Whether it is handed nothing. An empty consumer or client: asked about the group alone."""
+        if not self.pauses:
+            return False
+        return any(whom in self.pauses for whom in _names_of(subject, group, consumer, client))
+
+
+def _names_of(subject: str, group: str, consumer: str, client: str) -> Iterable[Whom]:
+    """Under all that it may be paused as."""
+    base, _, of_broadcast = group.partition(BROADCAST)
+    for where in (subject, EVERY):
+        yield Whom(PauseKind.GROUP, where, base)
+        for name in {consumer, of_broadcast} - {""}:
+            yield Whom(PauseKind.CONSUMER, where, base, name)
+    if client:
+        yield Whom(PauseKind.CLIENT, name=client)
+
+
+def settings_key(subject: str, group: str) -> str:
+    """Where a group's settings are. Raises InvalidName, InvalidArgument."""
+    return f"{SETTINGS}{check_subject(subject)}/{check_name('group', group)}"
+
+
+def pair_of(key: str) -> tuple[str, str]:
+    """The inverse. Raises ValueError, InvalidName."""
+    subject, group = key[len(SETTINGS) :].split("/")
+    return check_subject(subject), check_name("group", group)
+
+
+def pause_key(whom: Whom) -> str:
+    """Where a pause is. Raises InvalidName, InvalidArgument."""
+    parts = (whom.kind.value, whom.subject, whom.group, whom.name)
+    whom.check()
+    return PAUSES + "/".join([part for part in parts if part])
+
+
+def whom_of(key: str) -> Whom:
+    """The inverse. Raises ValueError, TypeError, InvalidName, InvalidArgument."""
+    kind, *names = key[len(PAUSES) :].split("/")
+    found = Whom(PauseKind.CLIENT, "", "", *names) if kind == PauseKind.CLIENT.value else Whom(PauseKind(kind), *names)
+    if pause_key(found) != key:
+        raise InvalidArgument(f"{key} names nobody who could be paused")
+    return found
+
+
+def check_subject(subject: str) -> str:
+    """The name of a subject, or of a dead-letter queue, or `*`. Raises InvalidName."""
+    return subject if subject == EVERY else check_name("subject", subject)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,129 @@
+"""A call over all endpoints: what may be repeated, and until when.
+
+    reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
+    changes   are repeated only while it is certain that nothing was done (see failures); otherwise CoordinationUnknown, at once:
+              the caller reads back what became of it (qmq_coordination.unknown_outcomes)
+
+Each attempt goes to the endpoint in use and leaves it if it fails there; between attempts a random pause that grows, so that the clients
+of a member that died do not arrive at the next one together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import grpc
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from qmq.errors import CoordinationError, CoordinationUnavailable, CoordinationUnknown
+from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
+from qmq_coordination.etcd.etcd_methods import Method, Request, Response
+from qmq_coordination.etcd.failures import CallVerdict, refusal, verdict
+
+T = TypeVar("T")
+Send = Callable[[EtcdConnection, float, Metadata], Awaitable[T]]
+
+CALL_S: Final = 1.0
+"""Deadline of one attempt: a member that is stopped answers nothing, and etcd's own answers take milliseconds."""
+TOTAL_S: Final = 5.0
+"""Until a read is given up: two elections at etcd's default of 1 s, with their ties."""
+_ATTEMPT_S_MIN: Final = 0.05
+
+
+class TryAgain(Exception):
+    """The attempt failed, and repeating it is harmless. The text says why."""
+
+
+class EtcdCalls:
+    """Makes calls; the only place that decides about repeating them."""
+
+    def __init__(self, channels: Channels, call_s: float, total_s: float) -> None:
+        self._channels = channels
+        self._call_s = call_s
+        self._total_s = total_s
+
+    async def read(self, method: Method[Request, Response], request: Request) -> Response:
+        """A call that changes nothing. Raises CoordinationUnavailable, or what etcd refuses with."""
+        return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=False)
+
+    async def change(self, method: Method[Request, Response], request: Request) -> Response:
+        """A call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or what etcd refuses with."""
+        return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
+
+    async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
+        """One message there and one back over a stream of its own, as a read: keep-alives have no other form."""
+
+        async def send(at: EtcdConnection, timeout_s: float, metadata: Metadata) -> Response:
+            call = at.stream(method, metadata, requests=iter([request]), timeout_s=timeout_s)
+            try:
+                async for answer in call:
+                    return answer
+            finally:
+                call.cancel()
+            raise TryAgain(f"{at.endpoint.address} ended the stream without an answer")
+
+        return await self._repeat(send, is_change=False)
+
+    async def _repeat(self, send: Send[T], *, is_change: bool) -> T:
+        until = asyncio.get_running_loop().time() + self._total_s
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(TryAgain),
+            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=stop_after_delay(self._total_s),
+            reraise=True,
+        )
+        try:
+            return await retrying(self._attempt, send, until, is_change)
+        except TryAgain as last:
+            raise CoordinationUnavailable(
+                f"no etcd member answered within {self._total_s:g} s; nothing was changed. Asked: {self._channels.rotation}. Last: {last}"
+            ) from None
+
+    async def _attempt(self, send: Send[T], until: float, is_change: bool) -> T:
+        timeout_s = min(self._call_s, max(_ATTEMPT_S_MIN, until - asyncio.get_running_loop().time()))
+        is_sent = False
+        try:
+            connection = await self._channels.connection(timeout_s)
+            metadata: Metadata = ()
+            try:
+                metadata = await self._channels.metadata(connection, timeout_s)
+                is_sent = is_change
+                return await send(connection, timeout_s, metadata)
+            except grpc.aio.AioRpcError as failure:
+                raise judge(self._channels, connection, metadata, failure, is_change=is_sent) from None
+        except NotReady as failure:
+            raise TryAgain(str(failure)) from None
+        except (asyncio.CancelledError, grpc.aio.UsageError) as cause:
+            # close() of a channel cancels its calls, and gRPC tells their callers as if *they* were cancelled.
+            if not self._channels.closed.is_set() or is_cancelling():
+                raise
+            kind = CoordinationUnknown if is_sent and isinstance(cause, asyncio.CancelledError) else CoordinationError
+            raise kind("the coordination store was closed during the call") from None
+
+
+def is_cancelling() -> bool:
+    """Whether a CancelledError is meant for the task that runs now."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def judge(
+    channels: Channels, connection: EtcdConnection, metadata: Metadata, failure: grpc.aio.AioRpcError, *, is_change: bool
+) -> Exception:
+    """What to raise after a failed call; leaves the endpoint, or the token, that is to blame."""
+    details = failure.details() or ""
+    found = verdict(failure.code(), details)
+    text = f"{connection.endpoint.address}: {failure.code().name} {details}"
+    if found is CallVerdict.REFUSED:
+        return refusal(details)
+    if found is CallVerdict.OLD_TOKEN:
+        if channels.user is None:
+            return CoordinationError(f"etcd wants a user and a password ({details}): set them")
+        channels.forget_token(metadata)
+        return TryAgain(text)
+    channels.rotation.leave(connection.endpoint)
+    if is_change and found is CallVerdict.UNKNOWN:
+        return CoordinationUnknown(f"the answer to a change was lost: read back what became of it ({text})")
+    return TryAgain(text)

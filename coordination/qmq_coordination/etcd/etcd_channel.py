@@ -1,0 +1,172 @@
+"""Connections to etcd's members: one gRPC channel per endpoint, and what goes along with every call.
+
+* A call is made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
+  nobody could say whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
+* `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch, instead of serving nothing.
+* One channel per endpoint, each with connections of its own, so that under TLS each is checked against its own name and one dead member
+  does not slow the others down.
+* gRPC must not repeat anything by itself (retries off, no service config from DNS), and must not go through a web proxy.
+* Liveness is not left to HTTP/2 pings: etcd answers pings faster than every 5 s with GOAWAY (`--grpc-keepalive-min-time`). Calls have
+  deadlines, and watches ask for progress (see watch).
+* The token of a user is got when first needed and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
+  restart of etcd, and with any change of the users).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grpc
+
+from qmq.errors import CoordinationError
+from qmq_coordination.etcd import etcd_pb2 as pb
+from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, Tls
+from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
+
+Metadata = tuple[tuple[str, str], ...]
+
+_HAS_LEADER: Final[Metadata] = (("hasleader", "true"),)
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_CONNECT_POLL_S: Final = 0.003
+
+
+class NotReady(Exception):
+    """No connection to the endpoint: nothing was sent. The text says why."""
+
+
+class EtcdConnection:
+    """The channel to one endpoint."""
+
+    def __init__(self, endpoint: EtcdEndpoint, tls: Tls) -> None:
+        """Reads the TLS files; connects when it is needed."""
+        self.endpoint = endpoint
+        if endpoint.is_tls:
+            self._channel = grpc.aio.secure_channel(endpoint.address, _credentials(tls), options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
+        self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = {}
+
+    async def ready(self, timeout_s: float) -> None:
+        """Connect, unless it is connected. Raises NotReady."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise NotReady(await self._why())
+            if loop.time() >= until:
+                raise NotReady(f"{self.endpoint.address} does not complete the connection")
+            # Looking again and again, because a wait for the state's change cannot be taken back (grpc issue 3064).
+            await asyncio.sleep(_CONNECT_POLL_S)
+
+    async def _why(self) -> str:
+        """The reason that gRPC gives to a call, and to nobody else; in this state the call fails at once."""
+        try:
+            await self.unary(STATUS, pb.StatusRequest(), 0.1, ())
+        except grpc.aio.AioRpcError as failure:
+            return f"{self.endpoint.address}: {failure.details()}"
+        return f"{self.endpoint.address} was away for a moment"
+
+    async def unary(self, method: Method[Request, Response], request: Request, timeout_s: float, metadata: Metadata) -> Response:
+        """One request, one answer, one deadline. Raises grpc.aio.AioRpcError."""
+        callable_ = self._unary.get(method.path)
+        if callable_ is None:
+            callable_ = self._unary[method.path] = self._channel.unary_unary(
+                method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
+            )
+        answer: Response = await callable_(request, timeout=timeout_s, metadata=metadata)
+        return answer
+
+    def stream(
+        self,
+        method: Method[Request, Response],
+        metadata: Metadata,
+        *,
+        requests: Iterator[Request] | None = None,
+        timeout_s: float | None = None,
+    ) -> grpc.aio.StreamStreamCall[Request, Response]:
+        """A stream both ways; with `requests` these are all that is sent. Without a deadline the caller must watch over its liveness."""
+        callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = self._channel.stream_stream(
+            method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
+        )
+        return callable_(requests, timeout=timeout_s, metadata=metadata)
+
+    async def close(self) -> None:
+        """Cancel what is under way and disconnect."""
+        await self._channel.close()
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    ca, key, cert = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+class Channels:
+    """All connections, which one is in use, and the user's token."""
+
+    def __init__(self, rotation: Rotation, tls: Tls, user: str | None, password: str | None) -> None:
+        self.rotation = rotation
+        self._tls = tls
+        self.user = user
+        self._password = password
+        self._token: str | None = None
+        self._authenticating = asyncio.Lock()
+        self._connections: dict[EtcdEndpoint, EtcdConnection] = {}
+        self.closed = asyncio.Event()
+
+    async def connection(self, timeout_s: float) -> EtcdConnection:
+        """The connection in use, ready; one that cannot be made ready is left. Raises NotReady, CoordinationError if closed."""
+        if self.closed.is_set():
+            raise CoordinationError("the coordination store is closed")
+        endpoint = self.rotation.current()
+        found = self._connections.get(endpoint)
+        if found is None:
+            found = self._connections[endpoint] = EtcdConnection(endpoint, self._tls)
+        try:
+            await found.ready(timeout_s)
+        except NotReady:
+            self.rotation.leave(endpoint)
+            raise
+        return found
+
+    async def metadata(self, connection: EtcdConnection, timeout_s: float) -> Metadata:
+        """What goes along with a call; gets a token if there is a user and none yet. Raises grpc.aio.AioRpcError."""
+        if self.user is None:
+            return _HAS_LEADER
+        async with self._authenticating:
+            if self._token is None:
+                self._token = await self._authenticate(connection, timeout_s)
+        return (*_HAS_LEADER, ("token", self._token)) if self._token else _HAS_LEADER
+
+    async def _authenticate(self, connection: EtcdConnection, timeout_s: float) -> str:
+        """A new token; none is needed ("") where authentication is not enabled (etcd's own client does the same)."""
+        request = pb.AuthenticateRequest(name=self.user or "", password=self._password or "")
+        try:
+            return (await connection.unary(AUTHENTICATE, request, timeout_s, _HAS_LEADER)).token
+        except grpc.aio.AioRpcError as failure:
+            if "authentication is not enabled" in (failure.details() or ""):
+                return ""
+            raise
+
+    def forget_token(self, used: Metadata) -> None:
+        """The token that went along with a call is invalid; a newer one is kept."""
+        if self._token in (dict(used).get("token", ""), None):
+            self._token = None
+
+    async def close(self) -> None:
+        """Disconnect everything; watches see `closed`."""
+        self.closed.set()
+        for connection in self._connections.values():
+            await connection.close()
+        self._connections.clear()

@@ -1,0 +1,156 @@
+"""EtcdStore: the coordination store on an etcd cluster.
+
+What must be true: exactly store.py's words, of which etcd is the origin. What this client adds is the honesty about failures: a read either
+answers or says that nobody does; a change is made once, or certainly not, or its outcome is *said* to be unknown (calls, failures).
+
+If etcd's member crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its leases
+end by themselves. If all members are away: calls raise CoordinationUnavailable after the total deadline, watches wait.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import InvalidArgument, LeaseNotFound
+from qmq_coordination.coordination_store import (
+    NO_LEASE,
+    Compare,
+    Delete,
+    KeyListing,
+    KeyValue,
+    LeaseId,
+    Operation,
+    Put,
+    Revision,
+    TxnResult,
+    WatchedChanges,
+)
+from qmq_coordination.etcd import etcd_pb2 as pb
+from qmq_coordination.etcd.endpoints import Rotation, Tls, parse_endpoint
+from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
+from qmq_coordination.etcd.etcd_channel import Channels
+from qmq_coordination.etcd.etcd_methods import COMPACT, DELETE_RANGE, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PUT, RANGE, STATUS, TXN
+from qmq_coordination.etcd.etcd_values import Converter
+from qmq_coordination.etcd.failures import LeaseExists
+from qmq_coordination.etcd.watch import Watcher
+
+_LEASES: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdStatus:
+    """What a member says of itself. `leader` is 0 while there is none."""
+
+    version: str
+    member: int
+    leader: int
+    revision: Revision
+    db_size_bytes: int
+
+
+class EtcdStore:
+    """A CoordinationStore on etcd 3.4 or later. One per event loop; calls may run at the same time.
+
+    `namespace` is put before every key. `call_s` is the deadline of one attempt, `total_s` of a call with all its attempts.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        namespace: str = "",
+        call_s: float = CALL_S,
+        total_s: float = TOTAL_S,
+    ) -> None:
+        """Does no I/O. `ca`, `cert` and `key` are paths of PEM files. Raises InvalidArgument."""
+        if (cert is None) != (key is None):
+            raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
+        tls = Tls(*(None if path is None else Path(path) for path in (ca, cert, key)))
+        has_tls_files = ca is not None or cert is not None
+        rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])
+        self._channels = Channels(rotation, tls, user, password)
+        self._calls = EtcdCalls(self._channels, call_s, total_s)
+        self._converter = Converter(namespace)
+        self._call_s = call_s
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See CoordinationStore. Linearizable, as all reads here."""
+        found = await self._calls.read(RANGE, pb.RangeRequest(key=self._converter.key(key)))
+        return self._converter.item(found.kvs[0]) if found.kvs else None
+
+    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
+        key, end = self._converter.span(prefix, is_prefix=True)
+        found = await self._calls.read(RANGE, pb.RangeRequest(key=key, range_end=end, revision=revision, limit=limit))
+        return KeyListing(Revision(found.header.revision), tuple(self._converter.item(kv) for kv in found.kvs))
+
+    async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
+        """See CoordinationStore. Raises CoordinationUnknown."""
+        done = await self._calls.change(PUT, self._converter.put(Put(key, value, lease)))
+        return Revision(done.header.revision)
+
+    async def delete(self, key: str, *, is_prefix: bool = False) -> int:
+        """See CoordinationStore. Raises CoordinationUnknown."""
+        return (await self._calls.change(DELETE_RANGE, self._converter.delete(Delete(key, is_prefix)))).deleted
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+        """See CoordinationStore. Raises CoordinationUnknown."""
+        request = pb.TxnRequest(
+            compare=[self._converter.compare(each) for each in compares],
+            success=[self._converter.operation(each) for each in success],
+            failure=[self._converter.operation(each) for each in failure],
+        )
+        done = await self._calls.change(TXN, request)
+        results = tuple(self._converter.result(each) for each in done.responses)
+        return TxnResult(done.succeeded, Revision(done.header.revision), results)
+
+    async def compact(self, revision: int) -> None:
+        """See CoordinationStore. It is the whole etcd's history that goes, not the namespace's. Raises CoordinationUnknown."""
+        await self._calls.change(COMPACT, pb.CompactionRequest(revision=revision))
+
+    async def grant(self, ttl_s: float) -> LeaseId:
+        """See CoordinationStore. Whole seconds, rounded up; etcd may give more (1.5 election timeouts at least).
+
+        The number is chosen here, from 2**63, so that a repeated request finds its own lease: then the lease's time began with the first
+        request. Count it from before the call.
+        """
+        lease = LeaseId(secrets.randbelow(_LEASES) + 1)
+        try:
+            await self._calls.read(LEASE_GRANT, pb.LeaseGrantRequest(id=lease, ttl_s=max(1, math.ceil(ttl_s))))
+        except LeaseExists:
+            return lease
+        return lease
+
+    async def keep_alive(self, lease: LeaseId) -> float:
+        """See CoordinationStore. The time began when etcd got the request: count it from before the call."""
+        answer = await self._calls.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease))
+        if answer.ttl_s <= 0:
+            raise LeaseNotFound(f"lease {lease} has ended")
+        return float(answer.ttl_s)
+
+    async def revoke(self, lease: LeaseId) -> None:
+        """See CoordinationStore. Raises CoordinationUnknown."""
+        await self._calls.change(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease))
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
+        """See CoordinationStore. Goes on over any outage until the store is closed; raises Compacted, CoordinationError."""
+        return Watcher(self._channels, self._converter, self._call_s, prefix, start_revision).changes()
+
+    async def status(self) -> EtcdStatus:
+        """What the member in use says of itself."""
+        found = await self._calls.read(STATUS, pb.StatusRequest())
+        header = found.header
+        return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
+
+    async def close(self) -> None:
+        """See CoordinationStore. Calls under way end with an error."""
+        await self._channels.close()

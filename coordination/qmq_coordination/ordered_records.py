@@ -1,0 +1,191 @@
+"""Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences (docs/ORDERING.md).
+
+    /qmq/routes/S/v/0000000003      Route, JSON; written once, kept for ever
+    /qmq/routes/S/latest            "3": the version that producers use. Compared by every change
+    /qmq/routes/S/c/0000000003      Change, JSON: what led, or leads, to that version
+    /qmq/routes/S/g/G               GroupRecord, JSON
+    /qmq/routes/S/policy            how the subject is resharded automatically, JSON
+    /qmq/routes/S/decision          the last automatic decision, JSON
+    /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
+    /qmq/assignments/S/G            Assignment, JSON
+    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept for ever
+    /qmq/meta/leader                which metaserver looks after what stands still, under its lease
+
+Numbers in keys have ten digits, so that keys sort as numbers do. Here are keys, values and what a listing of them means; the transactions
+are where the decisions are (qmq/meta/ordered/).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_ordering.frontier import GroupRecord
+from qmq_ordering.route import FENCED, Change, Phase, PhysicalPartition, Route
+
+from qmq_coordination.coordination_store import KeyValue
+
+ROUTES: Final = "/qmq/routes/"
+MEMBERS: Final = "/qmq/members/"
+ASSIGNMENTS: Final = "/qmq/assignments/"
+FENCES: Final = "/qmq/fences/"
+LEADER: Final = "/qmq/meta/leader"
+
+
+def route_key(subject: str, version: int) -> str:
+    """Where one version of a subject's route is."""
+    return f"{ROUTES}{subject}/v/{version:010d}"
+
+
+def latest_key(subject: str) -> str:
+    """Where the number of the latest version is."""
+    return f"{ROUTES}{subject}/latest"
+
+
+def change_key(subject: str, to_version: int) -> str:
+    """Where the change that leads to a version is."""
+    return f"{ROUTES}{subject}/c/{to_version:010d}"
+
+
+def group_record_key(subject: str, group: str) -> str:
+    """Where a consumer group's frontier is."""
+    return f"{ROUTES}{subject}/g/{group}"
+
+
+def groups_prefix(subject: str) -> str:
+    """Before the keys of all consumer groups' frontiers."""
+    return f"{ROUTES}{subject}/g/"
+
+
+def policy_key(subject: str) -> str:
+    """Where the policy of automatic resharding is."""
+    return f"{ROUTES}{subject}/policy"
+
+
+def decision_key(subject: str) -> str:
+    """Where the last automatic decision is."""
+    return f"{ROUTES}{subject}/decision"
+
+
+def member_key(subject: str, group: str, consumer: str) -> str:
+    """Where a consumer is while it lives; an empty name gives the prefix of all."""
+    return f"{MEMBERS}{subject}/{group}/{consumer}"
+
+
+def assignment_key(subject: str, group: str) -> str:
+    """Where a group's assignment is."""
+    return f"{ASSIGNMENTS}{subject}/{group}"
+
+
+def fence_key(broker_group: str, subject: str, partition: int) -> str:
+    """Where the fence of a partition is."""
+    return f"{FENCES}{broker_group}/{subject}/{partition:010d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a broker group seals with when it is back."""
+
+    change_id: str
+    to_version: int
+
+    def encode(self) -> bytes:
+        return json.dumps({"change_id": self.change_id, "to_version": self.to_version}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Fence:
+        found = json.loads(data)
+        return cls(found["change_id"], found["to_version"])
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A consumer of a group; `since` orders those of one name's lives."""
+
+    consumer: str
+    incarnation: str
+    since_ms: int = 0
+
+    def encode(self) -> bytes:
+        found = {"consumer": self.consumer, "incarnation": self.incarnation, "since_ms": self.since_ms}
+        return json.dumps(found, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> MemberRecord:
+        found = json.loads(data)
+        return cls(found["consumer"], found["incarnation"], found["since_ms"])
+
+
+@dataclass(slots=True)
+class OrderedState:
+    """All that the store holds under `/qmq/routes/S/`, as of one moment. Items are kept for compare-and-swap."""
+
+    subject: str
+    items: dict[str, KeyValue] = field(default_factory=dict)
+    """By key, whole."""
+    routes: dict[int, Route] = field(default_factory=dict)
+    changes: dict[int, Change] = field(default_factory=dict)
+    groups: dict[str, GroupRecord] = field(default_factory=dict)
+    latest: int = 0
+
+    @property
+    def route(self) -> Route | None:
+        return self.routes.get(self.latest)
+
+    @property
+    def broker_groups(self) -> list[str]:
+        """All broker groups that have a partition of any version, in order."""
+        return sorted({part.group for route in self.routes.values() for part in route.partitions})
+
+    @property
+    def fenced(self) -> list[int]:
+        """Partitions of older versions that were closed by a fence, and whose broker groups have not said yet where they sealed them."""
+        published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
+        return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
+
+    def partition(self, number: int) -> PhysicalPartition | None:
+        """The partition of that number, whichever version has it: it never changes."""
+        found = (route.partition(number) for _, route in sorted(self.routes.items(), reverse=True))
+        return next((part for part in found if part is not None), None)
+
+    @property
+    def pending(self) -> Change | None:
+        """The change that is under way: prepared or sealed, not published."""
+        change = self.changes.get(self.latest + 1)
+        return change if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED) else None
+
+    def put(self, item: KeyValue) -> None:
+        """Take an item in; one of another kind is kept as an item only."""
+        self.items[item.key] = item
+        what, _, name = item.key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
+        if what == "v":
+            self.routes[int(name)] = Route.decode(item.value)
+        elif what == "c":
+            self.changes[int(name)] = Change.decode(item.value)
+        elif what == "g":
+            self.groups[name] = GroupRecord.decode(item.value)
+        elif what == "latest":
+            self.latest = int(item.value)
+
+    def drop(self, key: str) -> None:
+        """An item is gone: a group that was deleted; or all of them, with the subject."""
+        self.items.pop(key, None)
+        what, _, name = key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
+        if what == "g":
+            self.groups.pop(name, None)
+        elif what == "v":
+            self.routes.pop(int(name), None)
+        elif what == "c":
+            self.changes.pop(int(name), None)
+        elif what == "latest":
+            self.latest = 0
+
+
+def ordered_state(subject: str, items: Iterable[KeyValue]) -> OrderedState:
+    """A listing of `/qmq/routes/S/`."""
+    state = OrderedState(subject)
+    for item in items:
+        state.put(item)
+    return state

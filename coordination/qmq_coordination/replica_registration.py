@@ -1,0 +1,92 @@
+"""A replica says that it is there: keys under a lease, so that they go when its process does.
+
+    /qmq/presence/GROUP/REPLICA     under the lease
+    /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know where a replica will be when it is back
+
+`Registration` keeps them, and more keys under the same lease if it is given some: the node of one process, where nobody else could be
+master, puts the group's master there. The store's absence is no reason to stop: what was put stays until its lease ends, and is put again
+as soon as the store is back. The same if the lease was lost because this process stood still for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from qmq.errors import CoordinationError, DiskFull, LeaseNotFound
+from qmq_coordination.broker_groups import ReplicaRecord, presence_key, replica_key
+from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, Put
+
+log = logging.getLogger("qmq.coordination")
+
+LEASE_S: Final = 10.0
+RETRY_S: Final = 1.0
+
+
+class Registration:
+    """Keeps a replica's keys; registers again if the lease was lost."""
+
+    def __init__(
+        self, store: CoordinationStore, record: ReplicaRecord, *, also: Mapping[str, bytes] | None = None, lease_s: float = LEASE_S
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._also = dict(also or {})
+        self._lease_s = lease_s
+        self._lease = NO_LEASE
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Register, then keep alive. Raises CoordinationError, DiskFull: then nothing is kept."""
+        await self._register()
+        self._task = asyncio.create_task(self._keep_alive())
+
+    async def _register(self) -> None:
+        """A lease of its own for each try: one whose answer was lost ends by itself. Putting the same again does no harm."""
+        lease = await self._store.grant(self._lease_s)
+        self._lease = lease
+        name, group = self._record.replica, self._record.group
+        leased = {presence_key(group, name): self._record.encode(), **self._also}
+        puts = [Put(key, value, lease) for key, value in leased.items()]
+        await self._store.txn([], [Put(replica_key(group, name), self._record.encode()), *puts])
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            try:
+                await self._store.keep_alive(self._lease)
+                if not await self._is_there():
+                    raise LeaseNotFound("the keys are gone, or under an earlier lease")
+            except LeaseNotFound as failure:
+                log.warning("%s: registering again: %s", self._record.replica, failure)
+                await self._register_surely()
+            except (CoordinationError, DiskFull) as failure:
+                log.warning("%s: the registration could not be kept alive: %s", self._record.replica, failure)
+
+    async def _is_there(self) -> bool:
+        """A try whose answer was lost may be executed late, and put the keys under its lease, which nobody keeps alive."""
+        found = await self._store.get(presence_key(self._record.group, self._record.replica))
+        return found is not None and found.lease == self._lease
+
+    async def _register_surely(self) -> None:
+        while True:
+            try:
+                await self._register()
+                return
+            except (CoordinationError, DiskFull) as failure:
+                log.warning("%s: could not register: %s", self._record.replica, failure)
+                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+
+    async def stop(self) -> None:
+        """Take the keys under the lease away."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._lease == NO_LEASE:
+            return
+        with contextlib.suppress(CoordinationError, DiskFull):
+            await self._store.revoke(self._lease)

@@ -1,0 +1,128 @@
+"""What became of a transaction whose answer was lost. For any CoordinationStore.
+
+A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it was not *yet*: the request may
+still sit in the buffer of a member that is stopped, and be executed when that goes on. So it is never repeated blindly. Instead one of its
+puts is a *proof*: a value that nobody else ever writes and that no other attempt of ours writes (a fresh token for each attempt). Then
+
+    proof.key holds the value                                         DONE
+    it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)
+    neither, and one of the compares can never hold again             NOT_DONE (read before the history, so that nothing slips between)
+    neither, but the compares may hold now or later                   NOT_YET
+    there is no such key now, or the history is compacted away        CoordinationUnknown: written and deleted since, or never written
+
+Which compares can never hold again: `mod_revision = X` or `create_revision = X` (X a past revision) of a key that has another one now, or
+is gone: revisions only grow. A key that was to be absent and exists can be deleted, and then the late transaction would be done.
+So, to have every case decided: let `proof.key` be a key that is never deleted, and guard it by `unchanged(item)`.
+
+Worked example: an election. /epoch (never deleted) was read at mod_revision 40. txn([unchanged(epoch), absent(master)], [Put(epoch,
+"8 token-of-this-attempt"), Put(master, ...)]), proof = the first put. No answer. /epoch is at 47 now, by somebody else. mod_revision = 40
+never holds again; the history behind the start shows 43: our token. DONE at 43, and over since: whoever acts on it looks at the key again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+from qmq.errors import Compacted, CoordinationUnavailable, CoordinationUnknown, InvalidArgument
+from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, KeyValue, Operation, Put
+
+T = TypeVar("T")
+
+WITHIN_S: Final = 30.0
+"""How long to ask what became of it: longer than an election and a restart of a member."""
+
+
+class TxnFate(Enum):
+    """What became of a transaction; see the module."""
+
+    DONE = "done"
+    NOT_DONE = "not done, and never will be"
+    NOT_YET = "not done up to now"
+
+
+@dataclass(frozen=True, slots=True)
+class TxnDecision:
+    """DONE at `revision` (it may be overwritten since); otherwise what was true up to `revision`."""
+
+    fate: TxnFate
+    revision: int
+
+
+async def txn_decided(
+    store: CoordinationStore, compares: Sequence[Compare], puts: Sequence[Operation], *, proof: Put, within_s: float = WITHIN_S
+) -> TxnDecision:
+    """Do a transaction and say what became of it, if need be by reading back. `proof` is one of `puts`, its value unique to this call.
+
+    Raises CoordinationUnknown where reading back cannot tell, or is not answered within `within_s`; CoordinationUnavailable if the
+    transaction was certainly not sent; and what the store refuses with (LeaseNotFound, ...).
+    """
+    if proof not in puts:
+        raise InvalidArgument("the proof must be one of the transaction's puts")
+    before = (await store.list(proof.key, limit=1)).revision
+    try:
+        done = await store.txn(compares, puts)
+    except CoordinationUnknown as lost:
+        try:
+            async with asyncio.timeout(within_s):
+                return await _read_back(store, compares, proof, before)
+        except TimeoutError:
+            raise CoordinationUnknown(f"what became of {proof.key} could not be read back within {within_s:g} s") from lost
+    return TxnDecision(TxnFate.DONE if done.succeeded else TxnFate.NOT_DONE, done.revision)
+
+
+async def _read_back(store: CoordinationStore, compares: Sequence[Compare], proof: Put, before: int) -> TxnDecision:
+    is_over = False
+    for compare in compares:
+        # Before the history is read: from here on nothing can be done any more, so the history will be complete.
+        is_over = is_over or _never_again(compare, await _answered(partial(store.get, compare.key)), before)
+    listing = await _answered(partial(store.list, proof.key, limit=1))
+    item = listing.items[0] if listing.items and listing.items[0].key == proof.key else None
+    if item is None:
+        raise CoordinationUnknown(f"{proof.key} does not exist now: never written, or written and deleted since")
+    found = item.mod_revision if item.value == proof.value else None
+    if found is None and item.mod_revision > before:
+        found = await _in_history(store, proof, before + 1, item.mod_revision)
+    if found is not None:
+        return TxnDecision(TxnFate.DONE, found)
+    return TxnDecision(TxnFate.NOT_DONE if is_over else TxnFate.NOT_YET, listing.revision)
+
+
+def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
+    """Whether a compare does not hold now and never will again; `before` is a past revision. Pure."""
+    if compare.op != "=" or compare.target not in (CompareTarget.MOD, CompareTarget.CREATE):
+        return False
+    if not isinstance(compare.value, int) or not 0 < compare.value <= before:
+        return False
+    return item is None or getattr(item, compare.target.value) != compare.value
+
+
+async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int) -> int | None:
+    """The revision in [start, end] at which the key got the proof's value; `end` is one at which it was set."""
+    async with AsyncExitStack() as stack:
+        watch = store.watch(proof.key, start)
+        if hasattr(watch, "aclose"):
+            stack.push_async_callback(watch.aclose)
+        try:
+            async for changes in watch:
+                for event in changes.events:
+                    if event.key == proof.key and event.now is not None and event.now.value == proof.value:
+                        return event.mod_revision
+                if changes.revision >= end:
+                    return None
+        except Compacted as gone:
+            raise CoordinationUnknown(f"{proof.key} was written by others since, and its history is compacted away") from gone
+    raise CoordinationUnknown(f"the store was closed before the history of {proof.key} was read")
+
+
+async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """A read, repeated with jitter until it is answered; the caller sets the time limit."""
+    retrying = AsyncRetrying(retry=retry_if_exception_type(CoordinationUnavailable), wait=wait_random_exponential(multiplier=0.05, max=1))
+    return await retrying(ask)

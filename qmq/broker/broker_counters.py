@@ -1,0 +1,163 @@
+"""What a broker counts since its process began: plain integers, added to once a request, read by whoever wants to know (docs/METRICS.md).
+
+What was *stored* is not counted at all: a queue's numbers only grow while its broker serves, so how much was stored is how far they are
+from where they were when it began to serve. Entries that came from another master are none of ours, and command messages are nobody's.
+
+Counts outlive the mastership: who gets it back counts on. They do not outlive the process, as Prometheus expects of counters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qmq.errors import QmqError
+from qmq.log.queue import Queue
+from qmq.log.store import Store
+from qmq.metrics.figures import Durations
+from qmq.model import base_group
+from qmq.wire.frame_payloads import Settlement
+from qmq.wire.settle_payloads import Verdict
+
+
+class Stored(NamedTuple):
+    """Of a subject."""
+
+    messages: int
+    bytes: int
+    batches: int
+
+    def plus(self, other: Stored | None) -> Stored:
+        return self if other is None else Stored(self.messages + other.messages, self.bytes + other.bytes, self.batches + other.batches)
+
+
+_NOTHING = Stored(0, 0, 0)
+
+
+@dataclass(slots=True)
+class GroupCounters:
+    """Of a consumer group on one subject."""
+
+    pulled: int = 0
+    """Messages handed out."""
+    pulled_bytes: int = 0
+    retried: int = 0
+    """Of those, messages that were handed out before, and worked on."""
+    acked: int = 0
+    nacked: int = 0
+    """Verdicts that said: failed."""
+    released: int = 0
+    dead: int = 0
+    """Messages that failed for good."""
+    uncopied: int = 0
+    """Of those, messages that could not be copied into the dead-letter queue."""
+    leases_lost: int = 0
+    lanes_granted: int = 0
+
+    def handed_out(self, messages: int, size: int, retried: int) -> None:
+        """A pull was answered."""
+        self.pulled += messages
+        self.pulled_bytes += size
+        self.retried += retried
+
+    def settled(self, settlements: Sequence[Settlement], stale: int) -> None:
+        """Verdicts came; so many of their messages were not the consumer's any more, mostly of a request that was sent again."""
+        for each in settlements:
+            verdict, count = each.verdict, each.last - each.first + 1
+            if stale:
+                late = min(stale, count)
+                count, stale = count - late, stale - late
+            if verdict == Verdict.ACK:
+                self.acked += count
+            elif verdict == Verdict.RELEASE:
+                self.released += count
+            else:
+                self.nacked += count
+
+
+class BrokerCounters:
+    """All that one broker counts."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[str, str], GroupCounters] = {}
+        """By subject and group; of a broadcast group, all its consumers together."""
+        self.refused: dict[str, int] = {}
+        """Requests that were answered with an error, by its name."""
+        self.accepted = 0
+        """Connections."""
+        self.flushes = Durations()
+        self.commits = Durations()
+        """From written here to committed."""
+        self.checkpoints = 0
+        self.checkpoint_ms = 0
+        """When the last one was written, milliseconds since 1970."""
+        self.files_deleted = 0
+        self.retention_failures = 0
+        """Queues that retention could not look at, and files that it could not delete; each time counts."""
+        self.damaged = 0
+        """Entries that the scrubber found damaged."""
+        self.stored: dict[str, Stored] = {}
+        """By subject, in the times when it served before; see `more`."""
+        self._marks: dict[tuple[bytes, int], Stored] | None = None
+        self._written: deque[tuple[int, float]] = deque()
+
+    # --- stored --------------------------------------------------------------------------------------------------------
+
+    def begin(self, store: Store) -> None:
+        """It begins to serve from this store."""
+        self._marks = {key: _reached(queue) for key, queue in store.queues.items() if queue.next_sequence}
+        self._written.clear()
+
+    def end(self, store: Store) -> None:
+        for queue in store.queues.values():
+            more = self.more(queue)
+            if more is not None:
+                self.stored[queue.id.subject] = more.plus(self.stored.get(queue.id.subject))
+        self._marks = None
+        self._written.clear()
+
+    def more(self, queue: Queue) -> Stored | None:
+        """What was stored in a queue since `begin`; None: nothing, or it does not serve."""
+        if self._marks is None:
+            return None
+        mark, now = self._marks.get((queue.id.subject.encode(), queue.id.partition), _NOTHING), _reached(queue)
+        if now.batches == mark.batches:
+            return None
+        return Stored(now.messages - mark.messages, now.bytes - mark.bytes, now.batches - mark.batches)
+
+    # --- counting ------------------------------------------------------------------------------------------------------
+
+    def group(self, subject: str, group: str) -> GroupCounters:
+        """The group's; made if absent."""
+        return self.groups.setdefault((subject, base_group(group)), GroupCounters())
+
+    def refuse(self, failure: QmqError) -> None:
+        """A request is answered with an error."""
+        name = type(failure).__name__
+        self.refused[name] = self.refused.get(name, 0) + 1
+
+    def checkpoint_written(self, now_ms: int) -> None:
+        """A checkpoint is on disk."""
+        self.checkpoints += 1
+        self.checkpoint_ms = now_ms
+
+    def wrote(self, index: int) -> None:
+        """Entries up to `index` were written, and wait to be committed."""
+        self._written.append((index, time.perf_counter()))
+
+    def committed(self, index: int) -> None:
+        """Everything up to `index` is committed."""
+        written = self._written
+        if written and written[0][0] <= index:
+            now = time.perf_counter()
+            while written and written[0][0] <= index:
+                self.commits.note(now - written.popleft()[1])
+
+
+def _reached(queue: Queue) -> Stored:
+    """How far a queue is, without its command message."""
+    command = queue.sealed is not None
+    return Stored(queue.next_sequence - command, queue.cumulative_bytes, queue.index.count - command)

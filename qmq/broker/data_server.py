@@ -1,0 +1,107 @@
+"""The broker's data port."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from qmq.broker.broker import Broker
+from qmq.broker.connection import Connection
+from qmq.broker.stalled_connections import LOOKS
+from qmq.errors import Overloaded
+from qmq.file_descriptors import connections_max, limit
+from qmq.network import NETWORK, Network, ServerListener
+from qmq.wire.frame import BUFFER_BYTES
+from qmq.wire.frame_stream import FrameStream
+
+CLOSE_S: Final = 2.0
+"""How long a connection may take to read its last answers."""
+
+
+class DataServer:
+    """Takes connections for a broker."""
+
+    def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None) -> None:
+        self._broker = broker
+        self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
+        self._network = network
+        self._received = bytearray(BUFFER_BYTES)
+        """What comes in, of all connections: it is handled before the next bytes come."""
+        self._connections: set[Connection] = set()
+        self._listener: ServerListener | None = None
+        self.port = 0
+        self._all_closed = asyncio.Event()
+        self._is_stopping = False
+        self._looking: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
+        self._listener = await self._network.listen(host, port, self._accept)
+        self.port = self._listener.port
+        self._look_later()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        connection = Connection(self._broker, self._closed, self._received)
+        self._broker.tallies.accepted += 1
+        loop = asyncio.get_running_loop()
+        if len(self._connections) >= self._connections_max:
+            connection.refuse(Overloaded(f"the broker has {len(self._connections)} connections, its most"))
+        if self._is_stopping:
+            connection.stream.close()  # asyncio accepted it before the listener was closed
+        self._connections.add(connection)
+        loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
+        return connection.stream
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()
+
+    def _expect_hello(self, connection: Connection) -> None:
+        if not connection.has_said_hello and connection in self._connections:
+            connection.stream.close()
+
+    def _look_later(self) -> None:
+        wait_s = self._broker.config.stall_ms / 1000 / LOOKS
+        self._looking = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self.end_stalled()
+        self._look_later()
+
+    def end_stalled(self) -> None:
+        """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
+        for connection in list(self._connections):
+            connection.end_if_stalled()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def unread(self) -> int:
+        """Connections whose other end does not read its answers."""
+        return sum([each.stream.is_open and not each.is_writable for each in self._connections])
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes of batches that came and are not answered yet."""
+        return sum([each.unanswered_bytes for each in self._connections])
+
+    async def stop(self) -> None:
+        """Take no more connections and close those there are, after their answers; who does not read these is cut off in `CLOSE_S`."""
+        self._is_stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        for end in (FrameStream.close, FrameStream.abort):
+            self._all_closed.clear()
+            for connection in list(self._connections):
+                end(connection.stream)
+            if not self._connections:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._all_closed.wait()

@@ -1,0 +1,293 @@
+"""Reading without a group: committed batches of a queue, for whoever keeps its own place; and what of a producer is stored.
+
+Rules:
+* What is committed is given, and nothing else; never a command message, and directed batches only to whoever wants them.
+* Whole batches travel, since their checksum is the producer's. A batch is passed over by its entry in the consume log if that is enough
+  to know that nothing in it is wanted; otherwise by its columns of hashes and of logical partitions. What is passed over costs the
+  asker nothing, and what is given may hold messages that are not wanted.
+* One request is bounded, in entries, in batches and in bytes that are read, so that nobody waits long for the event loop. The answer says
+  how far it looked.
+* FIND speaks about everything that was appended when it came, and answers when that is committed: of an attempt to write that died,
+  no batch is found that a new master could take back, and none is missed that will be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq import limits
+from qmq.batch_columns import UNREADABLE, Layout, parse_header
+from qmq.broker.pull_results import TagFilter, check_tags
+from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
+from qmq.log.batch_filter import has_lps, has_tags, may_have_tags
+from qmq.log.consume_log import IndexEntry
+from qmq.log.queue import Queue
+from qmq.log.store import Store
+from qmq.model import QueueId
+from qmq.targeted import LOOK_INSIDE, is_directed
+from qmq.wire import frame as frames
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+    from qmq.broker.sessions import Peer
+
+log = logging.getLogger("qmq.broker")
+
+ENTRIES_MAX: Final = 16_384
+"""Entries that one request looks at."""
+BATCHES_MAX: Final = 1_024
+"""Batches that one request reads, some 10 µs each."""
+FOUND_MAX: Final = 1_000
+REMEMBERED_MAX: Final = 16_384
+
+_RANGE: Final = re.compile(r"(\d{1,6})-(\d{1,6})")
+_PRODUCER: Final = re.compile(r"[0-9a-f]{16}")
+
+_K = TypeVar("_K")
+
+
+class Selection(NamedTuple):
+    """What of a queue is wanted."""
+
+    tags: TagFilter | None
+    lps: tuple[tuple[int, int], ...]
+    with_directed: bool
+
+    @classmethod
+    def of(cls, request: wire.Fetch) -> Selection:
+        """Raises InvalidArgument."""
+        if len(request.lps) > limits.FETCH_RANGES_MAX:
+            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join those that touch")
+        check_tags([*request.tags_any, *request.tags_all])
+        found = [_RANGE.fullmatch(each) for each in request.lps]
+        if None in found:
+            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}")
+        lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
+        return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0)
+
+    @property
+    def entries_max(self) -> int:
+        """Entries that one request looks at: many, if they alone may tell that a batch is not wanted."""
+        return ENTRIES_MAX if self.tags is not None else BATCHES_MAX
+
+    def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
+        """Places of the batches that may hold something that is wanted, by their blooms. As `TagFilter.may_match`, for many."""
+        if self.tags is None:
+            return list(range(len(blooms)))
+        return np.flatnonzero(may_have_tags(blooms, self.tags.any_of, self.tags.all_of)).tolist()
+
+    def needs_region(self, entry: IndexEntry) -> bool:
+        """Whether the entry alone does not tell."""
+        return self.tags is not None or bool(self.lps) or (entry.tag_bloom == LOOK_INSIDE and not self.with_directed)
+
+    def wants(self, region: bytes) -> bool:
+        """Whether a batch holds anything that is wanted. Raises CorruptBatch."""
+        header = parse_header(region)
+        if is_directed(header) and not self.with_directed:
+            return False
+        layout = Layout.walk(region, header)
+        if self.tags is not None and not has_tags(region, header, layout, self.tags.any_of, self.tags.all_of):
+            return False
+        return has_lps(region, header, layout, self.lps)
+
+
+class Fetching:
+    """Answers FETCH and FIND while the broker serves. Made anew whenever it begins to."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places: dict[tuple[QueueId, int], int] = {}
+        """Where an answer ended: the number of the entry to begin with when that sequence is asked for. A guess, which is checked."""
+        self._absent: dict[tuple[QueueId, int], int] = {}
+        """Of producers that were looked for in vain: up to which entry. So who asks before each of its batches is not looked for in all
+        of a queue each time."""
+
+    # --- FETCH ---------------------------------------------------------------------------------------------------------
+
+    def fetch(self, request: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
+        """(what stands before the batches, their buffers).
+
+        Raises UnknownSubject, InvalidArgument, NotMaster, LogDamaged; Overloaded while damage is being mended.
+        """
+        self._broker.require_serving()
+        selection = Selection.of(request)
+        queue = self._broker.store.queue(request.subject, request.partition)
+        if queue is None:
+            self._broker.subject(request.subject)
+            return wire.Fetched(0, request.sequence, 0, 0, 0, False, 0), []
+        start, end, is_sealed = bounds(queue)
+        sequence = max(request.sequence, start)
+        if request.since_ms:
+            sequence = max(sequence, _first_since(queue, request.since_ms, end))
+        until = min(request.until, end)
+        buffers: list[bytes] = []
+        if request.bytes_max > 0 and sequence < until and queue.index.count > queue.index.first:
+            bytes_max = min(request.bytes_max, limits.PULL_BYTES_MAX)
+            sequence, buffers = self._collect(queue, selection, sequence, until, bytes_max)
+        stored_bytes = _stored_bytes(queue, start) if not request.bytes_max else 0
+        return wire.Fetched(start, sequence, end, stored_bytes, queue.last_append_ms, is_sealed, len(buffers) // 2), buffers
+
+    def _collect(self, queue: Queue, selection: Selection, sequence: int, until: int, bytes_max: int) -> tuple[int, list[bytes]]:
+        """(next sequence, envelope and region of each batch)."""
+        number = self._number_of(queue, sequence)
+        table = queue.index.table(number, selection.entries_max)
+        table = table[table["base_sequence"] < until]
+        buffers: list[bytes] = []
+        size = read = looked = 0
+        for at in selection.candidates(table["tag_bloom"]):
+            entry = IndexEntry._make(table[at].tolist())
+            if size >= bytes_max or read >= limits.PULL_BYTES_MAX or looked >= BATCHES_MAX:
+                self._note(queue, entry.base_sequence, number + at)
+                return entry.base_sequence, buffers
+            try:
+                envelope, region = self._broker.store.read(queue, entry)
+            except LogDamaged as damage:
+                if not buffers:
+                    self._damaged(damage)
+                return entry.base_sequence, buffers
+            read, looked = read + entry.total_bytes, looked + 1
+            if not selection.needs_region(entry) or self._wants(selection, queue, entry, region):
+                buffers += (envelope, region)
+                size += entry.total_bytes
+        following = int(table["base_sequence"][-1]) + int(table["count"][-1])
+        self._note(queue, following, number + len(table))
+        return following, buffers
+
+    @staticmethod
+    def _wants(selection: Selection, queue: Queue, entry: IndexEntry, region: bytes) -> bool:
+        try:
+            return selection.wants(region)
+        except UNREADABLE as cause:
+            log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+            return False
+
+    def _number_of(self, queue: Queue, sequence: int) -> int:
+        """Number of the entry that holds a sequence. Whoever reads on is known by where it asks."""
+        index, number = queue.index, self._places.pop((queue.id, sequence), -1)
+        if index.first <= number < index.count:
+            entry = index.entry(number)
+            if entry.base_sequence <= sequence < entry.next_sequence:
+                return number
+        return index.find_sequence(sequence)
+
+    def _note(self, queue: Queue, sequence: int, number: int) -> None:
+        _remember(self._places, (queue.id, sequence), number)
+
+    def _damaged(self, damage: LogDamaged) -> None:
+        if self._broker.mends(damage):
+            raise Overloaded(f"{damage.message}; it is being mended from another replica", retry_after_ms=200) from damage
+        raise damage
+
+    # --- FIND ----------------------------------------------------------------------------------------------------------
+
+    def find(self, peer: Peer, request_id: int, request: wire.Find) -> None:
+        """Answer when all that is appended now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
+        self._broker.require_serving()
+        if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
+            raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
+        queue = self._broker.store.queue(request.subject, request.partition)
+        if queue is None:
+            self._broker.subject(request.subject)
+        task = self._broker.loop.create_task(self._answer_find(peer, request_id, queue, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_find(self, peer: Peer, request_id: int, queue: Queue | None, request: wire.Find) -> None:
+        store, count = self._broker.store, queue.index.count if queue is not None else 0
+        try:
+            await self._broker.committed()
+            found = await self._find(store, queue, request, count) if queue is not None else []
+        except QmqError as failure:
+            self._broker.answer_error(peer, request_id, failure)
+        except (AssertionError, OSError) as cause:
+            self._broker.fatal(cause)
+        except Exception as cause:
+            log.exception("a FIND could not be answered: %s", request)
+            self._broker.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
+        else:
+            peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
+
+    async def _find(self, store: Store, queue: Queue, request: wire.Find, count: int) -> list[list[int]]:
+        """The producer's window knows the newest numbers, and the consume log how many messages each has; for older ones, all of it is
+        looked through. `count`: so many entries are committed.
+
+        All of it, because a number may lie behind higher ones: a batch that was refused, and tried again when others were stored.
+        """
+        producer_id = int(request.producer_id, 16)
+        found, down_to = _of_window(queue, producer_id, request)
+        key = queue.id, producer_id
+        absent, is_there = self._absent.get(key, 0), queue.producers.window(producer_id) is not None
+        before = queue.index.count
+        while before > max(queue.index.first, absent):
+            before, sent = queue.index.of_producer(producer_id, before)
+            is_there |= bool(sent)
+            for entry in sent:
+                number = entry.batch_sequence
+                if number < request.before and entry.next_sequence <= queue.visible_sequence and not found.get(number, _NOTHING)[2]:
+                    found[number] = [number, entry.base_sequence, entry.count if entry.base_sequence >= queue.start_sequence else 0]
+            if before == queue.index.first or queue.index.entry(before).base_sequence <= down_to:
+                break
+            await asyncio.sleep(0)
+            if self._broker.store is not store or not self._broker.is_serving:
+                raise NotMaster("it lost the mastership while it looked: ask its successor")
+        if not is_there:
+            _remember(self._absent, key, count)
+        return [found[number] for number in sorted(found, reverse=True)[: request.most]]
+
+
+_NOTHING: Final = [0, 0, 0]
+
+
+def _remember(known: dict[_K, int], key: _K, number: int) -> None:
+    """Keep a number for a key, not too many of them."""
+    if len(known) >= REMEMBERED_MAX:
+        known.clear()
+    known[key] = number
+
+
+def _of_window(queue: Queue, producer_id: int, request: wire.Find) -> tuple[dict[int, list[int]], int]:
+    """What the producer's window knows, without counts; and down to which sequence the consume log is to be looked through besides."""
+    window = queue.producers.window(producer_id)
+    if window is None:
+        return {}, 0
+    known = [each for each in window.stored_below(request.before) if each[1].base_sequence < queue.visible_sequence][: request.most]
+    found = {number: [number, where.base_sequence, 0] for number, where in known}
+    is_enough = window.tells_from == 0 or len(known) == request.most
+    return found, min([where.base_sequence for _, where in known], default=queue.next_sequence) if is_enough else 0
+
+
+def bounds(queue: Queue) -> tuple[int, int, bool]:
+    """(oldest sequence that is kept, end, whether it is closed for good), as applications may see them."""
+    end, sealed = queue.visible_sequence, queue.sealed
+    is_sealed = sealed is not None and sealed.sequence < end
+    if sealed is not None and is_sealed:
+        end = sealed.sequence
+    return min(queue.start_sequence, end), end, is_sealed
+
+
+def _first_since(queue: Queue, time_ms: int, end: int) -> int:
+    number = queue.index.find_time(time_ms)
+    return min(queue.index.entry(number).base_sequence, end) if number < queue.index.count else end
+
+
+def _stored_bytes(queue: Queue, start: int) -> int:
+    if queue.index.count == queue.index.first or start >= queue.next_sequence:
+        return 0
+    return queue.cumulative_bytes - queue.index.entry(queue.index.find_sequence(start)).cumulative_bytes
+
+
+def pack(found: tuple[wire.Fetched, Sequence[bytes]], request_id: int) -> tuple[bytes, ...]:
+    """The frame of a FETCHED."""
+    head, buffers = wire.pack_fetched(found[0]), found[1]
+    size = len(head) + sum(map(len, buffers))
+    return frames.header(FrameKind.FETCHED, request_id, size) + head, *buffers

@@ -1,0 +1,142 @@
+"""Deciding what a lane gets next: the messages of its logical partitions that are not done. Pure but for reading batches.
+
+The lane that covers its whole partition, where nothing behind the position is done, goes by the index alone: whole batches. Any other reads
+the batches' columns of logical partitions, as one vector each, and takes the runs that are its own. Whole batches travel in any case,
+because their checksum is the producer's; ranges say what is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from qmq_ordering.route import LpRange
+
+from qmq.batch_columns import UNREADABLE, Layout, parse_header
+from qmq.broker.pull_results import BatchReader, PulledRange, PullResult
+from qmq.errors import LogDamaged, MessagesExpired
+from qmq.limits import MIB
+from qmq.log.batch_filter import logical_partitions
+from qmq.log.consume_log import IndexEntry
+from qmq.log.lane_share import LaneShare
+from qmq.log.queue import Queue
+from qmq.log.store import Store
+
+_READ_BYTES_MAX: Final = 8 * MIB
+"""What one pull may read to find little; then the turn goes to somebody else, and the next pull goes on from there."""
+
+
+@dataclass(slots=True)
+class LaneRange:
+    """What a pull gets: everything of the lane before `next_sequence`. Nothing ever follows if `is_end`."""
+
+    next_sequence: int
+    is_end: bool = False
+    delivery: PullResult = field(default_factory=PullResult)
+
+
+class LaneResultReader:
+    """Reads one lane forward; remembers where in the index it is."""
+
+    def __init__(self, store: Store, queue: Queue, share: LaneShare, lps: LpRange, whole: LpRange) -> None:
+        self._store, self._queue, self._share = store, queue, share
+        self._lps = lps
+        self._is_whole = lps == whole
+        self._index = BatchReader(queue)
+
+    def read(self, sequence: int, messages_max: int, bytes_max: int) -> LaneRange:
+        """The lane from `sequence` on. Raises MessagesExpired, LogDamaged."""
+        queue = self._queue
+        found = LaneRange(sequence)
+        if sequence < queue.start_sequence:
+            if queue.sealed is not None and queue.start_sequence >= queue.sealed.sequence:
+                return LaneRange(queue.sealed.sequence + 1, is_end=True)
+            raise MessagesExpired(
+                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} are gone, retention took them before this group "
+                "consumed them; to go on with the oldest that are left: qmq group reset --to earliest"
+            )
+        read = 0
+        for entry in self._entries(sequence):
+            if queue.sealed is not None and entry.base_sequence == queue.sealed.sequence:
+                found.next_sequence, found.is_end = entry.next_sequence, True
+                break
+            if found.delivery.messages >= messages_max or found.delivery.bytes >= bytes_max or read >= _READ_BYTES_MAX:
+                break
+            read += 0 if self._is_all(entry, found.next_sequence) else entry.total_bytes
+            self._take(entry, found, messages_max)
+            if found.next_sequence < entry.next_sequence:
+                break
+        return found
+
+    def _entries(self, sequence: int) -> Iterator[IndexEntry]:
+        number = self._index.number_of(sequence)
+        while number < self._queue.index.count:
+            entry = self._index.entry(number)
+            if entry.next_sequence > self._queue.visible_sequence:
+                return
+            yield entry
+            number += 1
+
+    def _is_all(self, entry: IndexEntry, sequence: int) -> bool:
+        """Whether everything in a batch from a sequence on is the lane's, and not done."""
+        if not self._is_whole or self._share.failures:
+            return False
+        first = max(sequence, entry.base_sequence)
+        return all(each.done_before <= first and (not each.done or each.done[0][0] >= entry.next_sequence) for each in self._share.progress)
+
+    def _take(self, entry: IndexEntry, found: LaneRange, messages_max: int) -> None:
+        first = max(found.next_sequence, entry.base_sequence)
+        room = messages_max - found.delivery.messages
+        if self._is_all(entry, first):
+            count = min(entry.next_sequence - first, room)
+            found.delivery.add(PulledRange(entry, first, count, 1))
+            found.next_sequence = first + count
+            return
+        wanted = np.flatnonzero(self._mask(entry, first))[:room] + entry.base_sequence
+        for begin, end in _runs(wanted):
+            for a, b, attempt in self._by_attempt(begin, end):
+                found.delivery.add(PulledRange(entry, a, b - a, attempt))
+        found.next_sequence = int(wanted[-1]) + 1 if len(wanted) == room else entry.next_sequence
+
+    def _mask(self, entry: IndexEntry, first: int) -> npt.NDArray[np.bool_]:
+        """Which messages of a batch, from sequence `first` on, are the lane's and not done."""
+        _, region = self._store.read(self._queue, entry)
+        try:
+            header = parse_header(region)
+            lps = logical_partitions(region, Layout.walk(region, header), header.count)
+        except UNREADABLE as cause:
+            raise LogDamaged(
+                f"nobody can tell whose messages {entry.base_sequence} to {entry.next_sequence - 1} of {self._queue.id} are ({cause}); "
+                f"to go on behind them: qmq group reset --to {entry.next_sequence}"
+            ) from cause
+        base = entry.base_sequence
+        mask = np.zeros(header.count, np.bool_)
+        for part in self._share.progress_of(self._lps):
+            own = part.lps.cut(self._lps)
+            mine = (lps >= own.first) & (lps < own.end)
+            mine[: max(part.done_before - base, 0)] = False
+            for begin, end in part.done:
+                mine[max(begin - base, 0) : max(end - base, 0)] = False
+            mask |= mine
+        mask[: first - base] = False
+        return mask
+
+    def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """A run, cut so that messages that failed before stand alone."""
+        failures = self._share.failures
+        marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
+        for a, b in pairwise(marks):
+            yield a, b, 1 + failures.get(a, 0)
+
+
+def _runs(sequences: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ascending numbers as [first, end) runs."""
+    if not len(sequences):
+        return []
+    breaks = np.flatnonzero(np.diff(sequences) != 1) + 1
+    marks = [0, *breaks.tolist(), len(sequences)]
+    return [(int(sequences[a]), int(sequences[b - 1]) + 1) for a, b in pairwise(marks)]

@@ -1,0 +1,322 @@
+"""What a broker does besides answering: flushing, checkpoints, the commit mark, retention, leases. The slow parts run in threads.
+
+A failed flush is final: the process must stop at once, before it acknowledges anything else; `fatal` sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
+
+from qmq.broker.broker import Broker
+from qmq.errors import DiskFull, LogDamaged
+from qmq.limits import MIB
+from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint, end_checkpoint
+from qmq.log.commit_mark import Marker
+from qmq.log.retention import Retention
+from qmq.log.scrub import Scrubber
+from qmq.log.store import FlushPlan, Store
+
+log = logging.getLogger("qmq.broker")
+
+TICK_S: Final = 0.05
+SLOW_TICKS: Final = 20
+_INDEX_BYTES_MAX: Final = 16 * MIB
+"""Consume-log entries in memory only, beyond which a checkpoint writes them out."""
+
+_SCRUB_BYTES: Final = 4 * MIB
+"""Read and checked every second: a GiB in four minutes."""
+
+EXIT_FATAL: Final = 70
+
+
+_R = TypeVar("_R")
+
+
+def stop_process(cause: BaseException) -> None:
+    """Stop now, without a further word to any client: what was not acknowledged was never promised."""
+    print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
+    os._exit(EXIT_FATAL)
+
+
+class Maintenance:
+    """Runs a broker's background work in its event loop."""
+
+    def __init__(self, broker: Broker, fatal: Callable[[BaseException], None] = stop_process, *, tick_s: float = TICK_S) -> None:
+        self._broker = broker
+        self._fatal = fatal
+        self._tick_s = tick_s
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(3, "qmq-disk")  # a flush never waits behind a checkpoint and a slice of the scrubber
+        self._flush: asyncio.Future[float] | None = None
+        self._running: set[Future[Any]] = set()
+        self._scrubber = Scrubber(broker.store)
+        self._marker = Marker(broker.store)
+        self._retention = Retention(broker.store)
+        self._is_stopping = False
+        self._is_paused = False
+        self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
+        self._checkpoint: asyncio.Task[Any] | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._flush_at = self._loop.time()
+        """When the next flush may begin; who waits for one does not wait for that."""
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
+        self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
+        self.hold_back: Callable[[], bool] = lambda: False
+        """True while checkpoints and retention must wait, such as during a catch-up from nothing."""
+        broker.on_turn_end = self.after_turn
+        broker.fatal = fatal
+
+    def start(self) -> None:
+        self._ticker = self._loop.create_task(self._tick_forever())
+
+    async def stop(self) -> None:
+        """Finish what is under way. The caller closes the store, which flushes.
+
+        A checkpoint that waits for a majority is given up: the majority may be away for good.
+        """
+        self._is_stopping = True
+        for timer in (self._ticker, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in (self._flush, self._checkpoint):
+            if task is not None:
+                await asyncio.wait([task])
+        self._threads.shutdown(wait=True)
+
+    @property
+    def _store(self) -> Store:
+        return self._broker.store
+
+    def _in_thread(self, run: Callable[..., _R], *args: Any) -> asyncio.Future[_R]:
+        running = self._threads.submit(run, *args)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return asyncio.wrap_future(running, loop=self._loop)
+
+    def quiesce(self) -> None:
+        """Wait, without giving way, until no thread works on the store: it is about to be opened anew."""
+        wait(list(self._running))
+        self._flush = None
+
+    async def pause(self) -> None:
+        """Begin nothing more, and wait until nothing works on the store: it is about to be opened anew."""
+        self._is_paused = True
+        while self._running or self._checkpoint is not None:
+            under_way = [asyncio.wrap_future(each, loop=self._loop) for each in self._running]
+            await asyncio.wait([*under_way, *([self._checkpoint] if self._checkpoint is not None else [])])
+            await asyncio.sleep(0)
+
+    def go_on(self) -> None:
+        """With the store that is the broker's now."""
+        self._flush = None
+        self._is_paused = False
+        self.after_turn()
+
+    @property
+    def _must_end(self) -> bool:
+        return self._is_stopping or self._is_paused
+
+    # --- flushing ------------------------------------------------------------------------------------------------------
+
+    def after_turn(self) -> None:
+        """End of a turn: flush what is not flushed, unless a flush is under way: its end is a turn too. So the next flush has all that came
+        meanwhile, and a slow disk makes fewer and larger ones."""
+        if self._is_paused:
+            return
+        is_awaited = self._broker.awaits_flush
+        if self._flush is not None or (self._store.is_flushed and not is_awaited):
+            return
+        wait_s = 0.0 if is_awaited else self._flush_at - self._loop.time()
+        if wait_s <= 0:
+            self._begin_flush()
+        elif self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(wait_s, self._flush_in_time)
+
+    def _flush_in_time(self) -> None:
+        self._flush_timer = None
+        self.after_turn()
+
+    def _begin_flush(self) -> None:
+        store = self._store
+        plan = store.begin_flush()
+        self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000
+        self._flush = self._in_thread(_timed, plan.run)
+        self._flush.add_done_callback(lambda done: self._end_flush(store, plan, done))
+
+    def _end_flush(self, store: Store, plan: FlushPlan, done: asyncio.Future[float]) -> None:
+        if done.cancelled():
+            return
+        failure = done.exception()
+        if failure is not None:
+            self._fatal(failure)
+            return
+        self._broker.tallies.flushes.note(done.result())
+        if store is self._store:
+            self._flush = None
+            self._broker.committer.stored(store.end_flush(plan))
+            self._broker.turn()
+
+    # --- on the clock --------------------------------------------------------------------------------------------------
+
+    async def _tick_forever(self) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(self._tick_s)
+            count += 1
+            try:
+                self._broker.tick()
+                if self._is_paused:
+                    continue
+                self._mark()
+                if count % SLOW_TICKS == 0:
+                    self._slow_tick(self._broker.clock.monotonic_ms())
+            except Exception as cause:
+                self._fatal(cause)
+
+    def _mark(self) -> None:
+        """Say in a file what is committed, for those who read the log's files."""
+        if self._marker.store is not self._store:
+            self._marker = Marker(self._store)
+        self._marker.tick(self._broker.clock.monotonic_ms())
+
+    def _slow_tick(self, now_ms: int) -> None:
+        if self.hold_back():
+            return
+        self._scrub()
+        self.after_turn()
+        if self._checkpoint is None and self._is_checkpoint_due(now_ms):
+            self._begin(self._take_checkpoint())
+        elif now_ms - self._retention_ms >= self._broker.config.retention_interval_ms:
+            self._retention_ms = now_ms
+            if self._checkpoint is None:
+                self._begin(self._retain())
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Checkpoints and retention run one at a time; whoever stops waits for the one that runs."""
+        self._checkpoint = self._loop.create_task(work)
+        self._checkpoint.add_done_callback(self._ended)
+
+    def _ended(self, done: asyncio.Task[Any]) -> None:
+        self._checkpoint = None
+        failure = None if done.cancelled() else done.exception()
+        if failure is not None:
+            self._fatal(failure)
+
+    def _scrub(self) -> None:
+        """Look at a little more of what lies on the disk, so that damage is found while another replica has it whole."""
+        if self._scrubbing is not None and not self._scrubbing.done():
+            return
+        if self._scrubber.store is not self._store:
+            self._scrubber = Scrubber(self._store)
+        self._scrubbing = self._in_thread(self._scrubber.slice, _SCRUB_BYTES)
+        self._scrubbing.add_done_callback(self._scrubbed)
+
+    def _scrubbed(self, done: asyncio.Future[LogDamaged | None]) -> None:
+        if done.cancelled():
+            return
+        failure = done.exception()
+        if isinstance(failure, OSError):
+            log.warning("scrubbing goes on later: %s", failure)
+            return
+        if failure is not None:
+            self._fatal(failure)
+            return
+        damage = done.result()
+        self._broker.tallies.damaged += damage is not None
+        if damage is not None and self._scrubber.store is self._store and not self._broker.mends(damage):
+            log.error("%s", damage)
+
+    def _is_checkpoint_due(self, now_ms: int) -> bool:
+        store, (messages, actions) = self._store, self._checkpoint_positions
+        grown = store.messages.end - messages + store.actions.end - actions
+        in_memory = sum([queue.index.tail_bytes for queue in store.queues.values()])
+        is_late = grown > 0 and now_ms - self._checkpoint_ms >= store.config.checkpoint_interval_ms
+        few = 1024 * len(store.queues)
+        return is_late or grown >= store.config.checkpoint_bytes or in_memory > _INDEX_BYTES_MAX + few
+
+    async def _take_checkpoint(self) -> bool:
+        """True if it was written."""
+        try:
+            store = self._store
+            plan = begin_checkpoint(store)
+            self._checkpoint_ms = self._broker.clock.monotonic_ms()
+            while self._awaits_commit(store, plan):  # noqa: ASYNC110
+                await asyncio.sleep(self._tick_s)
+            if store is not self._store or not _may_be_written(store, plan):
+                return False
+            await self._in_thread(plan.run)
+            if store is not self._store:
+                return False
+            self._note_checkpoint(plan)
+        except DiskFull as failure:
+            log.warning("no checkpoint for now: %s", failure)
+            return False
+        except Exception as cause:
+            self._fatal(cause)
+            return False
+        return True
+
+    def _awaits_commit(self, store: Store, plan: CheckpointPlan) -> bool:
+        return store is self._store and not self._must_end and not _may_be_written(store, plan)
+
+    def _note_checkpoint(self, plan: CheckpointPlan) -> None:
+        self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
+        self._broker.tallies.checkpoint_written(self._broker.clock.time_ms())
+        self._broker.committer.stored(end_checkpoint(self._store, plan))
+        self._broker.turn()
+
+    async def _retain(self) -> None:
+        """Forget what retention takes, write that down, and only then delete. What fails is tried again by the next one."""
+        if self._retention.store is not self._store:
+            self._retention = Retention(self._store)
+        retention, tallies = self._retention, self._broker.tallies
+        try:
+            if not await self._forget_old(retention):
+                return
+            may_hold_files = list(self._running)
+            if retention.dropped and await self._take_checkpoint():
+                retention.written()
+            if retention.deletable:
+                await self._close_dropped(retention.store, may_hold_files)
+                tallies.files_deleted += await self._in_thread(retention.delete)
+        except OSError as failure:
+            retention.failures += 1
+            log.error("retention is tried again later: %s", failure)
+        finally:
+            tallies.retention_failures += retention.failures
+            retention.failures = 0
+
+    async def _forget_old(self, retention: Retention) -> bool:
+        """In slices, giving way between them; False if it must not go on."""
+        for _ in retention.steps(self._broker.subject_or_none):
+            await asyncio.sleep(0)
+            if retention.store is not self._store or self._must_end:
+                return False
+        return True
+
+    async def _close_dropped(self, store: Store, may_hold_files: list[Future[Any]]) -> None:
+        """A flush that runs may be syncing a file that was dropped under it."""
+        if may_hold_files:
+            await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in may_hold_files])
+        for segments in store.logs:
+            segments.close_set_aside()
+
+
+def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:
+    """What a checkpoint knows is never taken back."""
+    return not store.is_replicated or store.committed_index >= plan.checkpoint.index
+
+
+def _timed(run: Callable[[], None]) -> float:
+    """How many seconds it took. Raises what `run` raises."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin

@@ -1,0 +1,245 @@
+"""Trails of messages: what groups did with one message, read from the action log, and where it is now.
+
+    message ▶ its index ▶ the last segment of the action log that was begun before ▶ its snapshot ▶ every later action of the queue ▶ now
+
+Rules:
+* One call reads `SCAN_BYTES_MAX` of the log at most, and gives way to the event loop after each `TURN_BYTES`. What is known then travels
+  in the cursor, so the next call may be answered by the next master: replicas have the same bytes at the same positions.
+* Only what is committed is told. Where the message is now, the shares themselves say, once the end of the log is reached.
+* If retention took the part of the action log in which the story begins, the answer says since when it is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from qmq.batch import BatchView, Kind
+from qmq.batch_columns import UNREADABLE
+from qmq.broker.message_state import MessageState, state_of_lane, state_of_share
+from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
+from qmq.limits import KIB, MIB
+from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
+from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
+from qmq.log.lane_share import LaneShare
+from qmq.log.lane_trail import LaneTrail
+from qmq.log.queue import Queue
+from qmq.log.recent_writes import ACTIONS
+from qmq.log.segments import Segments
+from qmq.log.share import Share
+from qmq.log.trail import Trail, TrailEvent
+from qmq.model import BATCH_NUMBERS, MessageId, Partition, QueueId
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+
+SCAN_BYTES_MAX: Final = 16 * MIB
+"""About half a second of work, where every entry is about the subject."""
+TURN_BYTES: Final = 128 * KIB
+"""About 5 ms."""
+EVENTS_MAX: Final = 1_000
+
+
+@dataclass(slots=True)
+class HistoryPage:
+    """A part of the answer; the last one if `cursor` is empty."""
+
+    events: list[TrailEvent]
+    cursor: bytes = b""
+    states: list[MessageState] = field(default_factory=list)
+    known_since_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Scan:
+    """How far one message was followed."""
+
+    queue: Queue
+    sequence: int
+    group: str
+    lp: int
+    """Of an ordered subject; -1 of any other."""
+    position: int
+    message_id: bytes = b""
+    index: int = 0
+    """Of the message: what happened before is not about it."""
+    known_since_ms: int = 0
+    trails: dict[str, Trail] = field(default_factory=dict)
+    lanes: dict[str, LaneTrail] = field(default_factory=dict)
+
+    def load(self, payload: bytes) -> None:
+        """What a snapshot says."""
+        for subject, partition, group, state, *kind in msgspec.msgpack.decode(payload, strict=False):
+            if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
+                continue
+            if kind:
+                self.lanes[group] = LaneTrail(group, self.sequence, self.lp, LaneShare.from_state(state))
+            else:
+                self.trails[group] = Trail(group, self.sequence, Share.from_state(state))
+
+    def read(self, entry: Entry) -> list[TrailEvent]:
+        """What the log's next entry did to the message. One in which the subject's name does not stand is not about it."""
+        events: list[TrailEvent] = []
+        if entry.envelope.kind == Kind.ACTIONS and self.queue.id.subject.encode() in entry.region:
+            for action in decode_actions(unwrap(entry.region)):
+                events += self.apply(action, entry.envelope.append_time_ms)
+        self.position = entry.end
+        return events if entry.envelope.index > self.index else []
+
+    def apply(self, action: AnyAction, time_ms: int) -> list[TrailEvent]:
+        """What an action did to the message."""
+        if isinstance(action, ScheduleAction) or QueueId(action.subject, Partition(action.partition)) != self.queue.id:
+            return []
+        if isinstance(action, DropQueue):
+            self.trails.clear()
+            self.lanes.clear()
+            return []
+        if self.group not in ("", action.group):
+            return []
+        if isinstance(action, LaneAction):
+            lanes = self.lanes.get(action.group)
+            if lanes is None:
+                lanes = self.lanes[action.group] = LaneTrail(action.group, self.sequence, self.lp)
+            return lanes.apply(action, time_ms)
+        if isinstance(action, Forget) and self.lanes.pop(action.group, None) is not None:
+            return [TrailEvent(time_ms, action.group, "forget")]
+        trail = self.trails.get(action.group)
+        if trail is None:
+            trail = self.trails[action.group] = Trail(action.group, self.sequence)
+        return trail.apply(action, time_ms)
+
+    def cursor(self) -> bytes:
+        trails = [each.to_state() for each in self.trails.values()]
+        lanes = [each.to_state() for each in self.lanes.values()]
+        return msgspec.msgpack.encode([[self.position, self.known_since_ms, self.lp, self.index, self.message_id], trails, lanes])
+
+    def resume(self, cursor: bytes) -> None:
+        """Raises InvalidArgument."""
+        try:
+            known, trails, lanes = msgspec.msgpack.decode(cursor, strict=False)
+            self.position, self.known_since_ms, self.lp, self.index, self.message_id = known
+            self.trails = {each[0]: Trail.from_state(self.sequence, each) for each in trails}
+            self.lanes = {each[0]: LaneTrail.from_state(self.sequence, each) for each in lanes}
+        except (msgspec.MsgspecError, TypeError, ValueError, IndexError, KeyError) as cause:
+            raise InvalidArgument("a cursor is what the answer before gave: begin without one") from cause
+
+
+class MessageHistory:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def follow(self, subject: str, partition: int, sequence: int, group: str = "", cursor: bytes = b"") -> HistoryPage:
+        """The next page of a message's trail.
+
+        Raises UnknownSubject, MessageNotFound, InvalidArgument (also if retention was faster than the cursor), NotMaster, LogDamaged.
+        """
+        self._broker.require_serving()
+        queue = self._broker.store.queue(subject, partition)
+        if queue is None:
+            self._broker.subject(subject)
+            raise MessageNotFound(f"nothing was ever stored in partition {partition} of {subject!r} here")
+        scan = _Scan(queue, sequence, group, lp=-1, position=0)
+        if cursor:
+            scan.resume(cursor)
+        else:
+            self._begin(scan)
+        events, is_whole = await self._scan(scan)
+        if not is_whole:
+            return HistoryPage(events, scan.cursor(), known_since_ms=scan.known_since_ms)
+        return HistoryPage(events, states=list(self._states(scan)), known_since_ms=scan.known_since_ms)
+
+    def _begin(self, scan: _Scan) -> None:
+        """Where in the action log the story of the message begins, and what was so there."""
+        store, queue = self._broker.store, scan.queue
+        if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
+            raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, and not {scan.sequence}")
+        entry = queue.index.entry(queue.index.find_sequence(scan.sequence))
+        buffers = store.read(queue, entry)
+        try:
+            view = BatchView.parse(b"".join(buffers))
+            lps = view.logical_partitions()
+            place = scan.sequence - entry.base_sequence
+            if lps is not None:
+                scan.lp = int(lps[place])
+            ids = view.message_ids()
+            number = view.header.batch_sequence % BATCH_NUMBERS  # an older version let in larger ones
+            scan.message_id = bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, number, place).to_bytes()
+        except UNREADABLE as cause:
+            raise CorruptBatch(f"what is stored at sequence {scan.sequence} of {queue.id} is no message: {cause}") from cause
+        actions = store.actions
+        scan.index = view.envelope.index
+        scan.position, index = _segment_before(actions, scan.index)
+        if index > scan.index:
+            head = head_at(actions, scan.position)
+            scan.known_since_ms = head.append_time_ms if head is not None else store.last_time_ms
+        for snapshot in _snapshots(actions, scan.position):
+            scan.load(unwrap(snapshot.region))
+            scan.position = snapshot.end
+
+    async def _scan(self, scan: _Scan) -> tuple[list[TrailEvent], bool]:
+        """(events, whether the end of the log was reached, as it was when this began)."""
+        store = self._broker.store
+        actions, end, begin, paused = store.actions, store.actions.end, scan.position, scan.position
+        events: list[TrailEvent] = []
+        _require_kept(scan, actions)
+        try:
+            for entry in walk(actions, scan.position):
+                if entry.position >= end or entry.envelope.index > store.committed_index:
+                    return events, True
+                events += scan.read(entry)
+                if scan.position - begin >= SCAN_BYTES_MAX or len(events) >= EVENTS_MAX:
+                    return events, False
+                if scan.position - paused >= TURN_BYTES:
+                    paused = scan.position
+                    await asyncio.sleep(0)
+                    if self._broker.store is not store or not self._broker.is_serving:
+                        raise NotMaster("it lost the mastership while it looked: ask its successor")
+                    _require_kept(scan, actions)
+        except CorruptBatch as cause:
+            raise damaged(actions, scan.position, cause, ACTIONS) from cause
+        return events, True
+
+    def _states(self, scan: _Scan) -> Iterator[MessageState]:
+        queue = scan.queue
+        for name, share in sorted(queue.shares.items()):
+            if scan.group in ("", name):
+                trail = scan.trails.get(name) or Trail(name, scan.sequence, share)
+                yield state_of_share(self._broker, queue, name, share, trail, scan.message_id)
+        for name, lanes in sorted(queue.lanes.items()):
+            if scan.group in ("", name):
+                lane_trail = scan.lanes.get(name) or LaneTrail(name, scan.sequence, scan.lp, lanes)
+                yield state_of_lane(self._broker, queue, name, lanes, lane_trail)
+
+
+def _require_kept(scan: _Scan, actions: Segments) -> None:
+    """Raises InvalidArgument."""
+    if scan.position < actions.start:
+        raise InvalidArgument("retention took the part of the action log that the cursor stands in: begin without a cursor")
+
+
+def _segment_before(segments: Segments, index: int) -> tuple[int, int]:
+    """(where the last segment begins that was begun before that index, its first index); the oldest one if all were begun later."""
+
+    def first_index(base: int) -> int:
+        head = head_at(segments, base)
+        return head.index if head is not None else 1 << 63
+
+    at = max(bisect_right(segments.bases, index, key=first_index) - 1, 0)
+    base = segments.bases[at]
+    return base, first_index(base) if base else 0
+
+
+def _snapshots(segments: Segments, position: int) -> Iterator[Entry]:
+    """Those with which a segment begins."""
+    try:
+        for entry in walk(segments, position):
+            if entry.envelope.kind != Kind.SNAPSHOT:
+                return
+            yield entry
+    except CorruptBatch as cause:
+        raise damaged(segments, position, cause, ACTIONS) from cause

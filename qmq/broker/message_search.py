@@ -1,0 +1,137 @@
+"""Finding a message by its id, in all queues if need be, without reading all of them.
+
+A message id is its producer's id, the number of a batch and a place in it (docs/FORMAT.md), and the consume logs know batches by the first
+two. So the queues that have seen the producer lately come first, and of each the entries since the producer's birth are compared, a file
+at a time.
+
+Batches whose messages have ids of their own travel under another producer's number: what delay groups deliver, dead letters, what was sent
+again after a partition was fenced. Only their heads tell; those of the time in question are read, `HEADS_MAX` at a call. If the message
+was found nowhere and there are more of them, the answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from qmq.batch import ENVELOPE_BYTES, BatchView
+from qmq.batch_columns import REGION_BYTES, UNREADABLE, Column, parse_header
+from qmq.errors import CorruptBatch, MessageNotFound, NotMaster
+from qmq.log.consume_log import IndexEntry
+from qmq.log.producers import birth_ms
+from qmq.log.queue import Queue
+from qmq.model import MessageId, is_dead_letters
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+    from qmq.log.store import Store
+
+log = logging.getLogger("qmq.broker")
+
+HEADS_MAX: Final = 20_000
+"""Batches whose heads one call reads, some 5 µs each."""
+HEADS_AT_ONCE: Final = 500
+PLACES_MAX: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A stored message: batch, place in it."""
+
+    queue: Queue
+    view: BatchView
+    index: int
+
+
+class MessageSearch:
+    """Looks for messages while the broker serves."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def find(self, subject: str, message_id: MessageId, since_ms: int = 0) -> tuple[list[FoundMessage], bool]:
+        """Every place where the message is kept, 32 at most; none, and True, if it may be where nobody looked.
+
+        Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged.
+        """
+        self._broker.require_serving()
+        store = self._broker.store
+        if subject:
+            self._broker.subject(subject)
+        queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
+        queues.sort(key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id))
+        found = [each for queue in queues async for each in self.of_producer(store, queue, message_id)]
+        others, is_incomplete = await self._with_own_ids(store, queues, message_id, since_ms)
+        known = {(id(each.queue), each.view.base_sequence + each.index) for each in found}
+        found += [each for each in others if (id(each.queue), each.view.base_sequence + each.index) not in known]
+        if not found and not is_incomplete:
+            raise MessageNotFound(f"no kept message of {subject or 'any subject'} has the id {message_id}: retention may have taken it")
+        return found[:PLACES_MAX], is_incomplete and not found
+
+    async def of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncGenerator[FoundMessage]:
+        """Where a queue keeps the message, sought by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
+        index = queue.index
+        first = max(index.find_time(birth_ms(message_id.producer_id)), index.first)
+        before = index.count
+        while before > first:
+            before, sent = index.of_producer(message_id.producer_id, before)
+            for entry in sent:
+                if entry.batch_sequence == message_id.batch_sequence:
+                    found = _look_into(store, queue, entry, message_id)
+                    if found is not None:
+                        yield found
+            await self._give_way(store)
+
+    async def _with_own_ids(
+        self, store: Store, queues: Sequence[Queue], message_id: MessageId, since_ms: int
+    ) -> tuple[list[FoundMessage], bool]:
+        """Dead-letter queues first: they are small."""
+        found: list[FoundMessage] = []
+        left = HEADS_MAX
+        since_ms = max(since_ms, birth_ms(message_id.producer_id))
+        for queue in sorted(queues, key=lambda each: (not is_dead_letters(each.id.subject), each.id)):
+            number = max(queue.index.find_time(since_ms), queue.index.first)
+            while number < queue.index.count and left > 0:
+                entries = queue.index.entries(number, min(HEADS_AT_ONCE, left))
+                number, left = number + len(entries), left - len(entries)
+                heads = [entry for entry in entries if entry.producer_id and _has_own_ids(store, entry)]
+                found += [each for entry in heads if (each := _look_into(store, queue, entry, message_id)) is not None]
+                await self._give_way(store)
+            if left <= 0:
+                return found, True
+        return found, False
+
+    async def _give_way(self, store: Store) -> None:
+        await asyncio.sleep(0)
+        if self._broker.store is not store or not self._broker.is_serving:
+            raise NotMaster("it lost the mastership while it looked: ask its successor")
+
+
+def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
+    cached = store.cache.get(entry.position)
+    head = cached[1] if cached is not None else store.messages.read(entry.position + ENVELOPE_BYTES, REGION_BYTES)
+    try:
+        return parse_header(head).columns & Column.MESSAGE_ID != 0
+    except CorruptBatch:
+        return False  # whoever reads the batch itself hears of it
+
+
+def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
+    """The message, if it is in this batch and committed. A batch that cannot be looked into holds no message that could be found."""
+    if not queue.start_sequence <= entry.base_sequence < queue.visible_sequence:
+        return None
+    buffers = store.read(queue, entry)
+    try:
+        view = BatchView.parse(b"".join(buffers))
+        stored = view.message_ids()
+    except UNREADABLE as cause:
+        log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+        return None
+    if stored is not None:
+        wanted = message_id.to_bytes()
+        return FoundMessage(queue, view, stored.index(wanted)) if wanted in stored else None
+    is_its = (entry.producer_id, entry.batch_sequence) == (message_id.producer_id, message_id.batch_sequence)
+    return FoundMessage(queue, view, message_id.index) if is_its and message_id.index < entry.count else None

@@ -1,0 +1,115 @@
+"""Where a message is for a group now: what its share, or its lanes, say of it at this moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from qmq.batch import BatchView
+from qmq.batch_columns import UNREADABLE
+from qmq.broker.message_search import FoundMessage
+from qmq.log.lane_share import LaneShare
+from qmq.log.lane_trail import LaneTrail, holder_of, where
+from qmq.log.queue import Queue
+from qmq.log.share import Share
+from qmq.log.trail import MessagePlace, Trail, TrailEvent
+from qmq.model import dead_letter_subject
+
+if TYPE_CHECKING:
+    from qmq.broker.broker import Broker
+
+BURIED_LOOK: Final = 200
+"""Batches of a dead-letter queue, from the moment of a death on, in which its copy is looked for."""
+
+
+@dataclass(slots=True)
+class MessageState:
+    group: str
+    state: str
+    last: TrailEvent | None
+    consumer: str = ""
+    attempt: int = 0
+    attempts_max: int = 0
+    due_ms: int = 0
+    lease_left_ms: int = 0
+    behind: int = 0
+    consumers: int = 0
+    is_paused: bool = False
+    is_consumer_paused: bool = False
+    dead_letter: FoundMessage | None = None
+    parked_first: int = 0
+
+
+def state_of_share(broker: Broker, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes) -> MessageState:
+    """Of an unordered subject. `trail` says how it came there."""
+    now = Trail(group, trail.sequence, share)
+    state = MessageState(group, now.where.value, trail.last, now.consumer, now.attempt, consumers=len(share.holders))
+    state.attempts_max = broker.rules.settings(queue.id.subject, group).attempts_max
+    state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
+    if now.where is MessagePlace.NEW:
+        state.behind = max(trail.sequence - max(share.next_sequence, queue.start_sequence), 0)
+    elif now.where is MessagePlace.HELD:
+        _add_lease(broker, queue, share, state)
+    elif now.where is MessagePlace.WAITING:
+        state.due_ms = now.due_ms
+    elif now.where is MessagePlace.DONE and trail.where is MessagePlace.DYING and trail.last is not None:
+        state.state, state.attempt = "dead", trail.attempt
+        state.dead_letter = _letter_of(broker, dead_letter_subject(group), message_id, trail.last.time_ms)
+    return state
+
+
+def _add_lease(broker: Broker, queue: Queue, share: Share, state: MessageState) -> None:
+    group = next((each for each in broker.dispatch.groups.of_queue(queue) if each.name == state.group), None)
+    now_ms = broker.clock.monotonic_ms()
+    seen_ms = group.seen_ms.get(state.consumer, now_ms) if group is not None else now_ms
+    state.lease_left_ms = max(share.holders[state.consumer].lease_ms - (now_ms - seen_ms), 0)
+    client = broker.dispatch.groups.clients().get((id(group), state.consumer), "")
+    state.is_consumer_paused = broker.rules.is_paused(queue.id.subject, state.group, state.consumer, client)
+
+
+def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) -> FoundMessage | None:
+    """The copy that was made of it then, if it is kept. Raises LogDamaged."""
+    queue = broker.store.queue(subject, 0)
+    if queue is None or queue.index.count == queue.index.first:
+        return None
+    number = max(queue.index.find_time(died_ms), queue.index.first)
+    for entry in queue.index.entries(number, BURIED_LOOK) if number < queue.index.count else ():
+        buffers = broker.store.read(queue, entry)
+        try:
+            view = BatchView.parse(b"".join(buffers))
+            ids = view.message_ids() or []
+        except UNREADABLE:
+            continue  # it is no copy
+        if message_id in ids:
+            return FoundMessage(queue, view, ids.index(message_id))
+    return None
+
+
+def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, trail: LaneTrail) -> MessageState:
+    """Of a partition of an ordered subject."""
+    now = where(share, trail.sequence, trail.lp)
+    state = MessageState(group, "parked" if now is MessagePlace.WAITING else now.value, trail.last, consumers=len(share.holders))
+    state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
+    state.attempt = share.failures.get(trail.sequence, 0)
+    holder = holder_of(share, trail.lp)
+    if holder is not None:
+        state.consumer = holder.consumer
+        state.lease_left_ms = max(holder.lease_ms - broker.lanes.seen_ms_ago(queue, group, holder.token), 0)
+        client = broker.lanes.client_of(queue, group, holder.token)
+        state.is_consumer_paused = broker.rules.is_paused(queue.id.subject, group, holder.consumer, client)
+    if now is MessagePlace.NEW:
+        state.behind = _left_before(queue, share, trail)
+    for parked in share.parked.values():
+        if trail.sequence in parked.sequences:
+            state.parked_first = parked.sequences[0]
+    return state
+
+
+def _left_before(queue: Queue, share: LaneShare, trail: LaneTrail) -> int:
+    """Messages of the partition before it that are not known to be done, of its lane's range."""
+    for part in share.progress:
+        if part.lps.first <= trail.lp < part.lps.end:
+            begin = max(part.done_before, queue.start_sequence)
+            done = sum([min(end, trail.sequence) - max(first, begin) for first, end in part.done if first < trail.sequence and end > begin])
+            return max(trail.sequence - begin - done, 0)
+    return trail.sequence - queue.start_sequence

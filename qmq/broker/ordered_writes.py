@@ -1,0 +1,179 @@
+"""What a broker takes for a partition of an ordered subject, and when: the rules that hold order while writing. No I/O.
+
+    sealed                       a batch that is here is answered again; any other is refused for good: RouteChanged
+    number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
+                                 never sent here, or was forgotten and does not say AGAIN); a batch that is here is answered again
+    of an older session          refused for good: ProducerFenced. Its sender gave it up, and what it sent since must not be behind it
+    anything else                refused: OutOfSequence
+    number n, other content      refused for good, in any queue: NumberTaken
+    lease lapsed                 where the subject's fencing is by lease: RightLapsed
+
+So whatever is refused takes along everything that the producer sent behind it, and "where does its stream stand" has one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from qmq_ordering.route import LpRange, PhysicalPartition
+
+from qmq.batch import ENVELOPE_BYTES, region_crc_of
+from qmq.batch_columns import REGION_BYTES, BatchFlag, RegionHeader, is_same_batch
+from qmq.errors import NumberTaken, OutOfSequence, ProducerFenced, QmqError, RightLapsed, RouteChanged
+from qmq.log.queue import Queue
+from qmq.log.store import Intake, Store
+from qmq.model import begins_session, session_of
+from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
+from qmq.wire.frame_payloads import unpack_error
+
+
+class Routing(Protocol):
+    """What the broker knows of ordered subjects, from the coordination store."""
+
+    def partition(self, subject: str, number: int) -> PhysicalPartition | None:
+        """The partition, if any version of the route has it on this broker group."""
+        ...
+
+    def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
+        """Whether the group reads `version` in the range, and that version has the partition there."""
+        ...
+
+    async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
+        """Whether the store has that change of the route, and it closes the partition. Raises CoordinationError."""
+        ...
+
+    async def group_revision(self, subject: str, group: str) -> int:
+        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older."""
+        ...
+
+
+class NoRouting:
+    """A broker that hosts no ordered subject."""
+
+    def partition(self, _subject: str, _number: int) -> PhysicalPartition | None:
+        """None is here."""
+        return None
+
+    def is_open(self, _subject: str, _group: str, _number: int, _lps: LpRange, _version: int) -> bool:
+        return False
+
+    async def closes(self, _subject: str, _number: int, _change_id: str, _to_version: int) -> bool:
+        """None does."""
+        return False
+
+    async def group_revision(self, _subject: str, _group: str) -> int:
+        return 0
+
+
+Key = tuple[int, int, int]
+"""Queue, producer id, batch number."""
+
+
+class Admission:
+    """Says of the batches of one write, in their order, whether they may be appended."""
+
+    def __init__(self, store: Store, has_right: Callable[[Queue], bool]) -> None:
+        self._store = store
+        self._has_right = has_right
+        self._admitted: dict[Key, int] = {}
+        """What was admitted in this write: the checksum of each batch."""
+        self._newest: dict[tuple[int, int], int] = {}
+        """The last number of each producer in it, by queue."""
+
+    def admit(self, batches: list[Intake]) -> None:
+        """All of a request, or nothing of it. Raises RouteChanged, OutOfSequence, ProducerFenced, NumberTaken, RightLapsed."""
+        admitted, newest = dict[Key, int](), dict[tuple[int, int], int]()
+        for batch in batches:
+            if not self._is_stored(batch, admitted):
+                queue, header = batch.queue, batch.header
+                if queue.is_ordered:
+                    self._require(batch, newest)
+                    newest[id(queue), header.producer_id] = header.batch_sequence
+                admitted[id(queue), header.producer_id, header.batch_sequence] = batch.region_crc
+        self._admitted |= admitted
+        self._newest |= newest
+
+    def _is_stored(self, batch: Intake, admitted: dict[Key, int]) -> bool:
+        queue, header = batch.queue, batch.header
+        key = (id(queue), header.producer_id, header.batch_sequence)
+        crc = admitted.get(key)
+        if crc is None:
+            crc = self._admitted.get(key)
+        if crc is not None:
+            is_same = crc == batch.region_crc
+        else:
+            found = self._store.find_duplicate(queue, header)
+            if found is None:
+                return False
+            is_same = _is_stored_at(self._store, found.base_sequence, batch)
+        if not is_same:
+            raise NumberTaken(
+                f"batch {header.batch_sequence} of producer {header.producer_id:016x} is in {queue.id} with other content: nothing was "
+                "stored; two senders use one producer id, or somebody forged it"
+            )
+        return True
+
+    def _require(self, batch: Intake, newest: dict[tuple[int, int], int]) -> None:
+        queue, header = batch.queue, batch.header
+        if queue.sealed is not None:
+            raise RouteChanged(f"{queue.id} is sealed: route version {queue.sealed.to_version} says where its keys go now")
+        last = newest.get((id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id)))
+        if last is None:
+            window = queue.producers.window(header.producer_id)
+            last = window.newest if window is not None else self._last_before_silence(queue, header)
+        number = header.batch_sequence
+        if session_of(number) < session_of(last):
+            raise ProducerFenced(
+                f"batch {number} of producer {header.producer_id:016x} to {queue.id} is of session {session_of(number)}, and "
+                f"session {session_of(last)} has begun there: it was given up, and can not be stored any more"
+            )
+        if number != last + 1 and not (begins_session(number) and number > last):
+            raise OutOfSequence(f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next")
+        if not self._has_right(queue):
+            raise RightLapsed(f"{queue.id} takes no messages: this master has lost touch with the coordination store")
+
+    @staticmethod
+    def _last_before_silence(queue: Queue, header: RegionHeader) -> int:
+        """Whoever says AGAIN may have been silent for so long that its window is gone; the log knows how far it had come."""
+        return queue.index.newest_of(header.producer_id) if header.flags & BatchFlag.AGAIN else -1
+
+
+def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
+    """Whether it is this batch that lies there; what retention took is taken for it. Reads the disk, so only duplicates are asked about."""
+    index = batch.queue.index
+    if sequence < batch.queue.start_sequence or index.count == index.first:
+        return True
+    entry = index.entry(index.find_sequence(sequence))
+    if entry.base_sequence != sequence or entry.position < store.messages.start:
+        return True
+    cached = store.cache.get(entry.position)
+    stored = b"".join(cached) if cached is not None else store.messages.read(entry.position, ENVELOPE_BYTES + REGION_BYTES)
+    return is_same_batch(batch.region, batch.region_crc, stored[ENVELOPE_BYTES:], region_crc_of(stored))
+
+
+class Barrier:
+    """Stands in for a connection where a coroutine waits for a commit."""
+
+    is_writable = True
+    client = ""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
+
+    def send(self, *buffers: bytes) -> None:
+        """The answer: nothing, or an error."""
+        if self.done.done():
+            return
+        failure = _error_in(b"".join(buffers))
+        if failure is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(failure)
+
+
+def _error_in(frame: bytes) -> QmqError | None:
+    if len(frame) < HEADER_BYTES or HEADER.unpack_from(frame)[1] != FrameKind.ERROR:
+        return None
+    return unpack_error(frame[HEADER_BYTES:])

@@ -1,0 +1,185 @@
+"""Checking what a producer sent, before a byte of it is stored. Pure.
+
+A batch is taken whole or refused whole. The broker never decodes a message one by one: it checks the producer's checksum, finds the
+columns, and checks each column's offsets as one vector, so that nobody who reads the log later can be led outside a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from struct import unpack_from
+from typing import Final, NamedTuple
+
+import numpy as np
+from qmq_ordering.route import LpRange
+
+from qmq import limits, targeted
+from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
+from qmq.batch_columns import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
+from qmq.compression import Compression
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
+from qmq.log.batch_filter import logical_partitions
+from qmq.log.queue import Queue
+from qmq.log.store import Intake
+from qmq.model import BATCH_NUMBERS, DEAD_LETTERS
+
+_VECTOR_MIN: Final = 32
+"""Below so many offsets a loop is faster than numpy."""
+_COMPRESSIONS: Final = frozenset(map(int, Compression))
+_DIRECTED: Final = int(BatchFlag.DIRECTED)
+_DEAD_LETTERS: Final = DEAD_LETTERS.encode()
+
+CheckDues = Callable[[bytes, RegionHeader, Layout], None]
+"""(region, its header, its layout). Raises CallerError."""
+
+
+class Destination(NamedTuple):
+    """Where a batch is to go."""
+
+    queue: Queue
+    body_bytes_max: int
+    lps: LpRange | None = None
+    """Of a partition of an ordered subject: its range."""
+    needs_right: bool = False
+    """Whether it may be appended to only while the master's lease in the coordination store holds."""
+    check_dues: CheckDues | None = None
+    """On a delay server: what is wrong with a delayed batch. None: the broker takes no delayed ones."""
+    awaits_flush: bool = False
+    """Whether its producers are answered only when a majority has flushed what they sent."""
+
+
+FindQueue = Callable[[bytes, int], Destination]
+"""(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch, RouteChanged."""
+
+
+def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
+    """The batches of a PRODUCE, checked.
+
+    Raises:
+        CorruptBatch: a checksum or an offset does not hold.
+        MessageTooLarge: a body is over the subject's limit.
+        InvalidArgument, OrderMismatch: a directed batch that says wrongly, or may not say, for whom it is.
+        UnknownSubject, InvalidName: from `find_queue`.
+    """
+    found: list[Intake] = []
+    at = 0
+    while at < len(payload):
+        total, region_crc = sent_sizes(payload, at)
+        region = bytes(payload[at + ENVELOPE_BYTES : at + total])
+        if len(region) != total - ENVELOPE_BYTES:
+            raise CorruptBatch(f"the frame ends within a batch of {total} bytes")
+        found.append(read_batch(region, region_crc, find_queue))
+        at += total
+    if not found:
+        raise InvalidArgument(f"PRODUCE without a batch (the smallest has {BATCH_BYTES_MIN} bytes)")
+    return found
+
+
+def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
+    """One batch, checked. Raises as `read_batches`."""
+    check_region(region, region_crc)
+    header = parse_header(region)
+    _check_header(header)
+    layout = Layout.walk(region, header)
+    subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
+    if subject.startswith(_DEAD_LETTERS):  # before a queue is made for it
+        raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
+    queue, body_bytes_max, lps, _, check_dues, awaits_flush = find_queue(subject, header.partition)
+    stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
+    longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
+    if longest > body_bytes_max:
+        raise MessageTooLarge(
+            f"a body of {longest} bytes to {subject.decode()!r}, where {body_bytes_max} is the most: "
+            "send a reference to it instead, or raise the subject's body_bytes_max"
+        )
+    bloom = _check_columns(region, header, layout) if header.columns else 0
+    if header.flags & _DIRECTED:
+        targeted.check(region, header, to_partition=lps is not None)
+        bloom = targeted.LOOK_INSIDE
+    if check_dues is not None:
+        check_dues(region, header, layout)
+    elif layout.due >= 0:
+        raise InvalidArgument("a delayed batch belongs to a delay group, and this broker keeps subjects: locate with `delayed`")
+    if lps is not None:
+        _check_order(region, header, layout, lps)
+    return Intake(queue, region, region_crc, header, bloom, awaits_flush)
+
+
+def _check_header(header: RegionHeader) -> None:
+    """Refuse what no reader of the log could make a message of: dead letters and delayed messages are built from what is stored."""
+    if header.compression not in _COMPRESSIONS:
+        raise InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
+    if header.batch_sequence >= BATCH_NUMBERS:
+        text = f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
+        raise InvalidArgument(text)
+    if not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END:
+        raise InvalidArgument(f"create time {header.create_time_ms} is no number of milliseconds since 1970: look at the producer's clock")
+
+
+def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
+    """A partition of an ordered subject takes messages with a key, of its own logical partitions."""
+    if layout.key < 0 or layout.logical_partition < 0:
+        raise OrderMismatch("messages to an ordered subject have keys and logical partitions: send them by mq.ordered_producer")
+    found = logical_partitions(region, layout, header.count)
+    if int(found.min()) < lps.first or int(found.max()) >= lps.end:
+        raise InvalidArgument(f"a message of logical partitions {found.min()} to {found.max()} in a partition that holds {lps}")
+
+
+def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
+    """Check the offsets of the optional columns; give the bloom of the tags."""
+    count = header.count
+    if layout.key >= 0:
+        longest = _check_offsets(region, layout.key, count, limits.BATCH_BYTES_MAX)
+        if longest > limits.KEY_BYTES_MAX:
+            raise MessageTooLarge(f"a key of {longest} bytes; the most is {limits.KEY_BYTES_MAX}")
+    if layout.header_list >= 0:
+        _check_offsets(region, layout.header_list, count, limits.BATCH_BYTES_MAX)
+        total = _last(region, layout.header_list, count)
+        _check_offsets(region, layout.header_name, total, limits.BATCH_BYTES_MAX)
+        _check_offsets(region, layout.header_value, total, limits.BATCH_BYTES_MAX)
+        _check_header_bytes(region, layout, count, total)
+    if layout.tag_list < 0:
+        return 0
+    most = _check_offsets(region, layout.tag_list, count, limits.BATCH_BYTES_MAX)
+    if most > limits.TAGS_MAX:
+        raise InvalidArgument(f"a message with {most} tags; the most is {limits.TAGS_MAX}")
+    total = _last(region, layout.tag_list, count)
+    if _check_offsets(region, layout.tag, total, limits.BATCH_BYTES_MAX) > limits.TAG_BYTES_MAX:
+        raise InvalidArgument(f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
+    return tag_bloom(set(int_column(region, layout.tag_hash, "Q", total)))
+
+
+def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -> None:
+    """Names and values of each message together. Offsets were checked; a batch whose headers are short as a whole needs no closer look."""
+    names, values = _last(region, layout.header_name, total), _last(region, layout.header_value, total)
+    most = limits.STORED_HEADER_BYTES_MAX
+    if names + values + total <= most:
+        return
+    marks = np.frombuffer(region, "<i4", count + 1, layout.header_list)
+    begins = np.frombuffer(region, "<i4", total + 1, layout.header_name).astype(np.int64)
+    begins += np.frombuffer(region, "<i4", total + 1, layout.header_value)
+    begins += np.arange(total + 1)  # a byte for each header, so that empty ones are bounded, too
+    longest = int(np.diff(begins[marks]).max())
+    if longest > most:
+        raise MessageTooLarge(f"headers of {longest} bytes; the most is {limits.HEADER_BYTES_MAX}")
+
+
+def _last(region: bytes, at: int, count: int) -> int:
+    last: int = unpack_from("<i", region, at + 4 * count)[0]
+    return last
+
+
+def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
+    """Offsets begin at 0, never fall, and end at (or before) `end`; give the longest item. Raises CorruptBatch."""
+    if count < _VECTOR_MIN:
+        marks = unpack_from(f"<{count + 1}i", region, at)
+        lengths = [b - a for a, b in pairwise(marks)]
+        first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)
+    else:
+        vector = np.frombuffer(region, "<i4", count + 1, at)
+        steps = np.diff(vector)
+        first, last, shortest, longest = int(vector[0]), int(vector[-1]), int(steps.min()), int(steps.max())
+    if first != 0 or shortest < 0 or last > end or (exact and last != end):
+        raise CorruptBatch(f"the offsets at byte {at} of a region do not rise from 0 to {end}")
+    return longest

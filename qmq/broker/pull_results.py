@@ -1,0 +1,290 @@
+"""Deciding what a consumer gets next, and laying out the answer. Pure but for reading batches from the store.
+
+What came back goes first (the longest due first), then the group's next new messages. Whole batches travel, because their checksum is the
+producer's own; a range says which of a batch's messages are meant. Batches that cannot match the consumer's tags are passed over by
+their index entry and their column of hashes, without decoding a message; and so are batches that are directed to another group
+(`qmq/targeted.py`), which count as waiting messages of this one until it comes along.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.batch_columns import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
+from qmq.errors import InvalidArgument, MessagesExpired
+from qmq.log.actions import Pulled
+from qmq.log.batch_filter import has_tags
+from qmq.log.consume_log import IndexEntry
+from qmq.log.queue import Queue
+from qmq.log.share import EXPIRED, Requeued, Share
+from qmq.log.store import Store
+from qmq.targeted import LOOK_INSIDE, group_of
+from qmq.wire.frame_payloads import Range
+
+log = logging.getLogger("qmq.broker")
+
+_ENTRIES_AHEAD: Final = 256
+_FOUND_MAX: Final = 20_000
+_ENTRIES_MAX: Final = 2_000
+"""Batches one pull may pass over before the turn goes to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Messages with any of some tags, and all of some others. Compared by hash here, by string in the client."""
+
+    any_of: tuple[int, ...] = ()
+    all_of: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, any_of: list[str], all_of: list[str]) -> TagFilter | None:
+        """None if every message matches."""
+        if not any_of and not all_of:
+            return None
+        return cls(tuple(map(tag_hash, any_of)), tuple(map(tag_hash, all_of)))
+
+    def may_match(self, bloom: int) -> bool:
+        """False if no message of a batch with this bloom can match."""
+        if any(tag_bloom((each,)) & ~bloom for each in self.all_of):
+            return False
+        return not self.any_of or any(not tag_bloom((each,)) & ~bloom for each in self.any_of)
+
+    def matches(self, region: bytes) -> bool:
+        """Whether the batch's column of hashes holds what is asked for (in one message or spread over several)."""
+        header = parse_header(region)
+        return has_tags(region, header, Layout.walk(region, header), self.any_of, self.all_of)
+
+
+def check_tags(tags: list[str]) -> None:
+    """Those of a filter, both ways together. Raises InvalidArgument."""
+    if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
+        raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
+
+
+class PulledRange(NamedTuple):
+    """Messages `first` to `first + count - 1`, which lie in the batch of `entry`."""
+
+    entry: IndexEntry
+    first: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+
+
+@dataclass(slots=True)
+class PullResult:
+    """What to hand out: `pulled` is for the action log, `pieces` for the answer; both name the same messages in the same order."""
+
+    pulled: list[Pulled] = field(default_factory=list)
+    pieces: list[PulledRange] = field(default_factory=list)
+    messages: int = 0
+    bytes: int = 0
+    retried: int = 0
+    """Messages that were handed out before, and worked on."""
+
+    def add(self, piece: PulledRange) -> None:
+        if not self.pieces or self.pieces[-1].entry.position != piece.entry.position:
+            self.bytes += piece.entry.total_bytes
+        self.pieces.append(piece)
+        self.messages += piece.count
+
+
+class BatchReader:
+    """Reads one queue's index forward for one group; remembers where it is."""
+
+    __slots__ = ("_ahead", "_found", "_number", "_queue")
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._ahead: dict[int, IndexEntry] = {}
+        self._found: dict[int, int] = {}
+        """Sequences that were searched for: what failed is looked for at every verdict and every attempt."""
+        self._number = -1
+
+    def number_of(self, sequence: int) -> int:
+        """Number of the entry that holds `sequence`, or of the next one; the index's count if there is none."""
+        number = self._number
+        if self._holds(number + 1, sequence):
+            number += 1
+        elif not self._holds(number, sequence):
+            number = self._search(sequence)
+        self._number = number
+        return number
+
+    def _search(self, sequence: int) -> int:
+        index = self._queue.index
+        number = self._found.get(sequence, -1)
+        if number >= index.first:
+            return number
+        number = index.find_sequence(sequence) if index.count > index.first else index.count
+        if number < index.count and self.entry(number).next_sequence <= sequence:
+            number += 1
+        if number < index.count:
+            if len(self._found) >= _FOUND_MAX:
+                self._found.clear()
+            self._found[sequence] = number
+        return number
+
+    def _holds(self, number: int, sequence: int) -> bool:
+        index = self._queue.index
+        if not index.first <= number <= index.count:
+            return False
+        if number > index.first and self.entry(number - 1).next_sequence > sequence:
+            return False
+        return number == index.count or self.entry(number).next_sequence > sequence
+
+    def entry(self, number: int) -> IndexEntry:
+        """An index entry, read ahead."""
+        found = self._ahead.get(number)
+        if found is None:
+            if len(self._ahead) > 4 * _ENTRIES_AHEAD:
+                self._ahead.clear()
+            for at, each in enumerate(self._queue.index.entries(number, _ENTRIES_AHEAD)):
+                self._ahead[number + at] = each
+            found = self._ahead[number]
+        return found
+
+    def forget(self) -> None:
+        """The index was changed under us."""
+        self._ahead.clear()
+        self._found.clear()
+        self._number = -1
+
+
+def collect(
+    store: Store,
+    queue: Queue,
+    group: str,
+    share: Share,
+    reader: BatchReader,
+    tags: TagFilter | None,
+    messages_max: int,
+    bytes_max: int,
+    now_ms: int,
+) -> PullResult:
+    """What the group's next pull gets; `share` is the group's. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
+    delivery = PullResult()
+    for item in share.due(now_ms, messages_max):
+        if delivery.bytes >= bytes_max:
+            break
+        _collect_requeued(queue, reader, item, delivery)
+    if delivery.messages < messages_max and delivery.bytes < bytes_max:
+        _collect_new(store, queue, group.encode(), share, reader, tags, delivery, messages_max, bytes_max)
+    return delivery
+
+
+def _collect_requeued(queue: Queue, reader: BatchReader, item: Requeued, delivery: PullResult) -> None:
+    gone = min(max(queue.start_sequence - item.first, 0), item.count)
+    if gone:
+        delivery.pulled.append(Pulled(item.first, gone, EXPIRED))
+    if gone == item.count:
+        return
+    sequence, end = item.first + gone, item.first + item.count
+    delivery.pulled.append(Pulled(sequence, end - sequence, item.attempt))
+    number = reader.number_of(sequence)
+    while sequence < end and number < queue.index.count:
+        entry = reader.entry(number)
+        sequence = max(sequence, entry.base_sequence)
+        count = min(entry.next_sequence, end) - sequence
+        delivery.add(PulledRange(entry, sequence, count, item.attempt))
+        delivery.retried += count if item.attempt > 1 else 0
+        sequence += count
+        number += 1
+
+
+def _collect_new(
+    store: Store,
+    queue: Queue,
+    group: bytes,
+    share: Share,
+    reader: BatchReader,
+    tags: TagFilter | None,
+    delivery: PullResult,
+    messages_max: int,
+    bytes_max: int,
+) -> None:
+    begin = sequence = share.next_sequence
+    if sequence < queue.start_sequence:
+        raise MessagesExpired(
+            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} are gone, retention took them before this group "
+            "consumed them; to go on with the oldest that are left: qmq group reset --to earliest"
+        )
+    if sequence >= queue.visible_sequence:
+        return
+    for entry in _entries(queue, reader, sequence):
+        if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
+            break
+        first = max(sequence, entry.base_sequence)
+        if entry.tag_bloom == LOOK_INSIDE and not _is_for(store, queue, entry, group):
+            sequence = entry.next_sequence
+        elif tags is None or _matches(store, queue, entry, tags):
+            count = min(entry.next_sequence - first, messages_max - delivery.messages)
+            delivery.add(PulledRange(entry, first, count, 1))
+            _extend(delivery.pulled, first, count, begin)
+            sequence = first + count
+        else:
+            sequence = entry.next_sequence
+    last = delivery.pulled[-1] if delivery.pulled else None
+    if sequence > begin and (last is None or sequence > last.first_sequence + last.count):
+        delivery.pulled.append(Pulled(sequence, 0, 1))
+
+
+def _entries(queue: Queue, reader: BatchReader, sequence: int) -> Iterator[IndexEntry]:
+    begin = reader.number_of(sequence)
+    for number in range(begin, min(queue.index.count, begin + _ENTRIES_MAX)):
+        entry = reader.entry(number)
+        if entry.next_sequence > queue.visible_sequence:
+            return
+        yield entry
+
+
+def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool:
+    """Whether a batch that is perhaps directed is for this group, or for all."""
+    region = store.read(queue, entry)[1]
+    try:
+        return group_of(region) in (None, group)
+    except UNREADABLE as cause:
+        _pass_over(queue, entry, cause)
+        return False
+
+
+def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> bool:
+    if not tags.may_match(entry.tag_bloom):
+        return False
+    region = store.read(queue, entry)[1]
+    try:
+        return tags.matches(region)
+    except UNREADABLE as cause:
+        _pass_over(queue, entry, cause)
+        return False
+
+
+def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
+    log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+
+
+def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
+    """Add a range of new messages, joined to the one before it if that is new too and ends where this begins."""
+    if pulled and first > begin:
+        last = pulled[-1]
+        if last.first_sequence >= begin and last.first_sequence + last.count == first:
+            pulled[-1] = Pulled(last.first_sequence, last.count + count, 1)
+            return
+    pulled.append(Pulled(first, count, 1))
+
+
+def lay_out(store: Store, queue: Queue, delivery: PullResult) -> tuple[list[Range], list[bytes], int]:
+    """(ranges, buffers of the batches, number of batches) of the answer. Raises LogDamaged."""
+    ranges: list[Range] = []
+    buffers: list[bytes] = []
+    places: dict[int, int] = {}
+    for piece in delivery.pieces:
+        place = places.get(piece.entry.position)
+        if place is None:
+            place = places[piece.entry.position] = len(places)
+            buffers += store.read(queue, piece.entry)
+        ranges.append(Range(piece.first, piece.count, piece.attempt, place))
+    return ranges, buffers, len(places)

@@ -1,0 +1,78 @@
+"""How many bytes a consumer was handed and has not settled, as they lie in the log: the limit beside that of messages. Pure but for reading
+the index.
+
+A message counts for its part of its batch. Counting goes over all ranges that the consumer holds, and is not done for every pull: what
+was counted last, and everything that was handed out since, is a bound from above. Only when the bound reaches the limit is there another
+count, and when that finds the consumer at its limit, not before it has settled a part of what it holds. So a consumer far from the limit
+costs one addition a pull, and one at its limit a count for every 64th part that it settles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq import limits
+from qmq.log.consume_log import ConsumeLog
+from qmq.log.share import HeldMessages, ShareHolder
+
+_PART: Final = 64
+_ENTRIES: Final = 4096
+
+
+class UnackedBytes:
+    """Of one session of a consumer."""
+
+    __slots__ = ("_bytes", "_limit", "_look_at")
+
+    def __init__(self, bytes_max: int = limits.CONSUMER_UNACKED_BYTES_MAX) -> None:
+        self._limit = bytes_max
+        self._bytes = bytes_max
+        """No less than it holds. Of what was handed out before this session nothing is known yet."""
+        self._look_at = limits.CONSUMER_UNACKED_MAX
+        """Count again when it holds no more messages than this."""
+
+    def room(self, holder: ShareHolder, index: ConsumeLog) -> int:
+        """How many bytes it may be handed now; 0 or less: none. Raises LogDamaged."""
+        if not holder.unacked:
+            self._bytes, self._look_at = 0, limits.CONSUMER_UNACKED_MAX
+        elif self._bytes >= self._limit and holder.unacked <= self._look_at:
+            self._bytes = bytes_of(index, holder.held)
+            is_full = self._bytes >= self._limit
+            self._look_at = holder.unacked - max(holder.unacked // _PART, 1) if is_full else limits.CONSUMER_UNACKED_MAX
+        return self._limit - self._bytes
+
+    def handed(self, size: int) -> None:
+        """Batches of so many bytes left for the consumer."""
+        self._bytes += size
+
+
+def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
+    """What the messages of these ranges take, each its part of its batch. What retention took counts nothing. Raises LogDamaged."""
+    marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(-1, 2)
+    order = np.unique(marks)
+    before = np.zeros(len(order))
+    at = 0
+    while at < len(order):
+        at += _count_before(index, order, before, at)
+    places = np.searchsorted(order, marks)
+    return round(float((before[places[:, 1]] - before[places[:, 0]]).sum()))
+
+
+def _count_before(index: ConsumeLog, order: npt.NDArray[np.int64], before: npt.NDArray[np.float64], at: int) -> int:
+    """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one look into the index goes; how many."""
+    if index.count <= index.first:
+        return len(order) - at
+    number = index.find_sequence(int(order[at]))
+    table = index.table(number, _ENTRIES)
+    bases = table["base_sequence"].astype(np.int64)
+    is_last = number + len(table) >= index.count
+    known = len(order) - at if is_last else max(int(np.searchsorted(order[at:], bases[-1])), 1)
+    wanted = order[at : at + known]
+    rows = np.clip(np.searchsorted(bases, wanted, side="right") - 1, 0, None)
+    parts = np.clip((wanted - bases[rows]) / table["count"][rows], 0, 1)
+    before[at : at + known] = table["cumulative_bytes"][rows] + parts * table["total_bytes"][rows]
+    return known

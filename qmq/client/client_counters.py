@@ -1,0 +1,75 @@
+"""What a client counts: plain integers, added to once a batch, a delivery or a request. `metrics.py` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qmq.metrics.figures import Durations
+from qmq.model import base_group
+from qmq.wire.settle_payloads import Settlement, Verdict
+
+
+class SendCounters:
+    """Of all producers of one subject. `seconds` is of all that the client sends."""
+
+    __slots__ = ("batches", "bytes", "failed", "messages", "resent", "seconds")
+
+    def __init__(self, seconds: Durations) -> None:
+        self.messages = self.bytes = self.batches = 0
+        self.resent = 0
+        """Tries beyond each batch's first."""
+        self.failed = 0
+        """Messages that were given up."""
+        self.seconds = seconds
+
+    def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
+        """A batch is stored, so long after it was closed."""
+        self.messages += messages
+        self.bytes += size
+        self.batches += 1
+        self.resent += attempts - 1
+        self.seconds.note(seconds)
+
+
+@dataclass(slots=True)
+class ReceiveCounters:
+    """Of all consumers of one group on one subject."""
+
+    received: int = 0
+    acked: int = 0
+    nacked: int = 0
+    released: int = 0
+    rejected: int = 0
+    stale: int = 0
+    """Of consumers that were closed: those that are open count their own."""
+
+    def sent(self, settlements: Sequence[Settlement]) -> None:
+        for each in settlements:
+            verdict, count = each.verdict, each.last - each.first + 1
+            if verdict == Verdict.ACK:
+                self.acked += count
+            elif verdict == Verdict.NACK:
+                self.nacked += count
+            elif verdict == Verdict.RELEASE:
+                self.released += count
+            else:
+                self.rejected += count
+
+
+class ClientCounters:
+    """A client's."""
+
+    def __init__(self) -> None:
+        self.seconds = Durations()
+        """From a batch's closing to its receipt."""
+        self.sends: dict[str, SendCounters] = {}
+        self.takes: dict[tuple[str, str], ReceiveCounters] = {}
+
+    def sending(self, subject: str) -> SendCounters:
+        """A subject's; made if absent."""
+        return self.sends.setdefault(subject, SendCounters(self.seconds))
+
+    def taking(self, subject: str, group: str) -> ReceiveCounters:
+        """A group's on a subject, a broadcast group's as a whole; made if absent."""
+        return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())

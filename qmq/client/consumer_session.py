@@ -1,0 +1,68 @@
+"""What a consumer's attachments share: its terms, a session with a master, and what they tell the consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from qmq.client.connection import Connection
+from qmq.client.route_book import Master
+from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from qmq.client.long_retries import LongRetry
+
+ANSWER_S: Final = 10.0
+"""How long a broker may take to answer anything but a pull that waits."""
+RETRY_S: Final = (0.02, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who consumes what, and how: the same for all attachments of a consumer."""
+
+    subject: str
+    group: str
+    name: str
+    incarnation: str
+    start: str
+    lease_ms: int
+    tags_any: list[str]
+    tags_all: list[str]
+    pull_bytes: int
+    most_once: bool = False
+
+
+class ConsumerSession(NamedTuple):
+    """A consumer on one connection. Compared by identity: two brokers may give the same number."""
+
+    connection: Connection
+    number: int
+    master: Master
+
+
+class SessionOwner(Protocol):
+    """Whose attachment it is: the consumer."""
+
+    prefetch: int
+
+    def notify(self) -> None:
+        """Something changed: whoever waits looks again."""
+        ...
+
+    def pull_more(self) -> None:
+        """There may be room for more messages."""
+        ...
+
+    def failed(self, broker_group: str, failure: QmqError) -> None:
+        """The application is to know."""
+        ...
+
+    def postpone(self, retries: Iterable[LongRetry]) -> None:
+        """Messages are to come again by way of a delay group."""
+        ...
+
+    def lost(self, messages: int) -> None:
+        """Messages ceased to be ours before they were settled."""
+        ...

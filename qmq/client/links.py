@@ -1,0 +1,97 @@
+"""One connection to each broker, kept for all who use it; and the way to a broker group's master, wherever that is now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from qmq.client.client_counters import ClientCounters
+from qmq.client.connection import Connection, connect
+from qmq.client.locator import Locator
+from qmq.client.route_book import Master
+from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
+from qmq.network import NETWORK, Network
+
+if TYPE_CHECKING:
+    from qmq.client.verdict_files import VerdictStore
+
+REACH_S: Final = 1.0
+"""A broker that has not greeted by then is doubted, and the metaserver is asked; the attempt goes on meanwhile."""
+
+
+class Links:
+    """The client's connections, by address. Concurrent callers share one attempt."""
+
+    def __init__(
+        self,
+        locator: Locator,
+        client: str,
+        *,
+        now_ns: Callable[[], int] | None = None,
+        network: Network = NETWORK,
+        store: VerdictStore | None = None,
+    ) -> None:
+        self.locator = locator
+        self.now_ns = now_ns or time.time_ns
+        """Nanoseconds since 1970, for all who use these links."""
+        self.store = store
+        """Where verdicts are kept that no broker can be told; None: nowhere but in memory."""
+        self._client = client
+        self._network = network
+        self._connections: dict[str, Connection] = {}
+        self._attempts: dict[str, asyncio.Task[Connection]] = {}
+        self.tallies = ClientCounters()
+        self.is_closed = False
+        self.is_paused = False
+        """Whether none of this client's consumers is to hand out messages, or to pull."""
+
+    @property
+    def connections(self) -> int:
+        return sum([each.is_open for each in list(self._connections.values())])
+
+    async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
+        """The group's master and an open connection to it. Tries once: call again after Unavailable, the pause is kept here.
+
+        Raises NotConnected, UnknownSubject, ClientClosed.
+        """
+        if self.is_closed:
+            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        master = await self.locator.master(subject, group)
+        try:
+            async with asyncio.timeout(REACH_S):
+                return master, await self._open(master.address)
+        except (Unavailable, PeerError):
+            self.locator.doubt(group, master)
+            raise
+        except TimeoutError:
+            self.locator.doubt(group, master)
+            raise NotConnected(f"no broker has answered at {master.address} yet") from None
+
+    async def _open(self, address: str) -> Connection:
+        found = self._connections.get(address)
+        if found is not None and found.is_open:
+            return found
+        attempt = self._attempts.get(address)
+        if attempt is None:
+            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._client, self._network))
+            attempt.add_done_callback(lambda done: self._attempted(address, done))
+        return await asyncio.shield(attempt)
+
+    def _attempted(self, address: str, done: asyncio.Task[Connection]) -> None:
+        self._attempts.pop(address, None)
+        if not done.cancelled() and done.exception() is None:
+            self._connections[address] = done.result()
+            if self.is_closed:
+                done.result().close()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await self.locator.close()
+        for attempt in list(self._attempts.values()):
+            attempt.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        for connection in self._connections.values():
+            await connection.wait_closed()

@@ -1,0 +1,173 @@
+"""What may be said of a listener, and what goes together. Checked where it is registered. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, TypedDict
+
+from qmq.client.listening.idempotent import Idempotent
+from qmq.client.listening.outcomes import Policy
+from qmq.client.message import retry_ms
+from qmq.errors import InvalidArgument
+from qmq.model import BROADCAST, check_name
+
+_PREFETCH: Final = 2_000
+"""Of a consumer, if nothing else is said."""
+
+
+class ListenerOptions(TypedDict, total=False):
+    """The keywords of `mq.listener` and `mq.listen`."""
+
+    concurrency: int
+    """How many handlers at once; on an ordered subject of so many keys. 1."""
+    name: str
+    """The consumer's name; made of host and process if it has none."""
+    tags_any: Sequence[str]
+    tags_all: Sequence[str]
+    start: str
+    """Where a new group begins: "earliest" or "latest" (default of broadcast groups)."""
+    prefetch: int
+    """Messages that may be here and not settled."""
+    prefetch_bytes: int
+    lease: timedelta
+    """How long this process may be silent before its messages go to others."""
+    expired: str
+    """"skip" goes on with what is left where retention took messages; "raise" (default) ends the listener."""
+    timeout: timedelta
+    """How long a handler may take."""
+    retry_delays: Sequence[timedelta]
+    """How long a message rests after its first failure, the second, ...; the last one holds for all that follow. Else as the group says."""
+    most_once: bool
+    """Acknowledge before the handler begins: never twice, perhaps never."""
+    broadcast: bool
+    """Every consumer gets every message."""
+    batch: tuple[int, timedelta]
+    """The handler takes a list of so many, or of fewer if they took longer than that to come."""
+    idempotent: Idempotent
+    """Record the message in the transaction of the handler's writes: an effect that happens exactly once."""
+    on_undecodable: str
+    """A body that does not decode: "reject" (default) to the dead-letter queue, "retry", or "skip" as if it were done."""
+    on_failure: str
+    """Of an ordered subject: "block" (default) its lane while a message fails, or "park" the key after `attempts_max` failures."""
+    attempts_max: int
+    """For "park"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """See `ListenerOptions`. Raises InvalidName, InvalidArgument."""
+
+    subject: str
+    group: str
+    concurrency: int = 1
+    name: str | None = None
+    tags_any: Sequence[str] = ()
+    tags_all: Sequence[str] = ()
+    start: str | None = None
+    prefetch: int | None = None
+    prefetch_bytes: int | None = None
+    lease: timedelta | None = None
+    expired: str | None = None
+    timeout: timedelta | None = None
+    retry_delays: Sequence[timedelta] = ()
+    most_once: bool = False
+    broadcast: bool = False
+    batch: tuple[int, timedelta] | None = None
+    idempotent: Idempotent | None = None
+    on_undecodable: str = "reject"
+    on_failure: str | None = None
+    attempts_max: int | None = None
+
+    def __post_init__(self) -> None:
+        check_name("subject", self.subject)
+        check_name("group", self.group)
+        _check(self.concurrency >= 1, f"concurrency is 1 or more, not {self.concurrency}")
+        _check(self.on_undecodable in ("reject", "retry", "skip"), "on_undecodable is 'reject', 'retry' or 'skip'")
+        _check(self.start in (None, "earliest", "latest"), "start is 'earliest' or 'latest'")
+        for each in self.retry_delays:
+            retry_ms(each)
+        for name, span in (("timeout", self.timeout), ("lease", self.lease)):
+            _check(span is None or (isinstance(span, timedelta) and span > timedelta(0)), f"{name} is a timedelta over 0, not {span!r}")
+        if self.batch is not None:
+            self._check_batch(*self.batch)
+        _check(
+            not self.broadcast or self.idempotent is None or self.name is not None,
+            "each consumer of a broadcast group has effects of its own: give it a `name` under which it finds what it did",
+        )
+        _check(
+            not (self.most_once and (self.idempotent is not None or self.retry_delays)),
+            "with most_once a message is never handed out again: neither `idempotent` nor `retry_delays` go with it",
+        )
+
+    def _check_batch(self, count: int, wait: timedelta) -> None:
+        _check(isinstance(wait, timedelta) and wait >= timedelta(0), f"batch is (messages, timedelta), not {self.batch!r}")
+        held = self.prefetch or _PREFETCH
+        _check(1 <= count <= held, f"a batch of {count} messages never fills: prefetch is {held}")
+        _check(self.idempotent is None, "`idempotent` is for one message at a time: leave out `batch`, or record the messages yourself")
+
+    @property
+    def record_group(self) -> str:
+        """Under which group a finished message is recorded: each consumer of a broadcast group has effects of its own."""
+        return self.group + BROADCAST + (self.name or "") if self.broadcast else self.group
+
+    @property
+    def policy(self) -> Policy:
+        """What it says of failures."""
+        return Policy(tuple(self.retry_delays), self.on_undecodable)
+
+    def consumer(self) -> dict[str, Any]:
+        """The keywords of `Client.consumer`; what was not said is left to it."""
+        _check(self.on_failure is None and self.attempts_max is None, self._of_ordered("on_failure and attempts_max are", is_ordered=False))
+        chosen: dict[str, Any] = {"ack": "explicit", "tags_any": self.tags_any, "tags_all": self.tags_all}
+        if self.most_once:
+            chosen["consume_most_once"] = True
+        if self.broadcast:
+            chosen["broadcast"] = True
+        for name in ("expired",):
+            if getattr(self, name) is not None:
+                chosen[name] = getattr(self, name)
+        return chosen | self._common()
+
+    def ordered_consumer(self, *, is_async: bool) -> dict[str, Any]:
+        """The keywords of `Client.ordered_consumer`. Raises InvalidArgument for what does not go with order."""
+        _check(not self.tags_any and not self.tags_all, self._of_ordered("tags_any and tags_all are"))
+        _check(not self.most_once and not self.broadcast, self._of_ordered("most_once and broadcast are"))
+        _check(self.prefetch_bytes is None and self.expired is None, self._of_ordered("prefetch_bytes and expired are"))
+        _check(
+            is_async or self.timeout is None,
+            f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: its key's next try would overtake it. "
+            "Use an `async def` handler, or no timeout",
+        )
+        chosen: dict[str, Any] = {"ack": "explicit"}
+        if self.retry_delays:
+            chosen["retry_delays_s"] = [each.total_seconds() for each in self.retry_delays]
+        for name in ("on_failure", "attempts_max"):
+            if getattr(self, name) is not None:
+                chosen[name] = getattr(self, name)
+        return chosen | self._common()
+
+    def _common(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in ("name", "start", "prefetch", "prefetch_bytes")}
+        chosen = {name: value for name, value in found.items() if value is not None}
+        if self.lease is not None:
+            chosen["lease_ms"] = math.ceil(self.lease.total_seconds() * 1000)
+        return chosen
+
+    def _of_ordered(self, what: str, *, is_ordered: bool = True) -> str:
+        kinds = ("unordered", "ordered") if is_ordered else ("ordered", "unordered")
+        return f"{what} of {kinds[0]} subjects, and {self.subject!r} is {kinds[1]}"
+
+
+def options_of(subject: str, group: str, given: ListenerOptions) -> Options:
+    """The options of a listener. Raises InvalidName, InvalidArgument."""
+    unknown = set(given) - {each.name for each in fields(Options)}
+    _check(not unknown, f"a listener has no option {', '.join(sorted(unknown))}")
+    return Options(subject=subject, group=group, **given)
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise InvalidArgument(otherwise)

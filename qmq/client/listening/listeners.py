@@ -1,0 +1,209 @@
+"""A client's listeners: registered at any time, run together, stopped together.
+
+    registered ──listening──▶ at work ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
+
+Rules:
+* A listener asks where its subject is before it makes its consumer, and so finds out whether it is ordered. While the cluster cannot be
+  reached it waits.
+* They run together: when one cannot go on, the others stop with grace, and then its error is raised.
+* One that is registered while others are at work begins at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from qmq.client.listening.batch_handling import BatchHandling
+from qmq.client.listening.handler_signature import Binding, Handler, bind
+from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
+from qmq.client.listening.message_handling import MessageHandling, Surroundings
+from qmq.client.listening.ordered_pool import OrderedPool
+from qmq.client.listening.process_signals import asked_by_signals
+from qmq.client.listening.providers import Factory, Providers
+from qmq.client.listening.stop_signal import Stop, failure_of
+from qmq.client.listening.worker_pool import Batches, Pool, Runs, Singles
+from qmq.errors import InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+
+log = logging.getLogger("qmq.client")
+
+Ask = Callable[[str], Awaitable[object]]
+"""Subject -> what is promised about its order; None: nothing. Raises UnknownSubject, Unavailable."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listener:
+    """One that is registered."""
+
+    options: Options
+    binding: Binding
+
+
+class Listening:
+    """Listeners at work."""
+
+    def __init__(self, mq: Client, ordering: Ask, now_ns: Callable[[], int], providers: Providers, grace_s: float) -> None:
+        self._mq, self._ordering, self._now_ns, self._providers = mq, ordering, now_ns, providers
+        self._stop = Stop(grace_s)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, listener: Listener) -> None:
+        """Have one begin. Raises InvalidArgument if it depends on what nobody provides."""
+        self._providers.check(listener.binding.provided, listener.binding.spoken)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
+
+    def stop(self) -> None:
+        """Take no more messages and finish what is in hand; asked a second time, at once."""
+        self._stop.again()
+
+    async def wait(self) -> None:
+        """Until all have stopped. Raises what one of them could not go on with."""
+        while running := [each for each in self._tasks if not each.done()]:
+            await asyncio.wait(running)
+        failure = failure_of(self._tasks)
+        if failure is not None:
+            raise failure
+
+    async def finish(self) -> None:
+        """Stop with grace, and wait for the end; to be cancelled means at once."""
+        self._stop.begin()
+        running = [each for each in self._tasks if not each.done()]
+        try:
+            if running:
+                await asyncio.wait(running)
+        except asyncio.CancelledError:
+            self._stop.now.set()
+            await asyncio.wait(running)
+            raise
+        finally:
+            self._stop.over()
+
+    async def _run(self, listener: Listener) -> None:
+        spoken = listener.binding.spoken
+        threads: Executor | None = None
+        try:
+            if not listener.binding.is_async:
+                threads = ThreadPoolExecutor(listener.options.concurrency, thread_name_prefix=f"qmq-{spoken}")
+            work = await self._prepared(listener, threads)
+            if work is not None:
+                await work.run()
+        except Exception as failure:
+            log.error("listener %s of subject %r ends: %s", spoken, listener.options.subject, failure)
+            raise
+        finally:
+            self._stop.begin()
+            if threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepared(self, listener: Listener, threads: Executor | None) -> Pool | OrderedPool | None:
+        """What a listener works with; None if it is to stop before that is known."""
+        options, binding, stop, mq = listener.options, listener.binding, self._stop, self._mq
+        is_ordered = await self._is_ordered(options.subject)
+        if is_ordered is None:
+            return None
+        around = Surroundings(mq if binding.is_async else _for_threads(mq), mq.interceptors, self._providers, self._now_ns, threads)
+        handling = MessageHandling(options, binding, around)
+        if is_ordered:
+            ordered = mq.ordered_consumer(options.subject, options.group, **options.ordered_consumer(is_async=binding.is_async))
+            if options.batch is None:
+                return OrderedPool(ordered, handling, options.concurrency, stop)
+            runs = BatchHandling(options, binding, around)
+            return Pool(ordered, Runs(ordered, options.batch[0]), runs.handle_run, options.concurrency, stop)
+        consumer = mq.consumer(options.subject, options.group, **options.consumer())
+        if options.batch is None:
+            return Pool(consumer, Singles(consumer, is_most_once=options.most_once), handling.handle, options.concurrency, stop)
+        batches = Batches(consumer, *options.batch, stop, is_most_once=options.most_once)
+        return Pool(consumer, batches, BatchHandling(options, binding, around).handle_all, options.concurrency, stop)
+
+    async def _is_ordered(self, subject: str) -> bool | None:
+        """None if it is to stop before that is known. Raises UnknownSubject."""
+        asking = asyncio.get_running_loop().create_task(self._ask(subject))
+        stopping = asyncio.get_running_loop().create_task(self._stop.wanted.wait())
+        try:
+            await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            asking.cancel()
+            stopping.cancel()
+
+    async def _ask(self, subject: str) -> bool:
+        while True:
+            try:
+                return await self._ordering(subject) is not None
+            except Unavailable as failure:
+                log.warning("a listener of subject %r waits for the cluster: %s", subject, failure)
+
+
+class Listeners:
+    """A client's. See the module."""
+
+    def __init__(self, mq: Client, ordering: Ask, now_ns: Callable[[], int]) -> None:
+        self.providers = Providers()
+        self._mq, self._ordering, self._now_ns = mq, ordering, now_ns
+        self._registered: list[Listener] = []
+        self._listening: Listening | None = None
+
+    def add(self, subject: str, group: str, handler: Handler, given: ListenerOptions) -> None:
+        """Register one. Raises InvalidName, InvalidArgument."""
+        options = options_of(subject, group, given)
+        listener = Listener(options, bind(handler, is_batch=options.batch is not None))
+        if options.idempotent is not None:
+            options.idempotent.check_handler(is_async=listener.binding.is_async)
+        if self._listening is not None:
+            self._listening.start(listener)
+        self._registered.append(listener)
+
+    def provide(self, kind: type, factory: Factory) -> None:
+        self.providers.add(kind, factory)
+
+    @asynccontextmanager
+    async def listening(self, grace: timedelta) -> AsyncIterator[Listening]:
+        """All of them at work, until the block is left. Raises InvalidArgument; what one of them could not go on with."""
+        if self._listening is not None:
+            raise InvalidArgument("the listeners of this client are at work already")
+        for each in self._registered:
+            self.providers.check(each.binding.provided, each.binding.spoken)
+        listening = Listening(self._mq, self._ordering, self._now_ns, self.providers, grace.total_seconds())
+        self._listening = listening
+        try:
+            for each in self._registered:
+                listening.start(each)
+            yield listening
+        finally:
+            try:
+                await listening.finish()
+            finally:
+                self._listening = None
+        await listening.wait()
+
+    async def run(self, grace: timedelta) -> None:
+        """The same until they are stopped, also by SIGINT or SIGTERM."""
+        if not self._registered:
+            raise InvalidArgument("there is no listener: register one with @mq.listener or mq.listen")
+        async with self.listening(grace) as listening:
+            with asked_by_signals(listening.stop):
+                await listening.wait()
+
+    def stop(self) -> None:
+        if self._listening is not None:
+            self._listening.stop()
+
+    async def close(self) -> None:
+        """Stop with grace, before the client closes."""
+        if self._listening is not None:
+            await self._listening.finish()
+
+
+def _for_threads(mq: Client) -> Any:
+    from qmq.blocking import BesideLoop
+
+    return BesideLoop(mq, asyncio.get_running_loop())

@@ -1,0 +1,84 @@
+"""How listeners come to their end: in two steps, which are the same for all listeners of a client.
+
+wanted    take no more messages; unseen ones go back to the group, what is in hand is finished and acknowledged
+now       the grace is over, or somebody asked twice: what is still in hand is cancelled and given back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+log = logging.getLogger("qmq.client")
+
+GRACE_S: Final = 30.0
+CANCEL_S: Final = 5.0
+"""How long a handler may take to be cancelled. One that will not be is left alone: its message goes back when the consumer leaves."""
+
+
+class Stop:
+    """The two steps, as events. Neither is ever taken back."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.wanted = asyncio.Event()
+        self.now = asyncio.Event()
+        self._grace_s = grace_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Stop, with grace. Harmless to call again."""
+        if not self.wanted.is_set():
+            self.wanted.set()
+            self._timer = asyncio.get_running_loop().call_later(self._grace_s, self.now.set)
+
+    def again(self) -> None:
+        """Somebody asks: with grace the first time, at once the second."""
+        if self.wanted.is_set():
+            self.now.set()
+        self.begin()
+
+    def over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+async def wait_for_first(tasks: Iterable[asyncio.Task[Any]], event: asyncio.Event) -> None:
+    """Wait until one of the tasks is done, or the event is set."""
+    heard = asyncio.get_running_loop().create_task(event.wait())
+    try:
+        await asyncio.wait((heard, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        heard.cancel()
+
+
+async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
+    """Wait for tasks that are about to end, until `stop.now`; then cancel them. Whoever cancels us means `now`."""
+    left = {each for each in tasks if not each.done()}
+    try:
+        while left and not stop.now.is_set():
+            await wait_for_first(left, stop.now)
+            left = {each for each in left if not each.done()}
+    except asyncio.CancelledError:
+        stop.now.set()
+        await cancel(left, spoken)
+        raise
+    await cancel(left, spoken)
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]], spoken: str) -> None:
+    """Cancel tasks and wait until they are gone, for a while."""
+    left = {each for each in tasks if not each.done()}
+    for each in left:
+        each.cancel()
+    if left:
+        _, stubborn = await asyncio.wait(left, timeout=CANCEL_S)
+        if stubborn:
+            log.error("%s: %d handlers will not be cancelled, and are left alone", spoken, len(stubborn))
+
+
+def failure_of(tasks: Iterable[asyncio.Task[Any]]) -> BaseException | None:
+    """What the first of these tasks that failed failed with. All exceptions count as seen."""
+    found = [each.exception() for each in tasks if each.done() and not each.cancelled()]
+    return next((each for each in found if each is not None), None)

@@ -1,0 +1,164 @@
+"""A listener at work with a pool of workers: each takes what is to be done next, does it, and comes back for more.
+
+    consumer ──take──▶ worker ──handle──▶ verdict        `concurrency` of these; no task for each message
+        ▲                                    │
+        └────────────────────────────────────┘
+
+Rules:
+* A worker is *idle* while it waits for messages: then it may be cancelled, and nothing is lost. Otherwise it has something in hand.
+* The end is the same, whatever brings it about (the application, a signal, a consumer that cannot go on, a cancelled task): idle workers
+  are sent home, unseen messages go back to the group at once, the others finish, the consumer leaves. Only then is an error raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from qmq.client.consumer import Consumer
+from qmq.client.listening.stop_signal import Stop, failure_of, finish, wait_for_first
+from qmq.client.message import Message, Messages
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.ordered.ordered_messages import OrderedMessages
+
+_WAIT: Final = timedelta(seconds=20)
+_GLANCE: Final = timedelta(milliseconds=500)
+"""Who may not be cancelled while it waits looks so often whether it is to stop."""
+_TURNS: Final = 64
+"""So many handlers in a row that never wait; then others have a turn."""
+
+
+class WorkSource(Protocol):
+    """Where a worker gets what it does next."""
+
+    may_cancel: bool
+    """Whether nothing is lost if `first` is cancelled."""
+
+    async def first(self) -> Any:
+        """Something to do, or something empty after a while. Raises what the consumer cannot go on with."""
+        ...
+
+    async def more(self, found: Any) -> Any:
+        """The same and what else goes with it."""
+        ...
+
+
+class Pool:
+    """Workers on one consumer. See the module."""
+
+    def __init__(
+        self, consumer: Consumer | OrderedConsumer, source: WorkSource, work: Callable[[Any], Awaitable[None]], concurrency: int, stop: Stop
+    ) -> None:
+        self._consumer, self._source, self._work = consumer, source, work
+        self._concurrency, self._stop = concurrency, stop
+        self._idle: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until it is to stop. Raises what the consumer cannot go on with."""
+        loop = asyncio.get_running_loop()
+        workers = [loop.create_task(self._run_worker()) for _ in range(self._concurrency)]
+        try:
+            await wait_for_first(workers, self._stop.wanted)
+        finally:
+            self._stop.begin()
+            for each in self._idle:
+                each.cancel()
+            if isinstance(self._consumer, Consumer):
+                self._consumer.drain()
+            try:
+                await finish(workers, self._stop, self._consumer.name)
+            finally:
+                await self._consumer.close()
+        failure = failure_of(workers)
+        if failure is not None:
+            raise failure
+
+    async def _run_worker(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        source, work, idle, wanted = self._source, self._work, self._idle, self._stop.wanted
+        turns = 0
+        while not wanted.is_set():
+            if source.may_cancel:
+                idle.add(task)
+            found = await source.first()
+            idle.discard(task)
+            if not found:
+                continue
+            await work(await source.more(found))
+            turns += 1
+            if turns == _TURNS:
+                turns = 0
+                await asyncio.sleep(0)
+
+
+class Singles:
+    """One message of an unordered subject at a time."""
+
+    def __init__(self, consumer: Consumer, *, is_most_once: bool) -> None:
+        self._consumer = consumer
+        self._is_most_once = is_most_once
+        self._wait = _GLANCE if is_most_once else _WAIT
+        self.may_cancel = not is_most_once
+
+    async def first(self) -> Messages:
+        return await self._consumer.pull(1, self._wait)
+
+    async def more(self, found: Messages) -> Message:
+        message = found.slices[0].message(0)
+        message.is_settled = self._is_most_once
+        return message
+
+
+class Batches:
+    """Many at a time; one worker gathers, so that batches fill."""
+
+    def __init__(self, consumer: Consumer, count: int, wait: timedelta, stop: Stop, *, is_most_once: bool) -> None:
+        self._consumer = consumer
+        self._count, self._wait_s, self._stop = count, wait.total_seconds(), stop
+        self._is_most_once = is_most_once
+        self._is_free = asyncio.Lock()
+        self.may_cancel = not is_most_once
+
+    async def first(self) -> list[Message]:
+        await self._is_free.acquire()
+        try:
+            if self._stop.wanted.is_set():
+                found: list[Message] = []
+            else:
+                found = list(await self._consumer.pull(self._count, _GLANCE if self._is_most_once else _WAIT))
+        except BaseException:
+            self._is_free.release()
+            raise
+        if not found:
+            self._is_free.release()
+        return found
+
+    async def more(self, found: list[Message]) -> list[Message]:
+        try:
+            now_s = asyncio.get_running_loop().time
+            until_s = now_s() + self._wait_s
+            while len(found) < self._count and (left_s := until_s - now_s()) > 0 and not self._stop.wanted.is_set():
+                found += await self._consumer.pull(self._count - len(found), min(timedelta(seconds=left_s), _GLANCE))
+        finally:
+            self._is_free.release()
+        for each in found:
+            each.is_settled = self._is_most_once
+        return found
+
+
+class Runs:
+    """Many of one lane of an ordered subject."""
+
+    may_cancel = True
+
+    def __init__(self, consumer: OrderedConsumer, count: int) -> None:
+        self._consumer, self._count = consumer, count
+
+    async def first(self) -> OrderedMessages:
+        return await self._consumer.pull(self._count, _WAIT)
+
+    async def more(self, found: OrderedMessages) -> OrderedMessages:
+        return found

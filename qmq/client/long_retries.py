@@ -1,0 +1,160 @@
+"""Retries after more than an hour: a copy of the message goes to a delay group, directed to this group, and then the message is done.
+
+    nack(ten days)  ──▶  postponed  ──▶  stored by a delay group  ──▶  ACK
+                                    └─▶  not stored, or nobody knows  ──▶  NACK for an hour, at the broker that has it
+
+Rules:
+* Until its verdict is sent a postponed message stays this consumer's: heartbeats keep its lease. If the consumer dies before that, the
+  message is handed out again, and perhaps comes from the delay group too: at least once, as everywhere.
+* The copy keeps the message's id, key, tags, headers and create time. Two headers are added: for which group it is, how often it failed.
+* What is postponed in one round of the event loop leaves together, in batches that a producer does not cut again, so that each is stored
+  as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from qmq import headers, limits
+from qmq.batch_columns import Columns
+from qmq.client.message import Message
+from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
+from qmq.errors import QmqError
+from qmq.wire.frame_payloads import Verdict
+
+log = logging.getLogger("qmq.client")
+
+DELIVERY_TIMEOUT_S: Final = 120.0
+"""How long a batch may take until a delay group has it."""
+BATCH_MESSAGES: Final = 500
+BATCH_BYTES: Final = 256 * limits.KIB
+_OTHERS_BYTES: Final = 200
+"""What a message takes at most besides what it had: the headers that are added, and its due time."""
+
+SendDirected = Callable[[str, Columns, int], Awaitable[None]]
+"""(subject, columns, create time of the batch): returns when a delay group has them. Raises QmqError."""
+
+
+class RetryHolder(Protocol):
+    """Under which a postponed message is held."""
+
+    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
+        """Its verdict, at last."""
+        ...
+
+
+class LongRetry(NamedTuple):
+    """One message that is to come again at `due_ms`, milliseconds since 1970; and why it failed."""
+
+    holder: RetryHolder
+    message: Message
+    due_ms: int
+    error: str = ""
+
+    def settle(self, verdict: int, delay_ms: int) -> None:
+        """Give the message its verdict."""
+        error = self.error if verdict == Verdict.NACK else ""
+        self.holder.settle_postponed(self.message.pull_sequence, self.message.pull_sequence, verdict, delay_ms, error)
+
+
+class Retries:
+    """Those of one consumer. See the module."""
+
+    def __init__(self, subject: str, group: str, send: SendDirected) -> None:
+        self._subject, self._group, self._send = subject, group, send
+        self._waiting: list[LongRetry] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def add(self, retries: Iterable[LongRetry]) -> None:
+        """Messages that wait for their verdict from now on; they leave at the end of this round of the event loop."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._leave)
+        self._waiting += retries
+
+    def _leave(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for batch in batches(waiting):
+            if self._is_closed:
+                _settle(batch, Verdict.NACK, limits.REQUEUE_MS_MAX)
+                continue
+            task = asyncio.get_running_loop().create_task(self._bring(batch))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _bring(self, batch: Sequence[LongRetry]) -> None:
+        verdict, delay_ms = Verdict.NACK, limits.REQUEUE_MS_MAX
+        try:
+            columns, create_time_ms = columns_of(batch, self._group)
+            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+                await self._send(self._subject, columns, create_time_ms)
+            verdict, delay_ms = Verdict.ACK, 0
+        except (QmqError, TimeoutError) as failure:
+            log.warning(
+                "%d messages of subject %s that failed in group %s were to be delayed, and no delay group has them for certain; "
+                "they are handed out again in an hour: %s",
+                len(batch),
+                self._subject,
+                self._group,
+                failure or "no answer in time",
+            )
+        finally:
+            _settle(batch, verdict, delay_ms)
+
+    async def close(self) -> None:
+        """Wait until every message has its verdict, `DELIVERY_TIMEOUT_S` at most. What comes later is not sent."""
+        self._leave()
+        while self._sending:
+            await asyncio.wait(self._sending)
+        self._is_closed = True
+
+
+def _settle(batch: Sequence[LongRetry], verdict: int, delay_ms: int) -> None:
+    for each in batch:
+        each.settle(verdict, delay_ms)
+
+
+def batches(retries: Iterable[LongRetry]) -> Iterator[list[LongRetry]]:
+    """In their order, cut where a batch is full, or where create times lie too far apart. Pure."""
+    batch: list[LongRetry] = []
+    size = low = high = 0
+    for each in retries:
+        message = each.message
+        created = message.create_time_ms
+        grown = size + _size_of(message)
+        is_apart = max(high, created) - min(low, created) >= CREATED_SPAN_MS
+        if batch and (len(batch) >= BATCH_MESSAGES or grown > BATCH_BYTES or is_apart):
+            yield batch
+            batch, grown = [], grown - size
+        if not batch:
+            low = high = created
+        batch.append(each)
+        size, low, high = grown, min(low, created), max(high, created)
+    if batch:
+        yield batch
+
+
+def _size_of(message: Message) -> int:
+    return size_of_copy(message.body, message.key_bytes or b"", message.tags, message.headers) + _OTHERS_BYTES
+
+
+def columns_of(batch: Sequence[LongRetry], group: str) -> tuple[Columns, int]:
+    """The copies, directed to the group; and the batch's create time. Raises CorruptBatch."""
+    messages = [each.message for each in batch]
+    columns, first = columns_of_copies(
+        [message.body for message in messages],
+        [message.key_bytes or b"" for message in messages],
+        [message.tags for message in messages],
+        [_headers_of(message, group) for message in messages],
+        [message.create_time_ms for message in messages],
+        [message.id.to_bytes() for message in messages],
+    )
+    columns.dues = [each.due_ms for each in batch]
+    return columns, first
+
+
+def _headers_of(message: Message, group: str) -> dict[str, bytes]:
+    return {**message.headers, headers.GROUP: group.encode(), headers.ATTEMPT: b"%d" % message.attempt}

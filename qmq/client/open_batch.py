@@ -1,0 +1,157 @@
+"""The messages a producer has not sent yet: one batch that is open, and how it is closed. No I/O.
+
+The common case, a body and nothing else, costs an append and an addition; the columns of keys, tags and headers come into being with the
+first message that has one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from qmq.batch_columns import Columns
+from qmq.client import message_checks
+from qmq.client.receipts import Ticket
+from qmq.errors import QmqError
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A closed batch on its way. `encoded` is kept so that a retry sends the same bytes."""
+
+    columns: Columns
+    create_time_ms: int
+    size: int
+    """Bytes of its bodies and columns, about."""
+    ticket: Ticket
+    sequence: int
+    until: float = 0.0
+    attempts: int = 0
+    is_uncertain: bool = False
+    """Whether a try ended without an answer: it may be stored, and stays with the broker group that may have it."""
+    failure: QmqError | None = None
+    """Why the last try failed."""
+    encoded: tuple[bytes, bytes] | None = None
+    flags: int = 0
+    """See `region.BatchFlag`."""
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.bodies)
+
+
+class OpenBatch:
+    """The batch that `send` adds to."""
+
+    __slots__ = ("_created", "_now_ns", "_runs", "bodies", "bytes", "dues", "flags", "headers", "keys", "message_ids", "tags", "ticket")
+
+    def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
+        self._now_ns = now_ns or time.time_ns
+        self.bodies: list[bytes] = []
+        self.bytes = 0
+        self.keys: list[bytes] | None = None
+        self.tags: list[tuple[str, ...]] | None = None
+        self.headers: list[Mapping[str, bytes]] | None = None
+        self.dues: list[int] | None = None
+        """Of delayed messages, when each is due, in milliseconds since 1970."""
+        self.flags = 0
+        self.message_ids: list[bytes] | None = None
+        self.ticket = Ticket()
+        self._runs: list[tuple[int, int]] = []
+        self._created: tuple[list[int] | None, int] | None = None
+        """When its messages were made, if that was not now: (milliseconds since the first for each, when that was)."""
+
+    def stamp(self) -> None:
+        """The messages from here on are made now; once a round of the event loop is exact enough."""
+        now_ms = self._now_ns() // 1_000_000
+        if not self._runs or self._runs[-1][1] != now_ms:
+            self._runs.append((len(self.bodies), now_ms))
+
+    def add_columns(self, key: object, tags: object, headers: object) -> None:
+        """The columns of the message just added. Raises InvalidArgument, MessageTooLarge, and then the message is out again."""
+        try:
+            found_key, found_tags, found_headers = (
+                message_checks.key_bytes(key),
+                message_checks.tag_tuple(tags),
+                message_checks.header_map(headers),
+            )
+        except Exception:
+            self.bytes -= len(self.bodies.pop())
+            raise
+        before = len(self.bodies) - 1
+        if found_key or self.keys is not None:
+            self.keys = self.keys if self.keys is not None else [b""] * before
+            self.keys.append(found_key)
+        if found_tags or self.tags is not None:
+            self.tags = self.tags if self.tags is not None else [()] * before
+            self.tags.append(found_tags)
+        if found_headers or self.headers is not None:
+            self.headers = self.headers if self.headers is not None else [{}] * before
+            self.headers.append(found_headers)
+        self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
+
+    def fill(self, columns: Columns, size: int, create_time_ms: int | None = None) -> Ticket:
+        """Make these its messages; it must be empty. They are made now, or at `create_time_ms` plus the columns' create deltas."""
+        self.stamp()
+        self.bodies, self.bytes = columns.bodies, size
+        self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
+        self.dues = columns.dues  # type: ignore[assignment]  # nobody adds to it any more
+        self.message_ids = columns.message_ids
+        if create_time_ms is not None:
+            self._created = columns.create_deltas, create_time_ms
+        return self.ticket
+
+    def close(self, sequence: int) -> Batch:
+        """Make it a batch to be sent."""
+        columns, first_ms = self.collect()
+        return Batch(columns, first_ms, self.bytes, self.ticket, sequence, flags=self.flags)
+
+    def collect(self) -> tuple[Columns, int]:
+        """Its messages, and when the first was made, in milliseconds since 1970."""
+        if not self._runs:
+            self.stamp()
+        columns = Columns(self.bodies, self.keys, self.tags, self.headers)
+        columns.dues, columns.message_ids = self.dues, self.message_ids
+        if self._created is not None:
+            columns.create_deltas, first_ms = self._created
+            return columns, first_ms
+        first_ms = min(ms for _, ms in self._runs)
+        if len(self._runs) > 1:
+            columns.create_deltas = self._deltas(first_ms)
+        return columns, first_ms
+
+    def _deltas(self, first_ms: int) -> list[int]:
+        deltas: list[int] = []
+        ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
+        for (begin, ms), end in zip(self._runs, ends, strict=True):
+            deltas += [ms - first_ms] * (end - begin)
+        return deltas
+
+
+def cut(columns: Columns, begin: int, end: int) -> Columns:
+    """Some of the messages."""
+    return Columns(
+        columns.bodies[begin:end],
+        columns.keys and columns.keys[begin:end],
+        columns.tags and columns.tags[begin:end],
+        columns.headers and columns.headers[begin:end],
+        create_deltas=columns.create_deltas and columns.create_deltas[begin:end],
+        message_ids=columns.message_ids and columns.message_ids[begin:end],
+        logical_partitions=columns.logical_partitions and columns.logical_partitions[begin:end],
+        dues=columns.dues and columns.dues[begin:end],
+    )
+
+
+def size_of(columns: Columns) -> int:
+    """Bytes of the columns, about."""
+    size = sum(map(len, columns.bodies))
+    if columns.dues:
+        size += 8 * len(columns.dues)
+    if columns.keys:
+        size += sum(map(len, columns.keys))
+    if columns.tags:
+        size += sum([16 + len(tag) for tags in columns.tags for tag in tags])
+    if columns.headers:
+        size += sum([16 + len(name) + len(value) for headers in columns.headers for name, value in headers.items()])
+    return size

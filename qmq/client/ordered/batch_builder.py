@@ -1,0 +1,115 @@
+"""The messages of one stream that have not left yet: the open batch of an ordered producer; and the cache from key to logical partition.
+
+A message costs three appends and an addition; keys become bytes when the batch is closed. The cache holds numbers only: with many keys what
+counts is how many places in memory a message touches, and encoding a key again is cheaper than fetching its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq_ordering.hashing import logical_partition
+
+from qmq import limits
+from qmq.batch_columns import Columns
+from qmq.client import message_checks
+from qmq.client.open_batch import OpenBatch
+from qmq.client.ordered.ordered_batch import OrderedBatch
+from qmq.client.ordered.sending import Sending
+from qmq.client.ordered.split_ticket import SplitTicket
+from qmq.client.receipts import Ticket
+from qmq.errors import InvalidArgument
+
+Key = str | bytes
+
+KEYS_MAX: Final = 200_000
+"""Keys remembered, some 20 MB; hashing one again costs as much as sending two messages."""
+
+NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
+"""One object for each logical partition, so that 200,000 keys do not have 200,000 numbers."""
+
+
+class Keys(dict[Key, int]):
+    """Key -> logical partition, as it was handed in: `keys[key]`. Raises InvalidArgument, MessageTooLarge.
+
+    `count` is the subject's number of logical partitions; 0 while it is not known: then all are 0 and nothing is remembered.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__()
+        self.count = count
+
+    def __missing__(self, key: Key) -> int:
+        data = message_checks.key_bytes(key)
+        if not data:
+            raise InvalidArgument("a message to an ordered subject needs a key, not empty: the order is that of its key's messages")
+        if not self.count:
+            return 0
+        if len(self) >= KEYS_MAX:
+            self.clear()
+        found = self[key] = NUMBERS[logical_partition(data, self.count)]
+        return found
+
+    def of_many(self, keys: Sequence[Key]) -> list[int]:
+        """The same for many."""
+        try:
+            return list(map(self.__getitem__, keys))
+        except TypeError as cause:
+            raise bad_key(cause) from None
+
+
+def bad_key(cause: TypeError) -> InvalidArgument:
+    """The error for a key that cannot even be looked up."""
+    return InvalidArgument(f"a key is str or bytes: {cause}")
+
+
+def key_column(keys: list[Key]) -> list[bytes]:
+    """Keys as a batch holds them; the list itself, if they are bytes already."""
+    kinds = set(map(type, keys))
+    if kinds == {bytes}:
+        return keys  # type: ignore[return-value]
+    if kinds == {str}:
+        return list(map(str.encode, keys))  # type: ignore[arg-type]
+    return [key.encode() if isinstance(key, str) else key for key in keys]
+
+
+class BatchBuilder(OpenBatch):
+    """The open batch of one stream; it stays when its messages go. `sending` is None while no route is known."""
+
+    __slots__ = ("lps", "raw_keys", "sending")
+
+    def __init__(self, sending: Sending | None, now_ns: Callable[[], int] | None = None) -> None:
+        super().__init__(now_ns)
+        self.sending = sending
+        self.raw_keys: list[Key] = []
+        self.lps: list[int] = []
+
+    def extend(self, columns: Columns, keys: Sequence[Key], size: int) -> None:
+        """Many messages at once; `columns` has their logical partitions, and no keys."""
+        before, count = len(self.bodies), len(columns.bodies)
+        self.bodies += columns.bodies
+        self.raw_keys += keys
+        self.lps += columns.logical_partitions or ()
+        self.bytes += size
+        if columns.tags is not None or self.tags is not None:
+            self.tags = [*(self.tags or [()] * before), *(columns.tags or [()] * count)]
+        if columns.headers is not None or self.headers is not None:
+            self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
+
+    def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
+        """Make these its messages, with the ids and create times that they have; it must be empty. See `OpenBatch.fill`."""
+        self.fill(columns, size, create_time_ms)
+        self.raw_keys, self.lps = list(columns.keys or ()), list(columns.logical_partitions or ())
+
+    def take(self, until: float) -> OrderedBatch:
+        """Its messages as a batch; it is empty then."""
+        columns, first_ms = self.collect()
+        columns.keys = key_column(self.raw_keys)
+        columns.logical_partitions = self.lps
+        claim = SplitTicket(self.ticket, len(columns.bodies), self.bytes)
+        batch = OrderedBatch(columns, first_ms, self.bytes, until, claim, range(claim.count))
+        self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
+        self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(), []
+        self.keys, self.message_ids, self._created = None, None, None
+        return batch

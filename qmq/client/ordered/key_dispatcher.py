@@ -1,0 +1,109 @@
+"""What a consumer may hand out next, over all its lanes: the order of keys (`key_queue.py`) and the state of each lane (`lane_core.py`)
+together. Pure: time is handed in.
+
+Rules:
+* A key is in work from the moment one of its messages is handed out until that message is over. A message that failed keeps its key in work
+  through all its pauses: nothing newer of the key overtakes it.
+* Messages to be tried again go before all others.
+* A lane gives nothing out while it is blocked by a failed message (but that one), and while its lease may have ended: a consumer that was
+  paused, or cut off, does not go on with messages that another one has by now. What it has in hand it cannot know of; its token does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from qmq.client.ordered.key_queue import KeyQueue
+from qmq.client.ordered.lane_core import Cell, LaneState
+from qmq.client.ordered.ordered_message import LaneSource, OrderedMessage
+
+
+class KeyDispatcher:
+    def __init__(self) -> None:
+        self._keys: KeyQueue[LaneSource, OrderedMessage] = KeyQueue()
+        self._tries: dict[Cell, OrderedMessage] = {}
+        """Messages to be handed out again, now or when they are due. Their keys are in work."""
+        self._again: deque[Cell] = deque()
+        """Of these, the ones that may go now."""
+
+    def put(self, messages: Iterable[OrderedMessage]) -> None:
+        """Messages came, in the order of their lane."""
+        for each in messages:
+            self._keys.put(each.lane, each.cell.key, each)
+
+    def take(self) -> OrderedMessage | None:
+        """The next message, which is in work now."""
+        for cell in list(self._again):
+            message = self._tries.get(cell)
+            if message is not None and not message.lane.is_sure():
+                continue
+            self._again.remove(cell)
+            if message is None:
+                continue
+            del self._tries[cell]
+            if message.lane.core.begin(cell):
+                return message
+            self._keys.finished(cell.key)
+        while (found := self._keys.next()) is not None:
+            key, message = found
+            if not message.lane.is_sure():
+                self._hold_back(message)
+            elif message.lane.core.begin(message.cell):
+                return message
+            else:
+                self._keys.finished(key)
+        return None
+
+    def _hold_back(self, message: OrderedMessage) -> None:
+        """It may be another's by now. It keeps its place, before all others of its key."""
+        self._keys.hold(message.lane)
+        self._tries[message.cell] = message
+        self._again.append(message.cell)
+
+    def done(self, message: OrderedMessage) -> bool:
+        """The message is over; False if it was not ours any more."""
+        is_ours = message.lane.core.done(message.cell)
+        self._over(message)
+        return is_ours
+
+    def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
+        """It waits for another try, or is set aside; False if it was not ours any more."""
+        core = message.lane.core
+        is_ours = core.failed(message.cell, now_ms, pause_ms)
+        if message.cell.state is LaneState.FAILED:
+            self._tries[message.cell] = message.again()
+            self.review(message.lane)
+        else:
+            self._over(message)
+        return is_ours
+
+    def put_back(self, message: OrderedMessage) -> None:
+        """Its handler was cut off: hand it out again."""
+        if message.lane.core.put_back(message.cell):
+            self._tries[message.cell] = message.again()
+            self._again.append(message.cell)
+        else:
+            self._over(message)
+
+    def _over(self, message: OrderedMessage) -> None:
+        self._keys.finished(message.cell.key)
+        self.review(message.lane)
+
+    def due(self, cells: Iterable[Cell]) -> None:
+        """Their pauses are over."""
+        self._again.extend(cells)
+
+    def review(self, lane: LaneSource) -> None:
+        """The lane may be blocked, or blocked no more, or its lease is sure again. One that is not attached has nothing to hold."""
+        if lane.core.position >= 0 and (lane.core.is_blocked or not lane.is_sure()):
+            self._keys.hold(lane)
+        else:
+            self._keys.release(lane)
+
+    def dropped(self, lane: LaneSource, cells: Iterable[Cell]) -> None:
+        """The lane is not ours any more, and these cells of it are void."""
+        self._keys.drop(lane)
+        for cell in cells:
+            if self._tries.pop(cell, None) is not None:
+                self._keys.finished(cell.key)

@@ -1,0 +1,138 @@
+"""A lane's verdicts on their way to the master: gathered, sent one request at a time, and waited for. `lane_core.py` says what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession
+from qmq.client.ordered.lane_core import Cell, LaneCore, LaneRequest, LaneState
+from qmq.errors import ClientClosed, LaneLost, NotConnected, NotMaster, Outcome, QmqError, Unavailable, UnknownConsumer
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import Frame, FrameKind
+
+log = logging.getLogger("qmq.client")
+
+SETTLE_DELAY_S: Final = 0.005
+"""Verdicts wait so long for company."""
+
+
+class LaneAcks:
+    """`sent_away` is called when the session is over; `at_rest` when there is nothing to tell just now."""
+
+    def __init__(self, core: LaneCore, name: str, *, sent_away: Callable[[QmqError], None], at_rest: Callable[[], None]) -> None:
+        self._core = core
+        self._name = name
+        self._sent_away = sent_away
+        self._at_rest = at_rest
+        self._loop = asyncio.get_running_loop()
+        self._session: ConsumerSession | None = None
+        self._token = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: dict[Cell, asyncio.Future[None]] = {}
+        self._is_closed = False
+
+    def attached(self, session: ConsumerSession, token: int) -> None:
+        """Send what there is to tell over this session from now on."""
+        self._session, self._token = session, token
+        self.now()
+
+    def detached(self) -> None:
+        """No answer comes any more."""
+        self._session = None
+        self._core.detached()
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def soon(self) -> None:
+        """There may be something to tell; it goes with what comes until then."""
+        self._later(SETTLE_DELAY_S)
+
+    def _later(self, wait_s: float) -> None:
+        if self._timer is None and not self._is_closed:
+            self._timer = self._loop.call_later(wait_s, self.now)
+
+    def now(self) -> None:
+        """Tell the broker what there is to tell."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        session = self._session
+        if session is None or not session.connection.is_open:
+            return
+        request = self._core.take()
+        if request is None:
+            self._at_rest()
+            return
+        session.connection.request(
+            FrameKind.LANE_SETTLE,
+            lambda answer: self._settled(session, request, answer),
+            wire.pack_lane_settle(session.number, self._token, request.settlements),
+            timeout_s=ANSWER_S,
+        )
+
+    def _settled(self, session: ConsumerSession, request: LaneRequest, answer: Frame | QmqError) -> None:
+        if session is not self._session:
+            return
+        if not isinstance(answer, QmqError):
+            for cell in self._core.settled(request):
+                _tell(self._waiters.pop(cell, None), None)
+            self.now()
+            return
+        if isinstance(answer, NotMaster | UnknownConsumer | LaneLost | NotConnected):
+            self._sent_away(answer)
+            return
+        if not isinstance(answer, Unavailable):
+            log.warning("%s: verdicts were refused, and are given again: %s", self._name, answer)
+        self._core.detached()
+        self._later(RETRY_S[-1])
+
+    # --- waiting -------------------------------------------------------------------------------------------------------
+
+    async def confirmed(self, cell: Cell, lost: LaneLost) -> None:
+        """Returns when the broker has the verdict. Raises `lost`, NotConnected (it is sent again and again), ClientClosed."""
+        if cell.state is LaneState.VOID:
+            raise lost
+        if cell.state not in (LaneState.DONE, LaneState.PARKED):
+            return
+        if self._is_closed:
+            raise _closed()
+        waiter = self._waiters.setdefault(cell, self._loop.create_future())
+        self._loop.call_soon(self.now)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.shield(waiter)
+        except TimeoutError:
+            raise NotConnected(
+                "no answer from the lane's master in time: the verdict is sent again and again, the message may come again",
+                outcome=Outcome.UNKNOWN,
+            ) from None
+
+    def voided(self, cells: Iterable[Cell], lost: LaneLost) -> None:
+        """Whoever waits for these hears that they are not ours."""
+        for cell in cells:
+            _tell(self._waiters.pop(cell, None), lost)
+
+    def close(self) -> None:
+        """Nothing is sent any more; whoever waits hears that nobody knows."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiters.values():
+            _tell(waiter, _closed())
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("the consumer was closed before the answer came", outcome=Outcome.UNKNOWN)
+
+
+def _tell(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None:
+    if waiter is None or waiter.done():
+        return
+    if failure is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(failure)
+        waiter.exception()  # who waited may have gone: then nobody is to be told that nobody looked

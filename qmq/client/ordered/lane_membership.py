@@ -1,0 +1,184 @@
+"""A consumer makes itself known, and hears which lanes it shall read: a long poll at any metaserver, for ever.
+
+    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again at once
+    SyncMember(finished lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
+
+Rules:
+* It asks again well within its lease. A metaserver that is away or hangs is left for the next one; lanes in hand go on meanwhile, since
+  brokers, not metaservers, say whose they are.
+* Answers to the two calls may pass each other: one of an older generation is not believed, unless metaservers insist for a whole lease
+  (their store may have been made anew).
+* A lane that is finished is told at once, and with every further poll while it is still assigned: a metaserver may die on the way.
+* The consumer never looks for the next partition by itself. Which version opens when is the metaservers' to say, one step at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from qmq_ordering.lane import Lane
+
+from qmq.client.consumer_session import RETRY_S
+from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, StaleDelivery
+
+log = logging.getLogger("qmq.client")
+
+POLLS: Final = 4
+"""So often it asks within a lease, so that two metaservers may hang, one after the other, and the third is asked in time."""
+LEAVE_S: Final = 2.0
+"""How long leaving may take; who does not manage is gone when its lease ends."""
+QUICK_S: Final = 0.1
+"""An answer that comes so early, and says nothing new, is followed by a pause as long."""
+REFUSALS_MAX: Final = 3
+"""A metaserver may hear of a new subject later than we do."""
+
+
+class Member(NamedTuple):
+    """Who takes part in which group, and how."""
+
+    subject: str
+    group: str
+    name: str
+    incarnation: str
+    lease_ms: int
+    start: str
+    gate: str
+
+
+class Assigned(NamedTuple):
+    """What a metaserver answered."""
+
+    generation: int
+    lanes: tuple[Lane, ...]
+
+
+class Sync(Protocol):
+    """SyncMember in the consumer's name, tried once; the next try goes to another metaserver after a failure."""
+
+    async def __call__(self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False) -> Assigned:
+        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a newer life has the consumer's name."""
+        ...
+
+
+class LaneMembership:
+    """`on_assigned` is called with what this consumer shall read, `on_failure` when asking again is no use."""
+
+    def __init__(
+        self, sync: Sync, member: Member, on_assigned: Callable[[tuple[Lane, ...]], None], on_failure: Callable[[QmqError], None]
+    ) -> None:
+        self._sync, self._member = sync, member
+        self._lease_s = member.lease_ms / 1000
+        self._on_assigned = on_assigned
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._generation = 0
+        self._lanes: tuple[Lane, ...] = ()
+        self._believed_s = self._loop.time()
+        self._finished: set[Lane] = set()
+        self._untold: set[Lane] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._teller: asyncio.Task[None] | None = None
+        self._is_left = False
+
+    def start(self) -> None:
+        """Make the consumer known, and keep it so. Harmless to repeat."""
+        if not self._is_left and (self._poller is None or self._poller.done()):
+            self._poller = self._loop.create_task(self._poll())
+
+    async def _poll(self) -> None:
+        wait_ms = self._member.lease_ms // POLLS
+        tries = 0
+        while True:
+            asked_s = self._loop.time()
+            try:
+                assigned = await self._sync(self._member, self._generation, wait_ms, tuple(sorted(self._finished)))
+            except CallerError as failure:
+                tries += 1
+                if isinstance(failure, ClientClosed | OrderMismatch | StaleDelivery) or tries >= REFUSALS_MAX:
+                    self._on_failure(failure)
+                    return
+            except QmqError as failure:
+                log.debug("no metaserver said what to read: %s", failure)
+                tries += 1
+            else:
+                tries = 0
+                if self._believe(assigned) or self._loop.time() - asked_s > QUICK_S:
+                    continue
+            await asyncio.sleep(_jittered(RETRY_S[min(tries, len(RETRY_S)) - 1] if tries else QUICK_S))
+
+    def _believe(self, assigned: Assigned) -> bool:
+        """Whether it says something new."""
+        now_s = self._loop.time()
+        if assigned.generation < self._generation and now_s - self._believed_s < self._lease_s:
+            return False
+        self._believed_s = now_s
+        if (assigned.generation, assigned.lanes) == (self._generation, self._lanes):
+            return False
+        self._generation, self._lanes = assigned
+        self._finished &= set(assigned.lanes)
+        self._untold &= self._finished
+        self._on_assigned(assigned.lanes)
+        return True
+
+    # --- finished lanes ------------------------------------------------------------------------------------------------
+
+    def finished(self, lane: Lane) -> None:
+        """All of it is settled, to its end: have the group advance."""
+        self._finished.add(lane)
+        self._untold.add(lane)
+        if self._teller is None or self._teller.done():
+            self._teller = self._loop.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        tries = 0
+        while self._untold:
+            telling = tuple(sorted(self._untold))
+            try:
+                assigned = await self._sync(self._member, self._generation, 0, telling)
+            except QmqError as failure:
+                log.debug("no metaserver heard that %s is finished: %s", telling, failure)
+                tries += 1
+                await asyncio.sleep(_jittered(RETRY_S[min(tries, len(RETRY_S)) - 1]))
+            else:
+                tries = 0
+                self._untold.difference_update(telling)
+                self._believe(assigned)
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """The consumer goes for good: others get its lanes at once, if a metaserver hears of it."""
+        self._is_left = True
+        tasks = [task for task in (self._poller, self._teller) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._poller is None:
+            return
+        has_left = False
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                while not has_left:
+                    has_left = await self._has_left()
+        except TimeoutError:
+            log.debug("no metaserver heard that the consumer left: its lease tells")
+
+    async def _has_left(self) -> bool:
+        """Try once; rest after a failure."""
+        try:
+            await self._sync(self._member, self._generation, 0, tuple(sorted(self._finished)), leaves=True)
+        except CallerError:
+            return True
+        except QmqError as failure:
+            log.debug("%s", failure)
+            await asyncio.sleep(_jittered(RETRY_S[0]))
+            return False
+        return True
+
+
+def _jittered(pause_s: float) -> float:
+    return pause_s * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret

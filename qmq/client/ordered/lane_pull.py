@@ -1,0 +1,143 @@
+"""Reading what a pull of a lane brought: ranges, and the whole batches in which they lie. Pure.
+
+One who takes messages one by one gets a place for each; one who reads in bulk gets *runs*: all that came of a batch, however many ranges
+that is. A run ends where the attempt changes, and messages of parked keys stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from qmq.batch import BatchView
+from qmq.client.message import Decoded
+from qmq.client.ordered.lane_core import LaneArrival
+from qmq.errors import ProtocolViolation
+from qmq.wire import frame_payloads as wire
+
+
+class LanePlace(NamedTuple):
+    """Where a message is."""
+
+    batch: Decoded
+    index: int  # type: ignore[assignment]
+
+
+class LanePart(NamedTuple):
+    """Messages of one batch."""
+
+    batch: Decoded
+    indices: Sequence[int]
+
+
+class Brought(NamedTuple):
+    """A delivery. `places` has the place of each arrival."""
+
+    next_sequence: int
+    is_end: bool
+    arrivals: list[LaneArrival]
+    places: list[LanePlace]
+
+
+class BroughtRuns(NamedTuple):
+    """A delivery in runs. `parts` has the messages of each arrival."""
+
+    next_sequence: int
+    is_end: bool
+    arrivals: list[LaneArrival]
+    parts: list[LanePart]
+
+
+def unpack(payload: memoryview | bytes, session: int) -> Brought:
+    """What LANE_MESSAGES brought to a session. Raises ProtocolViolation, CorruptBatch."""
+    delivery, batches = _open(payload, session)
+    arrivals: list[LaneArrival] = []
+    places: list[LanePlace] = []
+    for each in delivery.ranges:
+        batch, offset = _find(each, batches)
+        keys: list[bytes] | None = batch.column("keys")
+        base, size = batch.view.base_sequence, batch.message_bytes
+        for index in range(offset, offset + each.count):
+            arrivals.append(LaneArrival(base + index, keys[index] if keys else b"", each.attempt, size=size))
+            places.append(LanePlace(batch, index))
+    return Brought(delivery.next_sequence, delivery.is_end, arrivals, places)
+
+
+def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes]) -> BroughtRuns:
+    """The same in bulk; `parked` are the keys whose messages are to be set aside. Raises ProtocolViolation, CorruptBatch."""
+    delivery, batches = _open(payload, session)
+    arrivals: list[LaneArrival] = []
+    parts: list[LanePart] = []
+    for batch, indices, attempt in _gather(delivery.ranges, batches):
+        for key, chosen in _without_parked(batch, indices, parked):
+            base = batch.view.base_sequence
+            size = batch.message_bytes * len(chosen)
+            arrivals.append(LaneArrival(base + chosen[-1], key, attempt, chosen[-1] - chosen[0], len(chosen), size))
+            parts.append(LanePart(batch, chosen))
+    return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
+
+
+def _open(payload: memoryview | bytes, session: int) -> tuple[wire.LaneDelivery, list[Decoded]]:
+    delivery, at = wire.unpack_lane_delivery(payload)
+    if delivery.session != session:
+        raise ProtocolViolation(f"messages came for lane session {delivery.session}, where {session} had asked")
+    batches: list[Decoded] = []
+    for _ in range(delivery.batches):
+        view = BatchView.parse(payload, at)
+        at += view.envelope.total_bytes
+        batches.append(Decoded(view))
+    return delivery, batches
+
+
+def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
+    """The batch of a range, and where it begins there."""
+    if each.batch >= len(batches):
+        raise ProtocolViolation(f"{each} lies in no batch that came")
+    batch = batches[each.batch]
+    offset = each.first_sequence - batch.view.base_sequence
+    if not each.count or not 0 <= offset <= batch.view.count - each.count:
+        raise ProtocolViolation(f"{each} lies outside its batch")
+    return batch, offset
+
+
+def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[Decoded, Sequence[int], int]]:
+    """Batch, places in it, attempt: neighbours that agree in batch and attempt together."""
+    begun: Decoded | None = None
+    indices: list[int] | range = range(0)
+    attempt = 0
+    for each in ranges:
+        batch, offset = _find(each, batches)
+        more = range(offset, offset + each.count)
+        if batch is begun and each.attempt == attempt:
+            if more[0] <= indices[-1]:
+                raise ProtocolViolation(f"{each} goes back in its batch")
+            if isinstance(indices, range):
+                indices = list(indices)
+            indices += more
+            continue
+        if begun is not None:
+            yield begun, indices, attempt
+        begun, indices, attempt = batch, more, each.attempt
+    if begun is not None:
+        yield begun, indices, attempt
+
+
+def _without_parked(batch: Decoded, indices: Sequence[int], parked: Collection[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
+    """Stretches of messages that may be handed out, with no key, and those of parked keys, one by one, with theirs."""
+    keys: list[bytes] = (batch.column("keys") if parked else None) or []
+    begin = 0
+    for at in [at for at, index in enumerate(indices) if keys[index] in parked] if keys else ():
+        if begin < at:
+            yield b"", indices[begin:at]
+        yield keys[indices[at]], indices[at : at + 1]
+        begin = at + 1
+    if begin < len(indices):
+        yield b"", indices[begin:]
+
+
+def unpack_keys(parked: list[str]) -> list[bytes]:
+    """The parked keys of LANE_ATTACHED. Raises ProtocolViolation."""
+    try:
+        return [bytes.fromhex(each) for each in parked]
+    except (ValueError, TypeError):
+        raise ProtocolViolation("LANE_ATTACHED names parked keys that are no hexadecimal digits") from None

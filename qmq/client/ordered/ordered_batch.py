@@ -1,0 +1,136 @@
+"""A batch of an ordered subject on its way, and how a batch is cut when a route changes. Pure.
+
+A batch is *certainly not stored* when every try of it was answered so. A try that nobody answered, or that ended in "unknown", leaves it
+uncertain: then only its partition can say.
+
+    claim (what one ticket stands for)  1 ── n  batch  n ── 1  stream (one partition)
+
+Worked example: 1,000 messages left together for partition 2, which is split into 3 and 4 before it took them. The batch is cut by the
+logical partitions of its messages, in two of, say, 480 and 520; both belong to the claim of the first, and `places` says which of the
+claim's messages they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeVar
+
+from qmq.batch_columns import Columns
+from qmq.client.ordered.split_ticket import SplitTicket
+from qmq.errors import QmqError
+
+_T = TypeVar("_T")
+_O = TypeVar("_O")
+
+
+@dataclass(slots=True, eq=False)
+class OrderedBatch:
+    """Messages for one partition. Its columns have keys and logical partitions; ids if copies of its messages may be stored elsewhere."""
+
+    columns: Columns
+    create_time_ms: int
+    size: int
+    """Bytes of its bodies and columns, about."""
+    until: float
+    """When its time is over, on the clock that `Stream` is driven by."""
+    claim: SplitTicket
+    places: Sequence[int]
+    """Which of the claim's messages these are."""
+    is_bent: bool = False
+    """Best-effort order: it goes to a partition that is not its own."""
+
+    producer_id: int = 0
+    number: int = -1
+    """Its number in its stream; -1: it never left."""
+    attempts: int = 0
+    unanswered: int = 0
+    """Tries whose answer may still come."""
+    is_uncertain: bool = False
+    """Whether a try ended without anybody knowing."""
+    is_out: bool = False
+    """Whether its partition, sealed, said that it is not in it: then no earlier try counts any more."""
+    first_question: int = 0
+    """The first attempt that was made when the partition was known to be left; 0: none."""
+    run: int = 0
+    is_gone: bool = False
+    """Whether it is decided, or another batch stands for its messages: answers that come late mean nothing."""
+    failure: QmqError | None = None
+    """Why the last try failed."""
+    encoded: tuple[bytes, bytes] | None = None
+    """Kept, so that a retry sends the same bytes."""
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.bodies)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it was sent, and is certainly not stored."""
+        return self.is_out or (self.attempts > 0 and not self.unanswered and not self.is_uncertain)
+
+    @property
+    def may_be_elsewhere(self) -> bool:
+        """Whether a copy may be stored in a partition that was fenced: then it is never said that its messages are stored nowhere."""
+        return self.columns.message_ids is not None
+
+    def anew(self, *, keep_ids: bool = False) -> OrderedBatch:
+        """The same messages as if they had never left. `keep_ids`: they may be stored all the same; a copy bears the ids of the first."""
+        self.is_gone = True
+        columns = self.columns
+        if keep_ids and columns.message_ids is None:
+            columns.message_ids = message_ids(self.producer_id, self.number, self.count)
+        return OrderedBatch(
+            columns, self.create_time_ms, self.size, self.until, self.claim, self.places, self.is_bent, failure=self.failure
+        )
+
+
+def message_ids(producer_id: int, number: int, count: int) -> list[bytes]:
+    """The ids of a batch's messages, as the column holds them (`MessageId.to_bytes`)."""
+    head = producer_id.to_bytes(8, "big") + number.to_bytes(6, "big")
+    return [head + index.to_bytes(2, "big") for index in range(count)]
+
+
+def cut(batch: OrderedBatch, owner_of: Callable[[int], _O]) -> list[tuple[_O, OrderedBatch]]:
+    """The batch in one piece for each owner of a logical partition in it, each in the order of its messages."""
+    lps = batch.columns.logical_partitions
+    assert lps is not None
+    indices: dict[_O, list[int]] = {}
+    for index, lp in enumerate(lps):
+        indices.setdefault(owner_of(lp), []).append(index)
+    if len(indices) == 1:
+        return [(next(iter(indices)), batch)]
+    batch.claim.pieces += len(indices) - 1
+    batch.is_gone = True
+    return [(owner, _piece(batch, chosen)) for owner, chosen in indices.items()]
+
+
+def _piece(batch: OrderedBatch, chosen: list[int]) -> OrderedBatch:
+    size = max(batch.size * len(chosen) // batch.count, 1)
+    return OrderedBatch(
+        pick(batch.columns, chosen),
+        batch.create_time_ms,
+        size,
+        batch.until,
+        batch.claim,
+        choose(batch.places, chosen),
+        failure=batch.failure,
+    )
+
+
+def pick(columns: Columns, chosen: list[int]) -> Columns:
+    """Some of the messages."""
+    return Columns(
+        choose(columns.bodies, chosen),
+        columns.keys and choose(columns.keys, chosen),
+        columns.tags and choose(columns.tags, chosen),
+        columns.headers and choose(columns.headers, chosen),
+        columns.create_deltas and choose(columns.create_deltas, chosen),
+        columns.message_ids and choose(columns.message_ids, chosen),
+        columns.logical_partitions and choose(columns.logical_partitions, chosen),
+    )
+
+
+def choose(items: Sequence[_T], chosen: Sequence[int]) -> list[_T]:
+    return list(itemgetter(*chosen)(items)) if len(chosen) > 1 else [items[index] for index in chosen]

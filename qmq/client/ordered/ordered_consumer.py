@@ -1,0 +1,506 @@
+"""The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their messages, in order for each key.
+
+    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ Desk ──▶ the application        qmq/client/ordered/{membership,lane,desk}.py
+                                  ◀── verdicts ───────────────────┘
+
+    await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
+    async for message in consumer   one at a time; acknowledged when the loop comes back for the next one
+    ack="explicit"                  acknowledged when you say `await message.ack()`; several may be in hand, of different keys
+
+    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop comes back (ack="auto")
+    await consumer.pull()                      the same once; acknowledged when you say so
+
+Rules:
+* A consumer reads one by one, or in bulk, all its life: which, its first message decides. In bulk a lane is what a key is otherwise: of
+  a lane one slice is in hand, and what it says holds for all of it. So it blocks, and parks nothing.
+* Of one key one message is in hand at a time, whatever the way of consuming: the next is handed out when the one before it was acknowledged
+  (or failed for good and was set aside). Otherwise a failure could not be tried again before what follows it. A message that is neither
+  acknowledged nor failed keeps its key waiting for ever, also when it turns out to be stale: say something about each.
+* The next message of a key need not wait until the acknowledgement is committed. If that is lost with its lane, the lane's next holder
+  begins at the first message whose acknowledgement was committed not: a replay, in order.
+* A lane that is taken away hands out nothing more at once; what handlers have may finish for half a lease, is settled, and the lane is
+  let go. Other lanes are not touched. The same range under another version is the same lane.
+* A range that comes back, or a part of it, waits until this consumer itself has let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final
+
+from qmq_ordering.lane import Lane
+
+from qmq import limits
+from qmq.client.consumer import default_name
+from qmq.client.links import Links
+from qmq.client.ordered.bulk_dispatcher import BulkDispatcher
+from qmq.client.ordered.key_dispatcher import KeyDispatcher
+from qmq.client.ordered.lane_core import ATTEMPTS_MAX, Cell, FailurePolicy
+from qmq.client.ordered.lane_membership import LaneMembership, Member, Sync
+from qmq.client.ordered.lane_reader import LaneReader, LaneTerms
+from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
+from qmq.client.prefetch_limits import check_limits
+from qmq.client.waiters import set_result
+from qmq.errors import ClientClosed, InvalidArgument, QmqError
+from qmq.model import check_name
+
+log = logging.getLogger("qmq.client")
+
+PREFETCH: Final = 2_000
+PREFETCH_BYTES: Final = 64 * limits.MIB
+LEASE_MS: Final = 10_000
+CONCURRENCY: Final = 64
+PULL_BYTES: Final = limits.MIB
+RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0, 60.0)
+
+Handler = Callable[[OrderedMessage], Awaitable[Any]]
+
+
+class OrderedConsumer:
+    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
+
+    `stale` counts messages that ceased to be this consumer's after it was handed them, and before they were settled: they are seen again.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        sync: Sync,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "earliest",
+        gate: str = "",
+        ack: str = "auto",
+        on_failure: str = "block",
+        prefetch: int = PREFETCH,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        pull_bytes: int = PULL_BYTES,
+        lease_ms: int = LEASE_MS,
+        attempts_max: int = ATTEMPTS_MAX,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
+            raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
+        check_limits(prefetch, prefetch_bytes)
+        self.subject = check_name("subject", subject)
+        self.group = check_name("group", group)
+        self.incarnation = os.urandom(8).hex()
+        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
+        self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
+        self.stale = 0
+        policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
+        self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
+        self._is_auto = ack == "auto"
+        self._links = links
+        self._loop = asyncio.get_running_loop()
+        self._desk = KeyDispatcher()
+        self._shelf = BulkDispatcher()
+        self._is_bulk: bool | None = None
+        """Whether it reads in bulk; None before its first message."""
+        self._readers: list[LaneReader] = []
+        """Of the lanes that are assigned. Some may wait to be started until one that overlaps is let go."""
+        self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
+        member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
+        self._membership = LaneMembership(sync, member, self._assigned, self.failed)
+        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self._failure: QmqError | None = None
+        self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
+        """What a loop has in hand, and whose loop that is."""
+        self._is_started = self._is_closing = self._is_paused = False
+        self._closed = asyncio.Event()
+        self.on_closed: Callable[[], object] | None = None
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What it reads now: the lanes that brokers have granted to it, sorted."""
+        return tuple(sorted(each.lane for each in self._readers if each.session is not None))
+
+    # --- for the application -------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[OrderedMessage]:
+        return self
+
+    async def __anext__(self) -> OrderedMessage:
+        self._finish_current()
+        message = await self._next()
+        if self._is_auto:
+            self._current = message, asyncio.current_task()
+        return message
+
+    def _finish_current(self) -> None:
+        if self._current is not None:
+            (message, _), self._current = self._current, None
+            message.ack_later()
+
+    async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
+        """Up to `messages_max` consecutive messages of one lane; none if there were none for `wait`. Say `ack`, `ack_later` or `fail` of
+        them; until then their lane hands out nothing else. Lanes take turns.
+
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed; InvalidArgument if the consumer reads one by one,
+        or parks keys.
+        """
+        if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
+            raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
+        if not self._terms.policy.blocks:
+            raise InvalidArgument("reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`")
+        self._read(in_bulk=True)
+        until_s = self._loop.time() + wait.total_seconds()
+        while True:
+            self._check_open()
+            runs = [] if self.is_paused else self._shelf.take(messages_max)
+            if runs:
+                self._notify()  # there may be another lane, for another who waits
+                return OrderedMessages(self, runs)
+            self._start_running()
+            if not await self._wait(until_s):
+                return OrderedMessages(self, [])
+
+    async def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
+        """The same again and again; each is acknowledged when the loop comes back, unless something was said of it (`ack="auto"`)."""
+        while True:
+            found = await self.pull(messages_max)
+            if not found.runs:
+                continue
+            if self._is_auto:
+                self._current = found, asyncio.current_task()
+            yield found
+            if self._is_auto:
+                found.ack_later()
+
+    async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
+        """Call `handler` with every message, up to `concurrency` at once, no two of them of one key. What it returns from is acknowledged;
+        if it raises, the message has failed. Returns when the consumer is closed.
+
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, what is in hand comes to its end. When it is
+        cancelled so are the handlers, and their messages wait for another `run`.
+        """
+        if concurrency < 1:
+            raise InvalidArgument(f"concurrency is 1 or more, not {concurrency}")
+        busy: set[asyncio.Task[Any]] = set()
+        stop = asyncio.Event()
+        over = self._loop.create_task(self._closed.wait())
+        workers = [self._loop.create_task(self._work(handler, busy, stop)) for _ in range(concurrency)]
+        try:
+            done, _ = await asyncio.wait((*workers, over), return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            failure = next((each.exception() for each in done if each is not over), None)
+            if failure is None or (self._is_closing and isinstance(failure, ClientClosed)):
+                await self._closed.wait()  # whoever closes waits for what is in hand, for as long as that is ours
+                return
+            await _cancel([each for each in workers if each not in busy])
+            if busy:
+                await asyncio.wait(set(busy))
+            raise failure
+        finally:
+            await _cancel([over, *workers])
+
+    async def _work(self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event) -> None:
+        """One message after another, until `stop`. `busy` are those whose handler is at work."""
+        task = asyncio.current_task()
+        assert task is not None
+        while not stop.is_set():
+            message = await self._next()
+            busy.add(task)
+            try:
+                await self._handle(handler, message)
+            finally:
+                busy.discard(task)
+
+    async def _handle(self, handler: Handler, message: OrderedMessage) -> None:
+        try:
+            await handler(message)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                log.warning("%s: the handler of %r cancelled itself", self.name, message)
+                message.fail()
+                return
+            if not message.is_settled:
+                message.is_settled = True
+                self._desk.put_back(message)
+            raise
+        except Exception:
+            log.warning("%s: the handler of %r failed", self.name, message, exc_info=True)
+            message.fail()
+        else:
+            message.ack_later()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        return self._is_paused or self._links.is_paused
+
+    def pause(self) -> None:
+        """Hand out nothing and pull nothing until `resume`. It keeps its lanes and what it holds: what was handed out may be settled as
+        ever, and a lane waits where it is.
+        """
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        self._is_paused = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """It may have been resumed."""
+        if not self.is_paused:
+            for reader in self._readers:
+                reader.pull_more()
+            self._notify()  # who finds a message wakes the next one
+
+    # --- handing out ---------------------------------------------------------------------------------------------------
+
+    def _read(self, *, in_bulk: bool) -> None:
+        if self._is_bulk is None:
+            self._is_bulk = in_bulk
+        elif self._is_bulk is not in_bulk:
+            ways = ("pull", "run and iteration") if in_bulk else ("run and iteration", "pull")
+            raise InvalidArgument(f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer")
+
+    async def _next(self) -> OrderedMessage:
+        self._read(in_bulk=False)
+        while True:
+            self._check_open()
+            message = None if self.is_paused else self._desk.take()
+            if message is not None and message.unreadable is not None:
+                message.fail(error=message.unreadable)
+                continue
+            if message is not None:
+                self._notify()  # there may be another one, for another who waits
+                return message
+            self._start_running()
+            await self._wait()
+
+    async def _wait(self, until_s: float = math.inf) -> bool:
+        """Wait until something changes; False if nothing did until then."""
+        waiting: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting[waiting] = None
+        timer = self._loop.call_at(until_s, set_result, waiting, False) if until_s < math.inf else None
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._notify()  # the news was for somebody, and we do not look any more
+            raise
+        finally:
+            self._waiting.pop(waiting, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _check_open(self) -> None:
+        if self._is_closing or self._links.is_closed:
+            raise ClientClosed("the consumer is closed: make a new one")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            for reader in self._readers:
+                reader.failure = None
+            raise failure
+
+    def _start_running(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._links.locator.listen(self.subject, self._moved)
+        self._membership.start()
+        self._start_readers()
+        for reader in self._readers:
+            reader.pull_more()
+
+    def _notify(self) -> None:
+        """Something changed: one of those who wait looks, and wakes the next one if it finds a message."""
+        while self._waiting:
+            waiting = next(iter(self._waiting))
+            del self._waiting[waiting]
+            if set_result(waiting, True):
+                return
+
+    def _notify_all(self) -> None:
+        while self._waiting:
+            self._notify()
+
+    # --- for messages --------------------------------------------------------------------------------------------------
+
+    def finish(self, message: OrderedMessage) -> None:
+        """The message was worked on."""
+        self._desk.done(message)
+        message.lane.worked(is_urgent=False)
+        self._notify()
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        """It could not be."""
+        self._desk.failed(message, int(self._loop.time() * 1000), pause_ms)
+        message.lane.worked(is_urgent=True)
+        self._notify()
+
+    def finish_all(self, messages: OrderedMessages) -> None:
+        """They were worked on."""
+        self._shelf.done(messages)
+        messages.runs[0].lane.worked(is_urgent=False)
+        self._notify()
+
+    def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
+        """They could not be."""
+        self._shelf.failed(messages, int(self._loop.time() * 1000), pause_ms)
+        messages.runs[0].lane.worked(is_urgent=True)
+        self._notify()
+
+    # --- for the lanes -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many unfinished messages each lane may have: its share of `prefetch`, so that no lane can starve another."""
+        return max(self.prefetch // max(len(self._readers), 1), 1)
+
+    @property
+    def room_bytes(self) -> int:
+        """The same in bytes."""
+        return max(self.prefetch_bytes // max(len(self._readers), 1), 1)
+
+    def arrived(self, messages: list[OrderedMessage]) -> None:
+        """Called by a lane when messages came: wake whoever waits for them."""
+        self._desk.put(messages)
+        self._notify()
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether messages are wanted in runs."""
+        return self._is_bulk is True
+
+    def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
+        """The same in runs."""
+        self._shelf.put(lane, runs)
+        self._notify()
+
+    def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
+        """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
+        self._desk.dropped(lane, cells)
+        self._shelf.dropped(lane)
+        if stale:
+            self.stale += stale
+            log.warning("%s: %d messages of %s ceased to be this consumer's before they were settled", self.name, stale, lane.lane)
+        self._notify()
+
+    def due(self, cells: list[Cell]) -> None:
+        """Failed messages may be tried again."""
+        if not self._is_bulk:
+            self._desk.due(cells)
+        self._notify()
+
+    def changed(self, lane: LaneReader) -> None:
+        """It may hand out again."""
+        if not self._is_bulk:
+            self._desk.review(lane)
+        self._notify()
+
+    def finished(self, lane: LaneReader) -> None:
+        """All of it, to its end, is done and committed."""
+        if not self._is_closing:
+            self._membership.finished(lane.lane)
+
+    def failed(self, failure: QmqError) -> None:
+        """The application is to know."""
+        self._failure = self._failure or failure
+        self._notify()
+
+    # --- which lanes there are -----------------------------------------------------------------------------------------
+
+    def _assigned(self, lanes: tuple[Lane, ...]) -> None:
+        """What this consumer shall read. Lanes that stay are not touched."""
+        if self._is_closing:
+            return
+        wanted = {_identity(lane): lane for lane in lanes}
+        for reader in [each for each in self._readers if _identity(each.lane) not in wanted]:
+            self._let_go(reader, self.lease_ms / 2000)
+        for reader in self._readers:
+            reader.lane = wanted.pop(_identity(reader.lane))
+        self._readers += [LaneReader(self._links, self, self._terms, lane) for lane in wanted.values()]
+        self._start_readers()
+
+    def _start_readers(self) -> None:
+        """Start those whose range this consumer does not hold otherwise: attaching would take it from itself."""
+        for reader in self._readers:
+            if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
+                reader.start()
+
+    def _let_go(self, reader: LaneReader, grace_s: float, *, is_last: bool = False) -> None:
+        self._readers.remove(reader)
+        reader.release()
+        self._leaving[reader] = task = self._loop.create_task(reader.leave(grace_s, is_last=is_last))
+        task.add_done_callback(lambda done: self._gone(reader, done))
+
+    def _gone(self, reader: LaneReader, done: asyncio.Task[None]) -> None:
+        del self._leaving[reader]
+        if not done.cancelled() and done.exception() is not None:
+            log.error("%s: letting go of %s failed", self.name, reader.lane, exc_info=done.exception())
+        if not self._is_closing:
+            self._start_readers()
+
+    def _moved(self) -> None:
+        for reader in (*self._readers, *self._leaving):
+            reader.moved()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Let what is in hand finish, for half a lease; settle it, let go of all lanes, and leave the group. A message that the calling
+        task itself has in hand, from its loop, is not finished: it will be seen again. After an error nothing in hand is waited for.
+        """
+        if self._is_closing:
+            await self._closed.wait()
+            return
+        self._is_closing = True
+        self._notify_all()
+        try:
+            self._abandon_current(error)
+            self._links.locator.unlisten(self.subject, self._moved)
+            for reader in list(self._readers):
+                self._let_go(reader, self.lease_ms / 2000 if error is None else 0, is_last=True)
+            if self._leaving:
+                await asyncio.wait(list(self._leaving.values()))
+            await self._membership.leave()
+        finally:
+            self._closed.set()
+            if self.on_closed:
+                self.on_closed()
+
+    def _abandon_current(self, error: BaseException | None) -> None:
+        """Nobody will finish what the loop that was left had in hand."""
+        if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
+            (message, _), self._current = self._current, None
+            if message.is_settled:
+                return
+            message.is_settled = True
+            if isinstance(message, OrderedMessages):
+                self._shelf.put_back(message)
+            else:
+                self._desk.put_back(message)
+
+    async def __aenter__(self) -> OrderedConsumer:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close(error)
+
+
+def _identity(lane: Lane) -> tuple[object, ...]:
+    """Lanes of the same identity are the same, also under another version: the partition is the same in both."""
+    return lane.partition, lane.range, lane.group
+
+
+def _overlap(lane: Lane, other: Lane) -> bool:
+    return lane.partition == other.partition and lane.range.overlaps(other.range)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,155 @@
+"""What an ordered consumer hands out: a message, the lane that it came from, and the way to say what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+from qmq_ordering.route import LpRange
+
+from qmq.client.message import Decoded, StoredMessage, delay_ms, error_text
+from qmq.client.ordered.lane_core import Cell, LaneCore
+from qmq.errors import CorruptBatch
+
+log = logging.getLogger("qmq.client")
+
+
+class LaneSource(Protocol):
+    """The lane that a message came from."""
+
+    core: LaneCore
+    subject: str
+    broker_group: str
+    partition: int
+
+    @property
+    def lps(self) -> LpRange:
+        """Which logical partitions it has."""
+        ...
+
+    def is_sure(self) -> bool:
+        """Whether the lane's lease cannot have ended yet, as far as this side knows."""
+        ...
+
+    def worked(self, *, is_urgent: bool) -> None:
+        """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
+        ...
+
+    async def confirmed(self, cell: Cell) -> None:
+        """Returns when the broker has the verdict. Raises LaneLost, NotConnected, ClientClosed."""
+        ...
+
+
+class LaneSettler(Protocol):
+    """Takes verdicts: the consumer."""
+
+    def finish(self, message: OrderedMessage) -> None:
+        """The message was worked on."""
+        ...
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        """It could not be."""
+        ...
+
+
+class LaneMessage(StoredMessage):
+    """One message of an ordered subject, and where it was read.
+
+    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane, and grows whenever the lane, or part of it, is
+    given to a consumer: a handler that writes it beside what it changes, and refuses a smaller one, cannot be overtaken by its own past.
+    Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
+    """
+
+    __slots__ = ("lane", "route_version", "token")
+
+    def __init__(self, lane: LaneSource, batch: Decoded, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
+        # Not by super(): this is made for every message.
+        self.body = body
+        self.attempt = attempt
+        self.is_settled = False
+        self._batch = batch
+        self._index = index
+        self.lane = lane
+        self.token = token
+        self.route_version = version
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self.lane.subject
+
+    @property
+    def broker_group(self) -> str:
+        """The broker group that has it."""
+        return self.lane.broker_group
+
+    @property
+    def partition(self) -> int:
+        """The physical partition that holds it; `sequence` counts there."""
+        return self.lane.partition
+
+    @property
+    def logical_partition(self) -> int:
+        """Where its key belongs, for ever."""
+        return int(self._batch.column("logical_partitions")[self._index])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.subject}/{self.partition}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
+
+
+class OrderedMessage(LaneMessage):
+    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or has failed and
+    succeeded at another try.
+    """
+
+    __slots__ = ("_settler", "cell")
+
+    def __init__(self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
+        body = batch.bodies[index] if batch.unreadable is None else b""
+        LaneMessage.__init__(self, lane, batch, index, body, cell.attempt, token, version)
+        self._settler = settler
+        self.cell = cell
+
+    @property
+    def unreadable(self) -> CorruptBatch | None:
+        """Why its body cannot be decompressed; then nobody is handed the message."""
+        return self._batch.unreadable
+
+    def again(self) -> OrderedMessage:
+        """The same message for another try: what is said of the earlier one counts no more."""
+        return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
+
+    def settle_through(self, wrap: Callable[[LaneSettler], LaneSettler]) -> None:
+        """Have its verdicts go another way."""
+        self._settler = wrap(self._settler)
+
+    # --- settling ------------------------------------------------------------------------------------------------------
+
+    async def ack(self) -> None:
+        """It was worked on. Returns when that is committed.
+
+        Raises LaneLost if the lane went to another consumer first: the message may be seen again. Raises NotConnected if no answer came in
+        time (the verdict is sent again and again), ClientClosed.
+        """
+        self.ack_later()
+        await self.lane.confirmed(self.cell)
+
+    def ack_later(self) -> None:
+        """The same without waiting; it leaves with others."""
+        if not self.is_settled:
+            self.is_settled = True
+            self._settler.finish(self)
+
+    def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+        """It could not be worked on: have it tried again after `delay`, by default the consumer's retry delays, or set aside, as the
+        consumer was told. `error`, a text or an exception, is logged. Raises InvalidArgument.
+        """
+        pause_ms = None if delay is None else delay_ms(delay)
+        text = error_text(error)
+        if not self.is_settled:
+            if text:
+                log.warning("%r failed: %s", self, text)
+            self.is_settled = True
+            self._settler.fail(self, pause_ms)

@@ -1,0 +1,338 @@
+"""The producer of an ordered subject: per key, what is stored is stored in the order in which it was sent, whatever happens to the route.
+
+    send ─▶ open batch of the key's stream ─▶ stream ─▶ sending ─▶ the partition's broker group
+                  ▲                              │ settled after a change
+                  └───────── table ◀── route ────┘ cut anew
+
+It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
+nothing is on its way there (with several partitions, leaving at each answer would halve the batches). What is promised is in
+docs/ORDERING.md; `stream.py` and `route_table.py` keep it, `streams.py` carries it out. This file is the public face and the open batches.
+
+A message whose time (`delivery_timeout`) is over fails, and with it everything of its partition that waits behind it at that moment:
+none is skipped and the next one stored. What is sent later goes on. Only a message that is itself at fault fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from qmq import limits
+from qmq.batch import encode
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.client import message_checks
+from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
+from qmq.client.links import Links
+from qmq.client.open_batch import cut, size_of
+from qmq.client.ordered.batch_builder import BatchBuilder, Key, Keys, bad_key
+from qmq.client.ordered.ordered_batch import OrderedBatch, choose, pick
+from qmq.client.ordered.sending import Sending
+from qmq.client.ordered.spread_tickets import SpreadTickets, TicketChunk
+from qmq.client.ordered.stream import Stream
+from qmq.client.ordered.streams import Streams
+from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, frame_kind
+from qmq.client.receipts import BatchReceipt, Ticket, Tickets
+from qmq.compression import Compression
+from qmq.errors import InvalidArgument, QmqError
+from qmq.wire.frame_payloads import Produced
+
+
+class OrderedProducer(Backlog):
+    """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async with`, or `flush` and `close` it."""
+
+    def __init__(
+        self,
+        links: Links,
+        new_id: Callable[[], int],
+        subject: str,
+        *,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
+        delivery_timeout_s: float = 120.0,
+        compression: Compression = Compression.NONE,
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        acks: str = "quorum",
+        unknown: str = "resend",
+    ) -> None:
+        super().__init__(links)
+        if unknown not in ("resend", "fail"):
+            raise InvalidArgument(f"unknown is 'resend' or 'fail', not {unknown!r}")
+        self.subject = subject
+        self.kind = frame_kind(acks, batch_messages)
+        self.stored_by_group: dict[str, int] = {}
+        """How many of its messages each broker group stored."""
+        self._subject = subject.encode()
+        self._batch_messages, self._batch_bytes = batch_messages, batch_bytes
+        self._timeout_s = delivery_timeout_s
+        self._compression = compression
+        self._body_bytes_max = body_bytes_max
+        self._streams = Streams(links, self, new_id, unknown)
+        self._tally = links.tallies.sending(subject)
+        self._keys = Keys()
+        self._opens = [BatchBuilder(None, links.now_ns)]
+        self._by_lp = self._opens
+        """Of each logical partition its open batch."""
+        self._slots = [0]
+        """The same, by its place in `_opens`."""
+        self._gathered: dict[BatchBuilder, None] = {}
+        """Open batches that are not empty."""
+        self._last_count = 0
+        self._is_awake = False
+        """Whether this round of the event loop has begun; also False while the buffer is full, so that `send` looks."""
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Mapping[str, str | bytes] | None = None
+    ) -> Ticket:
+        """Put a message behind those of its key; `await` the ticket to know that it is stored.
+
+        Look at `full` now and then, and `await drain()`.
+
+        Raises:
+            InvalidArgument, MessageTooLarge: the message cannot be sent, to anybody; or it has no key.
+            OrderMismatch: the subject is unordered.
+            BufferFull: more than 64 MiB are waiting to be stored.
+            ClientClosed: the producer or its client was closed.
+        """
+        if type(body) is not bytes or len(body) > self._body_bytes_max:
+            body = message_checks.body_bytes(body, self._body_bytes_max)
+        try:
+            lp = self._keys[key]
+        except TypeError as cause:
+            raise bad_key(cause) from None
+        if not self._is_awake:
+            self._wake()
+        batch = self._by_lp[lp]
+        bodies = batch.bodies
+        if not bodies:
+            self._gathered[batch] = None
+            batch.stamp()
+        bodies.append(body)
+        batch.bytes += len(body) + len(key)
+        if tags is not None or headers is not None or batch.tags or batch.headers:
+            batch.add_columns(None, tags, headers)
+        batch.raw_keys.append(key)
+        batch.lps.append(lp)
+        ticket = batch.ticket
+        if len(bodies) >= self._batch_messages or batch.bytes >= self._batch_bytes:
+            self._close(batch)
+        return ticket
+
+    def send_many(
+        self,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | bytes],
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+    ) -> Tickets:
+        """Send many messages with less work for each; the columns have one item a message. Raises as `send`.
+
+        The receipts are in the order of the messages, though those go to several partitions.
+        """
+        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
+        count = len(columns.bodies)
+        if keys is None:
+            raise InvalidArgument("messages to an ordered subject need keys: give one for each")
+        message_checks.check_length("keys", keys, count)
+        columns.logical_partitions = self._keys.of_many(keys)
+        if not self._is_awake:
+            self._wake()
+        chunks: list[TicketChunk] = []
+        if len(self._opens) == 1:
+            self._extend(self._opens[0], chunks, columns, keys, range(count))
+            return SpreadTickets(chunks)
+        chosen: list[list[int]] = [[] for _ in self._opens]
+        slots = self._slots
+        for index, lp in enumerate(columns.logical_partitions):
+            chosen[slots[lp]].append(index)
+        for gathering, indices in zip(list(self._opens), chosen, strict=True):
+            if indices:
+                self._extend(gathering, chunks, pick(columns, indices), choose(keys, indices), indices)
+        return SpreadTickets(chunks)
+
+    def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
+        """Send columns as they are, in batches of their own, one for each partition: for messages of the system's, whose headers nobody
+        checks and which may have ids. They are made now, or at `create_time_ms` plus the columns' `create_deltas`.
+
+        A batch is not cut: give no more than fits one. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
+        """
+        if columns.keys is None:
+            raise InvalidArgument("messages to an ordered subject need keys: give one for each")
+        columns.logical_partitions = lps = self._keys.of_many(columns.keys)
+        if not self._is_awake:
+            self._wake()
+        chosen: dict[BatchBuilder, list[int]] = {}
+        for index, lp in enumerate(lps):
+            chosen.setdefault(self._by_lp[lp], []).append(index)
+        chunks: list[TicketChunk] = []
+        for gathering, indices in chosen.items():
+            if gathering in self._gathered:
+                self._close(gathering)
+            self._begin(gathering)
+            part = pick(columns, indices)
+            chunks.append(TicketChunk(gathering.ticket, 0, indices))
+            gathering.hold(part, size_of(part), create_time_ms)
+            self._close(gathering)
+        return chunks
+
+    def _extend(
+        self, gathering: BatchBuilder, chunks: list[TicketChunk], columns: Columns, keys: Sequence[Key], indices: Sequence[int]
+    ) -> None:
+        """Fill open batches of one stream, one after another."""
+        at, count = 0, len(columns.bodies)
+        while at < count:
+            before = len(gathering.bodies)
+            end = min(at + self._batch_messages - before, count)
+            part, size = self._part(columns, keys, at, end)
+            if before and gathering.bytes + size > self._batch_bytes:
+                self._close(gathering)
+                continue
+            while size > self._batch_bytes and end - at > 1:
+                end = at + (end - at) // 2
+                part, size = self._part(columns, keys, at, end)
+            self._begin(gathering)
+            chunks.append(TicketChunk(gathering.ticket, before, indices[at:end]))
+            gathering.extend(part, keys[at:end], size)
+            if len(gathering.bodies) >= self._batch_messages or gathering.bytes >= self._batch_bytes:
+                self._close(gathering)
+            at = end
+
+    def _part(self, columns: Columns, keys: Sequence[Key], begin: int, end: int) -> tuple[Columns, int]:
+        if end - begin < len(keys):
+            columns, keys = cut(columns, begin, end), keys[begin:end]
+        return columns, size_of(columns) + sum(map(len, keys))
+
+    def _begin(self, gathering: BatchBuilder) -> None:
+        """It is empty, and gets messages now."""
+        if gathering not in self._gathered:
+            self._gathered[gathering] = None
+            gathering.stamp()
+
+    def _wake(self) -> None:
+        """First message of this round of the event loop: stamp the time, and let batches go at its end."""
+        self._check_open()
+        self._streams.check_usable()
+        self._is_awake = True
+        for gathering in self._gathered:
+            gathering.stamp()
+        self._loop.call_soon(self._end_of_round)
+
+    def _end_of_round(self) -> None:
+        self._is_awake = False
+        for gathering in list(self._gathered):
+            if self._streams.is_idle(gathering.sending):
+                self._close(gathering)
+        self._streams.flush()
+
+    def _close(self, gathering: BatchBuilder) -> None:
+        """An open batch is full, or its time has come."""
+        batch = self._take(gathering)
+        if batch is not None:
+            self._streams.put(gathering.sending, batch)
+
+    def _take(self, gathering: BatchBuilder) -> OrderedBatch | None:
+        del self._gathered[gathering]
+        if not gathering.bodies:
+            return None
+        batch = gathering.take(self._loop.time() + self._timeout_s)
+        self._last_count = batch.count
+        self._taken(batch.size)
+        if self._closed_bytes > BUFFER_BYTES_MAX:
+            self._is_awake = False
+        return batch
+
+    def place_of_last(self, ticket: Ticket) -> int:
+        """Place in its batch of the message that `send` just took; valid only right after it."""
+        gathering = next((each for each in self._gathered if each.ticket is ticket), None)
+        return (len(gathering.bodies) if gathering is not None else self._last_count) - 1
+
+    @property
+    def bent(self) -> int:
+        """Best-effort order: how many messages went to another partition than theirs, since its broker group was in trouble."""
+        return self._streams.bent
+
+    # --- for the streams -----------------------------------------------------------------------------------------------
+
+    def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        columns = batch.columns
+        if batch.is_bent:
+            lps = stream.partition.range
+            columns = replace(columns, logical_partitions=[lps.first + lp % lps.width for lp in columns.logical_partitions or ()])
+        return encode(
+            self._subject,
+            columns,
+            producer_id=batch.producer_id,
+            batch_sequence=batch.number,
+            create_time_ms=batch.create_time_ms,
+            flags=BatchFlag.BENT if batch.is_bent else 0,
+            partition=stream.partition.number,
+            compression=self._compression,
+        )
+
+    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
+        """The batch is stored."""
+        part = stream.partition
+        self._tally.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
+        self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
+        batch.claim.stored(
+            batch.places,
+            BatchReceipt(
+                self.subject,
+                part.number,
+                produced.base_sequence,
+                batch.count,
+                batch.producer_id,
+                batch.number,
+                produced.append_time_ms,
+                part.group,
+                batch.columns.message_ids,
+            ),
+        )
+        self._settle(batch)
+
+    def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
+        """The batch is given up; the failure says whether it may be stored."""
+        self._tally.failed += batch.count
+        batch.claim.failed(failure)
+        self._settle(batch)
+        self._wake_drained()
+
+    def _settle(self, batch: OrderedBatch) -> None:
+        claim = batch.claim
+        if not claim.pieces:
+            self._decided(claim.ticket, claim.size, claim.failure)
+
+    def take_gathered(self, sending: Sending | None) -> OrderedBatch | None:
+        """What has gathered for a stream goes behind what it has."""
+        gathering = next((each for each in self._gathered if each.sending is sending), None)
+        return self._take(gathering) if gathering is not None else None
+
+    def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
+        """The logical partitions of keys, now that their number is known."""
+        return self._keys.of_many(keys)
+
+    def rerouted(self, logical_partitions: int, by_lp: Sequence[Sending]) -> None:
+        """The table has changed: nothing gathers for streams that are gone."""
+        if self._keys.count != logical_partitions:
+            self._keys = Keys(logical_partitions)
+        known = {each.sending: each for each in self._opens}
+        slots: dict[Sending, int] = {}
+        self._slots = [slots.setdefault(sending, len(slots)) for sending in by_lp]
+        self._opens = [known.get(sending) or BatchBuilder(sending, self._links.now_ns) for sending in slots]
+        self._by_lp = [self._opens[slot] for slot in self._slots]
+
+    def answered(self) -> None:
+        """Somebody may wait for room."""
+        if self._drained:
+            self._wake_drained()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def _close_all(self) -> None:
+        for gathering in list(self._gathered):
+            self._close(gathering)
+
+    def _abandon_all(self) -> None:
+        self._streams.abort()

@@ -1,0 +1,86 @@
+"""The client's door to outboxes: messages in the application's own database transactions (`qmq.sql`, docs/OUTBOX.md). Nothing is imported
+before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq.client.route_book import Ordering
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from qmq.client.delayed_producer import DelayedProducer
+    from qmq.client.interceptors import Chain
+    from qmq.client.ordered.ordered_producer import OrderedProducer
+    from qmq.client.producer import Producer, ProducerIds
+    from qmq.sql.outbox import Outbox, Outboxes
+    from qmq.sql.outbox_watchdog import Watchdogs
+
+GRACE: Final = timedelta(seconds=5)
+LEASE: Final = timedelta(seconds=10)
+
+
+class OutboxDoor:
+    interceptors: Chain
+    producer: Callable[..., Producer]
+    ordered_producer: Callable[..., OrderedProducer]
+    delayed_producer: Callable[..., DelayedProducer]
+    _now_ns: Callable[[], int]
+    _producer_ids: ProducerIds
+    _own_outboxes: Outboxes | None = None
+
+    def _ordering(self, target: str) -> Awaitable[Ordering | None]:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _outboxes(self) -> Outboxes:
+        self._check_open()
+        if self._own_outboxes is None:
+            from qmq.sql.outbox import Outboxes
+            from qmq.sql.outbox_sender import DELIVERY_TIMEOUT_S, Doors
+
+            patience = DELIVERY_TIMEOUT_S
+            doors = Doors(
+                partial(self.producer, delivery_timeout_s=patience),
+                partial(self.ordered_producer, delivery_timeout_s=patience),
+                partial(self.delayed_producer, delivery_timeout_s=patience),
+                self._ordering,
+            )
+            self._own_outboxes = Outboxes(doors, self._producer_ids(), self.interceptors, self._now_ns)
+        return self._own_outboxes
+
+    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
+        """Messages that are sent if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
+
+        `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
+        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. What
+        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, InvalidName, ClientClosed.
+        """
+        return self._outboxes.outbox(connection, table=table, grace=grace)
+
+    def outbox_watchdog(self, engine: Any, *, tables: Iterable[str] = ("qmq_outbox",), lease: timedelta = LEASE) -> Watchdogs:
+        """Sends what committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await its.run()`.
+
+        `engine` is SQLAlchemy's, sync or async, or several in a list. Run as many watchdogs as you like: of those of a table one works, and
+        another takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
+        """
+        outboxes = self._outboxes
+        try:
+            import sqlalchemy  # noqa: F401
+        except ImportError:
+            raise InvalidArgument("a watchdog reaches its database through SQLAlchemy: install qmq[sql]") from None
+        from qmq.sql.outbox_watchdog import Watchdogs
+
+        engines = list(engine) if isinstance(engine, list | tuple) else [engine]
+        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease)
+
+    async def _close_outboxes(self) -> None:
+        if self._own_outboxes is not None:
+            await self._own_outboxes.close()

@@ -1,0 +1,77 @@
+"""A slice: a bucket's pending messages of a stretch of time, the first so many of them, found in one reading of its index. Pure.
+
+A bucket's index is in the order in which messages came, and may be larger than memory, so it goes by in pieces through a *sieve*, which
+keeps what is pending and due in [first_ms, end_ms). When it has kept half as many again as it may, it draws `end_ms` nearer, so that at
+most `messages_max` are before it, and drops the others: the next slice begins there.
+
+    messages_max 3, [0, 1000):   pieces 500 20 300 900 | 40 700 | 60
+    kept:   500 20 300 900    with 40 700 too many: [0, 500) 20 300 40    at the end [0, 300): 20 40 60
+
+The cut is by due time only, so a slice is all that is due in [first_ms, end_ms). If more than `messages_max` are due in its first
+millisecond, the slice is that millisecond, whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.delay.interfaces import Places, RowReader
+from qmq.delay.wheel_runs import WheelRun, runs_of
+
+PIECE: Final = 1 << 18
+"""Lines of an index that are read at once: 4 MiB."""
+
+
+class Sieve:
+    """`end_ms` is what it has come to."""
+
+    def __init__(self, first_ms: int, end_ms: int, messages_max: int) -> None:
+        self.first_ms = first_ms
+        self.end_ms = end_ms
+        self.messages_max = messages_max
+        self._dues: list[npt.NDArray[np.int64]] = []
+        self._ordinals: list[npt.NDArray[np.uint32]] = []
+        self._kept = 0
+        self._kept_max = messages_max + messages_max // 2
+
+    def take(self, first: int, rows: npt.NDArray[np.void], settled: npt.NDArray[np.bool_]) -> None:
+        """Lines of the index from ordinal `first` on, and which of them are settled."""
+        dues = rows["due"]
+        places = np.flatnonzero((dues >= self.first_ms) & (dues < self.end_ms) & ~settled)
+        self._dues.append(dues[places].astype(np.int64))
+        self._ordinals.append((places + first).astype(np.uint32))
+        self._kept += len(places)
+        if self._kept > self._kept_max:
+            self._draw_nearer()
+            self._kept_max = max(self.messages_max, self._kept) * 3 // 2
+
+    def _draw_nearer(self) -> None:
+        dues, ordinals = self._joined()
+        if len(dues) > self.messages_max:
+            surplus_ms = int(np.partition(dues, self.messages_max)[self.messages_max])
+            self.end_ms = max(surplus_ms, int(dues.min()) + 1)
+            mask = dues < self.end_ms
+            dues, ordinals = dues[mask], ordinals[mask]
+        self._dues, self._ordinals, self._kept = [dues], [ordinals], len(dues)
+
+    def _joined(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+        self._dues = [np.concatenate(self._dues or [np.empty(0, np.int64)])]
+        self._ordinals = [np.concatenate(self._ordinals or [np.empty(0, np.uint32)])]
+        return self._dues[0], self._ordinals[0]
+
+    def result(self, bucket: int) -> list[WheelRun]:
+        """What is due in [first_ms, end_ms), for the wheel."""
+        self._draw_nearer()
+        dues, ordinals = self._joined()
+        return runs_of(Places(dues, np.full(len(dues), bucket, np.int32), ordinals))
+
+
+def sift(sieve: Sieve, bucket: int, reader: RowReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:
+    """Send a bucket's first `count` lines through the sieve; in a thread. Raises LogDamaged, OSError."""
+    for first in range(0, count, piece):
+        end = min(first + piece, count)
+        sieve.take(first, reader.read(first, end), settled[first:end])
+    return sieve.result(bucket)

@@ -1,0 +1,145 @@
+"""Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.interfaces.Desk`.
+
+A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with an outlet
+is taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from qmq.batch_columns import BatchFlag
+from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
+from qmq.errors import DelayTooLong, InvalidArgument, TooLate
+from qmq.headers import SCHEDULE_ID
+from qmq.log.actions import Cancel, Postpone, ScheduleAction
+from qmq.model import DelayedId, MessageId
+
+if TYPE_CHECKING:
+    from qmq.delay.delay_engine import Engine
+
+TRIES: Final = 10
+"""How often the newest run of a recurring message is looked for while it changes."""
+LOOK_MAX: Final = 2_000
+"""Messages of all subjects that one page of a list looks at."""
+SAME_MAX: Final = 50_000
+"""Messages due in the same millisecond that a list can sort."""
+HIGHEST_ID: Final = "~"
+"""Behind every id."""
+_CANCELLED: Final = "cancelled"
+_DIGITS: Final = re.compile(rb"[0-9a-f]{32}")
+_RECURRING: Final = int(BatchFlag.RECURRING)
+
+
+class EngineAdmin:
+    """`engine` raises NotMaster while there is none."""
+
+    def __init__(self, engine: Callable[[], Engine], group: str, delay_ms_max: int) -> None:
+        self._engine = engine
+        self._group = group
+        self._delay_ms_max = delay_ms_max
+        self.cancelled = self.moved = 0
+        """Messages that were, since the process began."""
+
+    async def cancel(self, delayed: DelayedId) -> DueMessage:
+        """See `Desk`. Asked again, it answers as the first time."""
+        engine = self._engine()
+        place = engine.schedule.find(delayed)
+        if engine.schedule.state_of(place) == _CANCELLED:
+            await engine.writer.committed()
+            return self._message(place)
+        message = await self._take(delayed, lambda found: Cancel(*found))
+        self.cancelled += 1
+        return message
+
+    async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
+        engine = self._engine()
+        check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
+        await self._take(delayed, lambda found: Postpone(*found, due_ms))
+        self.moved += 1
+        return self._message(self._engine().schedule.find(delayed))
+
+    async def _take(self, delayed: DelayedId, act: Callable[[SchedulePlace], ScheduleAction]) -> DueMessage:
+        engine = self._engine()
+        for _ in range(TRIES):
+            place = engine.schedule.find(delayed)
+            message = self._message(place)
+            if self._is_free(place):
+                engine.ledger.leaving.add(place)
+                try:
+                    engine.writer.act(act(place))
+                    await engine.writer.committed()
+                finally:
+                    engine.ledger.leaving.discard(place)
+                return message
+            await engine.writer.committed()
+            if engine.schedule.find(delayed) == place:
+                break  # else it recurs, and its next run is another message
+        raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
+
+    def _is_free(self, place: SchedulePlace) -> bool:
+        """Whether it is pending, and here: not with an outlet that has planned it."""
+        engine = self._engine()
+        if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
+            return False
+        if place not in engine.ledger.custody:
+            return True
+        if not engine.outlets.withdraw(place):
+            return False
+        engine.ledger.custody.discard(place)
+        return True
+
+    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        schedule = self._engine().schedule
+        place = schedule.find(delayed)
+        return self._message(place), schedule.state_of(place)
+
+    def _message(self, place: SchedulePlace) -> DueMessage:
+        return self._engine().schedule.read(Places.of([place]))[0]
+
+    def listed(
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+        """See `Desk`. One call looks at a few thousand messages: deliveries wait meanwhile."""
+        found: list[DueMessage] = []
+        last: DueMessage | None = None
+        begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
+        for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms)):
+            if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
+                break  # they come by due time, and what is due at one time is to be sorted by id: only between two times one may stop
+            last = message
+            if looked >= SAME_MAX:
+                raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list what is due before or after")
+            if (not subject or message.subject == subject) and self._order(message) > after:
+                found.append(message)
+        else:
+            last = None
+        found.sort(key=self._order)
+        if len(found) > most:
+            return found[:most], self._order(found[most - 1])
+        return found, None if last is None else (last.due_ms, HIGHEST_ID)
+
+    def _order(self, message: DueMessage) -> tuple[int, str]:
+        return message.due_ms, str(self.id_of(message))
+
+    def id_of(self, message: DueMessage) -> DelayedId:
+        """See `Desk`. A run is known by the id of its recurring message."""
+        digits = message.message_id.hex()
+        first = message.headers.get(SCHEDULE_ID, b"") if message.flags & _RECURRING else b""
+        if _DIGITS.fullmatch(first):
+            digits = first.decode()
+        return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
+
+    def standing(self) -> BucketStatus:
+        return self._engine().standing()
+
+
+def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
+    """Raises DelayTooLong, InvalidArgument."""
+    if due_ms < 0:
+        raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
+    if due_ms - now_ms > delay_ms_max:
+        days = delay_ms_max / 86_400_000
+        raise DelayTooLong(f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, and {days:g} is the most: send it again on the way")

@@ -1,0 +1,406 @@
+"""The engine: what a delay group's master does as time passes. It lives from the moment the master serves until it does no longer.
+
+    tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
+    feed        due and late messages, half and half, a few hundred at a time: read, and handed to the outlets, as long as those have room
+    survey      schedule logs of what is near are looked through, in a thread
+    late        what was due before this master began, slice by slice
+    close       buckets that are over and have nothing left
+
+Nothing waits for a commit here: a plan is in the log behind the message that it is about, so a committed plan means a committed message.
+What is due and finds no room stays in the wheel. On ordered subjects nothing overtakes: while there are late messages, what becomes due of
+them is *held*, and goes when the late ones are through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from qmq.batch_columns import BatchFlag
+from qmq.clock import Clock
+from qmq.delay.delay_config import DelayConfig
+from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
+from qmq.delay.loader import Loader
+from qmq.delay.plan_log import PlanWriter, StorePlanLog, is_seed, places_of
+from qmq.delay.read_ahead import PAUSE_S
+from qmq.delay.schedule import Schedule, nobody
+from qmq.delay.wheel import Wheel
+from qmq.errors import NotMaster
+from qmq.invariants import InvariantBroken
+from qmq.limits import MIB
+from qmq.log.actions import Close, PlanAction
+
+log = logging.getLogger("qmq.delay")
+
+CLOSE_S: Final = 10.0
+BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
+"""A line of the index can name 32 GiB (ports.INDEX_ROW); what comes until the next look must fit behind this."""
+SETTLE_S: Final = 0.05
+_ORDERED: Final = int(BatchFlag.ORDERED)
+_T = TypeVar("_T")
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs something that takes long elsewhere; the simulator has no threads."""
+
+
+class Outlet(Protocol):
+    """The outlets, as the engine needs them: see qmq/delay/outlets."""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were put and are not planned yet."""
+        ...
+
+    @property
+    def planned(self) -> int:
+        """Messages that are planned and not decided."""
+        ...
+
+    def put(self, messages: Sequence[DueMessage]) -> None:
+        """Due messages, in their order."""
+        ...
+
+    def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
+        """A plan of an earlier master: sent again under its number before anything else of its subject."""
+        ...
+
+    def withdraw(self, place: SchedulePlace) -> bool:
+        """Take back a message that is not planned yet; False if it is."""
+        ...
+
+    @property
+    def set_aside(self) -> int:
+        """Messages that cannot be delivered as they are."""
+        ...
+
+    def stuck(self, subject: str) -> int:
+        """Messages of the subject that wait and cannot be delivered now."""
+        ...
+
+    def troubles(self) -> list[tuple[str, int, str]]:
+        """(subject, messages that wait, why)."""
+        ...
+
+    def halt(self) -> None: ...
+
+    async def stop(self) -> None:
+        """End what `halt` stopped."""
+        ...
+
+
+class Keeper(Protocol):
+    """What a clock that does not believe everything says of itself (timekeeper.py)."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it knows by now what time it is."""
+        ...
+
+    @property
+    def step_ms(self) -> int:
+        """How far the machine's clock is ahead of it."""
+        ...
+
+
+class Engine:
+    """`start` once, `stop` once."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        writer: PlanWriter,
+        clock: Clock,
+        config: DelayConfig,
+        make_outlets: Callable[[StorePlanLog], Outlet],
+        fatal: Callable[[BaseException], None],
+        keeper: Keeper | None = None,
+        run: Run | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.clock = clock
+        self.config = config
+        self._keeper = keeper
+        self._fatal = fatal
+        self.writer = writer
+        self._loop = asyncio.get_running_loop()
+        self.wheel = Wheel(config.tick_ms)
+        self._run = run or self._in_thread
+        self.loader = Loader(
+            schedule,
+            self.wheel,
+            self._run,
+            wheel_messages_max=config.wheel_messages_max,
+            slice_messages_max=config.slice_messages_max,
+            load_ahead_ms=config.load_ahead_ms,
+        )
+        self.ledger = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
+        self.outlets = make_outlets(self.ledger)
+        self._held: deque[Places] = deque()
+        """Due, of ordered subjects, while late ones are not through."""
+        self._parked: dict[str, deque[Places]] = {}
+        """Due, of subjects that cannot be delivered and have enough with the outlets already."""
+        self._reviving: deque[str] = deque()
+        """Parked subjects that may go on, as of the last tick."""
+        self.damaged: list[tuple[SchedulePlace, str]] = []
+        """Due, and not readable: why. They stay pending."""
+        self.full_buckets: set[int] = set()
+        """Those that take no more: their files are as long as they may be."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._awake = asyncio.Event()
+        self._is_late_turn = False
+        self._boundary_ms = 0
+
+    async def _in_thread(self, run: Callable[[], _T]) -> _T:
+        return await self._loop.run_in_executor(None, run)
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The master serves: everything in the schedule is committed. Plans of earlier masters go out first."""
+        readable: list[DueMessage] = []
+        for plan in list(self.schedule.plans.values()):
+            places = places_of(plan)
+            messages = self._read(Places.of(places))
+            if len(messages) == len(places):
+                self.outlets.resume(plan, messages)
+            else:
+                readable += self._give_up(plan, messages)
+        if readable:
+            self.outlets.put(readable)
+        self._begin(self._begin_counting())
+
+    def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
+        """A plan that cannot be sent as it was: what can be read of it goes again, with its ids, though it may be stored already."""
+        log.error("plan %d of %r is given up: %d of its messages can be read and go again", plan.number, plan.subject, len(messages))
+        self.ledger.void(plan)
+        return messages
+
+    async def _begin_counting(self) -> None:
+        """A process that has just started may have a wrong clock: until it knows, nothing is due. What was stored meanwhile is loaded."""
+        while self._keeper is not None and not self._keeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
+            await asyncio.sleep(SETTLE_S)
+        self.schedule.on_pending = self._pending
+        self.loader.begin(self.clock.time_ms())
+        for work in (self._tick(), self._ahead(), self._survey(), self._feed(), self._late(), self._close()):
+            self._begin(work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._loop.create_task(self._guarded(work)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except NotMaster:
+            pass  # who took the mastership away stops this engine
+        except Exception as cause:
+            self._fatal(cause)
+
+    def halt(self) -> None:
+        """It is master no longer, or the process ends: nothing is planned from now on."""
+        self.schedule.on_pending = nobody
+        self.outlets.halt()
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """End what `halt` stopped."""
+        self.halt()
+        await self.outlets.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """There may be something to hand out, or room for it."""
+        self._awake.set()
+
+    def _pending(self, places: Places) -> None:
+        """Messages were stored, moved, or are the next runs of others."""
+        self.loader.stored(places)
+        if int(places.dues.min()) <= self._boundary_ms:
+            self.wake()
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        tick_ms = self.config.tick_ms
+        while True:
+            now_ms = self.clock.time_ms()
+            self._boundary_ms = now_ms // tick_ms * tick_ms
+            self._reviving = deque(self._parked)
+            self.wake()
+            left_ms = tick_ms - self.clock.time_ms() % tick_ms
+            await asyncio.sleep(max(left_ms, self.config.pause_ms) / 1000)
+
+    async def _ahead(self) -> None:
+        """The horizon is moved on beside the ticks: a slice takes a while to read."""
+        while True:
+            while await self.loader.ahead(self.clock.time_ms()):
+                self.wake()
+            await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
+
+    async def _survey(self) -> None:
+        """What is due soon is looked through beside the ticks, little by little, so that then each message can be read alone."""
+        while True:
+            now_ms = self.clock.time_ms()
+            piece = self.schedule.survey(now_ms, now_ms + self.config.load_ahead_ms)
+            if piece is None:
+                await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
+            else:
+                self.schedule.surveyed(await self._run(piece))
+                await asyncio.sleep(PAUSE_S)
+
+    async def _late(self) -> None:
+        while not self.loader.is_late_done:
+            if len(self.loader.late) < self.config.read_messages:
+                await self.loader.more_late()
+                self.wake()
+            else:
+                await asyncio.sleep(self.config.tick_ms / 5000)
+        self.wake()
+
+    async def _close(self) -> None:
+        """The buckets before the first one that is not over, or has something left."""
+        while True:
+            self.full_buckets = {info.bucket for info in self.schedule.buckets() if info.stored_bytes > BUCKET_BYTES_MAX}
+            await asyncio.sleep(CLOSE_S)
+            before = self.closable()
+            if before > self.schedule.closed_before:
+                self.writer.act(Close(before))
+
+    def closable(self) -> int:
+        """The first bucket that must stay."""
+        over = (self.clock.time_ms() - self.config.keep_ms) // self.schedule.bucket_ms
+        left = [info.bucket for info in self.schedule.buckets() if info.pending]
+        return min([over, *left])
+
+    # --- handing out ---------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            while self._has_room():
+                parked = self._next_parked()
+                if parked is not None:
+                    self._put(self._read(self._pending_of(parked)))
+                elif (found := self._next()) is not None:
+                    self._hand_out(*found)
+                else:
+                    break
+                await asyncio.sleep(0)  # others have work too
+
+    def _has_room(self) -> bool:
+        """Subjects that cannot be delivered do not count: they hold up no other."""
+        waiting, most = self.outlets.waiting, self.config.waiting_messages_max
+        return waiting < most or waiting - sum(stuck for _, stuck, _ in self.outlets.troubles()) < most
+
+    def _next_parked(self) -> Places | None:
+        """Some messages of a subject that can be delivered again."""
+        while self._reviving:
+            subject = self._reviving[0]
+            chunks = self._parked.get(subject)
+            if chunks and self.outlets.stuck(subject) <= self.config.stuck_messages_max // 2:
+                places = chunks.popleft()
+                if not chunks:
+                    del self._parked[subject]
+                return places
+            self._reviving.popleft()
+        return None
+
+    def _next(self) -> tuple[Places, bool] | None:
+        """Some messages that are due, and whether nothing is before them any more; due and late in turns, while there are both."""
+        if self._held and self._is_late_through:
+            return self._held.popleft(), True
+        self._is_late_turn = not self._is_late_turn
+        for is_late in (self._is_late_turn, not self._is_late_turn):
+            wheel = self.loader.late if is_late else self.wheel
+            places = wheel.advance(self._boundary_ms, self.config.read_messages)
+            if len(places):
+                return places, is_late or self._is_late_through
+        return None
+
+    @property
+    def _is_late_through(self) -> bool:
+        return self.loader.is_late_done and not len(self.loader.late)
+
+    def _hand_out(self, places: Places, is_first: bool) -> None:
+        messages: list[DueMessage] = []
+        held: list[DueMessage] = []
+        for message in self._read(self._pending_of(places)):
+            if is_seed(message):
+                self.ledger.seed(message)
+            elif not is_first and message.flags & _ORDERED:
+                held.append(message)
+            else:
+                messages.append(message)
+        if held:
+            self._held.append(Places.of([message.place for message in held], [message.due_ms for message in held]))
+        self._put(self._parking(messages))
+
+    def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
+        """Without those that are better parked: behind what is parked of their subject, or of one that is stuck."""
+        subjects = {message.subject for message in messages}
+        stuck = {each for each in subjects if each in self._parked or self.outlets.stuck(each) >= self.config.stuck_messages_max}
+        for subject in stuck:
+            its = [message for message in messages if message.subject == subject]
+            chunk = Places.of([message.place for message in its], [message.due_ms for message in its])
+            self._parked.setdefault(subject, deque()).append(chunk)
+        return [message for message in messages if message.subject not in stuck] if stuck else messages
+
+    def _put(self, messages: list[DueMessage]) -> None:
+        if messages:
+            self.ledger.take(messages)
+            self.outlets.put(messages)
+
+    def _pending_of(self, places: Places) -> Places:
+        """Without those that were cancelled or moved since, and those that the outlets have: their plan was void when they were loaded."""
+        mask = self.schedule.are_pending(places)
+        custody, leaving = self.ledger.custody, self.ledger.leaving
+        if custody or leaving:
+            mask &= np.array([place not in custody and place not in leaving for place in places], np.bool_)
+        return places if mask.all() else places[mask]
+
+    def _read(self, places: Places) -> list[DueMessage]:
+        if not len(places):
+            return []
+        try:
+            return self.schedule.read(places)
+        except InvariantBroken:
+            raise
+        except Exception as failure:
+            if len(places) == 1:
+                log.error("a due message cannot be read, and stays: %s: %s", type(failure).__name__, failure)
+                self.damaged.append((next(iter(places)), str(failure)))
+                return []
+        middle = len(places) // 2
+        return self._read(places[:middle]) + self._read(places[middle:])
+
+    # --- for people ----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are due and not planned yet."""
+        parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
+        return self.outlets.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
+
+    def standing(self) -> BucketStatus:
+        """How the delivery stands."""
+        outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
+        damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
+        return BucketStatus(
+            [info for info in self.schedule.buckets() if info.pending],
+            len(self.wheel),
+            self.wheel.nbytes,
+            self.loader.horizon_ms,
+            self.waiting,
+            outlets.planned,
+            lateness.p50(now_ms),
+            lateness.p99(now_ms),
+            lateness.delivered,
+            outlets.troubles() + damaged,
+            now_ms,
+            self._keeper.step_ms if self._keeper is not None else 0,
+        )

@@ -1,0 +1,78 @@
+"""What a request about delayed messages may say, checked the same way by the metaserver and by a delay group's master. Pure.
+
+A list of delayed messages comes in pages. Its order is by due time, then by the text of the id, over all delay groups alike; a *mark* is a
+place in that order, so a page goes on behind the last message that was shown, whichever group has it, and nothing is remembered in between.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from qmq.errors import InvalidArgument
+from qmq.model import check_name
+from qmq.proto.v1 import delay_pb2 as pb
+
+LIST_MAX: Final = 1_000
+LIST_DEFAULT: Final = 100
+
+_MARK: Final = re.compile(r"(-?[0-9]{1,19}):(.*)\Z", re.DOTALL)
+
+
+class ListMark(NamedTuple):
+    """A place in a list: behind the message with this due time and id. An empty id: before the first of that due time."""
+
+    due_ms: int
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.due_ms}:{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> ListMark:
+        """The inverse; the beginning, if it is empty. Raises InvalidArgument."""
+        if not text:
+            return BEGINNING
+        match = _MARK.match(text)
+        if match is None:
+            raise InvalidArgument(f"{text!r} is no place in a list of delayed messages: give the `next` of the page before")
+        return cls(int(match[1]), match[2])
+
+
+BEGINNING: Final = ListMark(-(1 << 63), "")
+
+
+class Listing(NamedTuple):
+    """A checked ListDelayedRequest."""
+
+    subject: str
+    from_ms: int
+    to_ms: int
+    after: ListMark
+    most: int
+
+
+def listing(request: pb.ListDelayedRequest) -> Listing:
+    """What is to be listed. Raises InvalidName, InvalidArgument."""
+    if request.subject:
+        check_name("subject", request.subject)
+    if request.from_ms < 0 or request.to_ms < 0:
+        raise InvalidArgument(f"times are milliseconds since 1970, or 0 for no limit, not {min(request.from_ms, request.to_ms)}")
+    if request.to_ms and request.to_ms <= request.from_ms:
+        raise InvalidArgument(f"the list is to end at {request.to_ms} ms, which is not after its beginning, {request.from_ms} ms")
+    most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
+    return Listing(request.subject, request.from_ms, request.to_ms, ListMark.parse(request.after), most)
+
+
+def mark_of(message: pb.DelayedMessage) -> ListMark:
+    """The place of a message in lists."""
+    return ListMark(message.due_ms, message.id)
+
+
+def new_due_ms(request: pb.MoveDelayedRequest) -> int:
+    """When a message shall be due. Raises InvalidArgument if the request does not say it."""
+    if request.due_ms <= 0:
+        raise InvalidArgument(
+            f"say when the message shall be due, in milliseconds since 1970, not {request.due_ms}; a time that is past means at once"
+        )
+    return request.due_ms

@@ -1,0 +1,195 @@
+"""The delay server's administration over gRPC: in front of the master's `DelayAdmin`, and of any replica's `ScheduleFiles`.
+
+Rules:
+* A replica that does not serve answers NotMaster to all but the two calls that copy the schedule.
+* What was cancelled can be cancelled again: who lost the answer asks once more, perhaps the next master, and hears the same.
+* An answer is bounded: a page of a list ends at 4 MiB, a part of a file at 4 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+import grpc
+
+from qmq.batch_columns import BatchFlag
+from qmq.delay.delay_requests import ListMark, listing, mark_of, new_due_ms
+from qmq.delay.interfaces import BucketInfo, BucketStatus, DelayAdmin, DueMessage, ScheduleFiles
+from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate
+from qmq.headers import CRON, ZONE
+from qmq.limits import MIB
+from qmq.model import DelayedId
+from qmq.proto.v1 import control_pb2, delay_pb2_grpc
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.rpc import answering
+
+_TIME_MS_MAX: Final = (1 << 63) - 1
+"""An older version let in later ones."""
+PAGE_BYTES_MAX: Final = 4 * MIB
+READ_BYTES_MAX: Final = 4 * MIB
+
+_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
+
+
+class DelayIdentity(NamedTuple):
+    """Who answers: a replica of a delay group, and the length of the group's buckets."""
+
+    group: str
+    replica: str
+    bucket_ms: int
+
+
+class DelayService(delay_pb2_grpc.DelayControlServicer):
+    """See delay.proto. `desk` gives the master's desk while this replica serves, None otherwise."""
+
+    def __init__(self, identity: DelayIdentity, desk: Callable[[], DelayAdmin | None], files: ScheduleFiles) -> None:
+        self._identity = identity
+        self._desk_now = desk
+        self._files = files
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve on this server: `serve_control(..., also=service.add_to)`."""
+        delay_pb2_grpc.add_DelayControlServicer_to_server(self, server)
+
+    def _desk(self) -> DelayAdmin:
+        desk = self._desk_now()
+        if desk is None:
+            raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve (any more)")
+        return desk
+
+    def _id(self, text: str) -> DelayedId:
+        delayed = DelayedId.parse(text)
+        if delayed.group != self._identity.group:
+            raise InvalidArgument(f"{text} is kept by delay group {delayed.group!r}, and this is {self._identity.group!r}: ask there")
+        return delayed
+
+    # --- one message ---------------------------------------------------------------------------------------------------
+
+    @answering
+    async def CancelDelayed(self, request: pb.CancelDelayedRequest) -> pb.DelayedMessage:
+        delayed, desk = self._id(request.id), self._desk()
+        try:
+            cancelled = await desk.cancel(delayed)
+        except (TooLate, MessageNotFound) as failure:
+            cancelled = _cancelled_before(desk, delayed, failure)
+        return self._message(cancelled, str(delayed), "cancelled")
+
+    @answering
+    async def MoveDelayed(self, request: pb.MoveDelayedRequest) -> pb.DelayedMessage:
+        delayed, due_ms = self._id(request.id), new_due_ms(request)
+        return self._message(await self._desk().move(delayed, due_ms), str(delayed), "pending")
+
+    @answering
+    async def ShowDelayed(self, request: pb.ShowDelayedRequest) -> pb.DelayedMessage:
+        delayed = self._id(request.id)
+        found, state = self._desk().show(delayed)
+        shown = self._message(found, str(delayed), state)
+        shown.body = found.body
+        return shown
+
+    def _message(self, message: DueMessage, delayed_id: str, state: str) -> pb.DelayedMessage:
+        headers = message.headers
+        is_recurring = bool(message.flags & BatchFlag.RECURRING)
+        return pb.DelayedMessage(
+            id=delayed_id,
+            subject=message.subject,
+            message_id=message.message_id.hex(),
+            due_ms=message.due_ms,
+            create_time_ms=min(message.create_time_ms, _TIME_MS_MAX),
+            key=message.key,
+            tags=message.tags,
+            headers=[control_pb2.Header(name=name, value=value) for name, value in headers.items()],
+            state=state,
+            cron=headers.get(CRON, b"").decode() if is_recurring else "",
+            zone=headers.get(ZONE, b"").decode() if is_recurring else "",
+            group=self._identity.group,
+            body_bytes=len(message.body),
+        )
+
+    # --- many ----------------------------------------------------------------------------------------------------------
+
+    @answering
+    async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
+        wanted, desk = listing(request), self._desk()
+        found, behind = desk.listed(*wanted)
+        messages = [self._message(each, str(desk.id_of(each)), "pending") for each in found]
+        page = _within(messages, PAGE_BYTES_MAX)
+        if len(page) < len(messages):
+            behind = mark_of(page[-1])
+        return pb.ListDelayedResponse(messages=page, next=str(ListMark(*behind)) if behind is not None else "")
+
+    @answering
+    async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:
+        return self._description(self._desk().standing())
+
+    def _description(self, standing: BucketStatus) -> pb.DelayDescription:
+        pending = [each for each in standing.buckets if each.pending]
+        return pb.DelayDescription(
+            group=self._identity.group,
+            replica=self._identity.replica,
+            buckets=[self._bucket(each) for each in pending],
+            pending=sum([each.pending for each in pending]),
+            wheel_messages=standing.wheel_messages,
+            wheel_bytes=standing.wheel_bytes,
+            horizon_ms=standing.horizon_ms,
+            waiting=standing.waiting,
+            planned=standing.planned,
+            lateness_p50_ms=standing.lateness_p50_ms,
+            lateness_p99_ms=standing.lateness_p99_ms,
+            delivered=standing.delivered,
+            troubles=[pb.DelayTrouble(subject=subject, waiting=waiting, reason=reason) for subject, waiting, reason in standing.troubles],
+            time_ms=standing.time_ms,
+            clock_step_ms=standing.clock_step_ms,
+        )
+
+    def _bucket(self, info: BucketInfo) -> pb.DelayBucket:
+        length = self._identity.bucket_ms
+        return pb.DelayBucket(
+            start_ms=info.bucket * length, length_ms=length, messages=info.messages, pending=info.pending, stored_bytes=info.stored_bytes
+        )
+
+    # --- for another replica -------------------------------------------------------------------------------------------
+
+    @answering
+    async def DescribeSchedule(self, request: pb.DescribeScheduleRequest) -> pb.ScheduleDescription:
+        state, index = await asyncio.to_thread(self._files.describe)
+        return pb.ScheduleDescription(state=state, index=index)
+
+    @answering
+    async def ReadSchedule(self, request: pb.ReadScheduleRequest) -> pb.ReadScheduleResponse:
+        if _FILE.fullmatch(request.file) is None:
+            raise InvalidArgument(f"{request.file!r} is no file of a schedule: they are named as 20261121T130000Z.log, .idx or .done")
+        if request.offset < 0:
+            raise InvalidArgument(f"a file is read from its byte 0 on, not from {request.offset}")
+        most = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
+        try:
+            data = await asyncio.to_thread(self._files.read, request.file, request.offset, most)
+        except FileNotFoundError:
+            raise InvalidArgument(f"there is no {request.file} (any more): describe the schedule again, and begin again") from None
+        return pb.ReadScheduleResponse(data=data)
+
+
+def _cancelled_before(desk: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
+    """The message, if it is cancelled already. Raises the failure otherwise."""
+    try:
+        found, state = desk.show(delayed)
+    except MessageNotFound:
+        raise failure from None
+    if state != "cancelled":
+        raise failure
+    return found
+
+
+def _within(messages: Iterable[pb.DelayedMessage], bytes_max: int) -> list[pb.DelayedMessage]:
+    """The first of them, as many as an answer may carry; one at least."""
+    kept: list[pb.DelayedMessage] = []
+    size = 0
+    for message in messages:
+        size += message.ByteSize()
+        if kept and size > bytes_max:
+            break
+        kept.append(message)
+    return kept

@@ -1,0 +1,145 @@
+"""The ledger: what outlets want to send becomes plans in the log, and what became of them is written there too. Nothing else writes plans.
+
+A plan's messages are in *custody* from the moment they go to the outlets until the plan is committed: who wants to cancel one of them must
+ask the outlet for it (`Outlets.withdraw`). With a run of a recurring message goes the next run, in the same entry of the log: the alias of
+the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its successor already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from qmq.batch_columns import BatchFlag
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.lateness import Lateness
+from qmq.delay.recurrence import next_run
+from qmq.errors import InvalidArgument, MessageNotFound
+from qmq.headers import CRON, SCHEDULE_ID, ZONE
+from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur, ScheduleAction
+
+if TYPE_CHECKING:
+    from qmq.delay.schedule import Schedule
+
+log = logging.getLogger("qmq.delay")
+
+_RECURRING = int(BatchFlag.RECURRING)
+
+
+class PlanWriter(Protocol):
+    """The log, as a delay server's master writes it: the broker."""
+
+    def act(self, action: ScheduleAction) -> None:
+        """Write it with the next turn, behind those before it. Those of one turn are one entry: all or none."""
+        ...
+
+    async def committed(self) -> None:
+        """Returns when all that was written up to now is committed. Raises NotMaster if that will not be known here."""
+        ...
+
+
+class StorePlanLog:
+    """A `qmq.delay.interfaces.Ledger`. Lives as long as its master does."""
+
+    def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
+        self.custody: set[SchedulePlace] = set()
+        """With the outlets, or in a plan that is not committed yet, or a seed whose first run is not."""
+        self.leaving: set[SchedulePlace] = set()
+        """Being cancelled or moved: the schedule does not know yet."""
+        self.lateness = Lateness()
+        self._writer = writer
+        self._schedule = schedule
+        self._now_ms = now_ms
+        self._wake = wake
+        self._next = schedule.next_plan
+        self._dues: dict[int, Sequence[int]] = {}
+        self._seeds: set[SchedulePlace] = set()
+        """Seeds in custody."""
+
+    def take(self, messages: Iterable[DueMessage]) -> None:
+        """These go to the outlets."""
+        self._forget_seeds()
+        self.custody.update(message.place for message in messages)
+
+    def _forget_seeds(self) -> None:
+        done = {place for place in self._seeds if not self._waits(place)}
+        self.custody -= done
+        self._seeds -= done
+
+    def _waits(self, seed: SchedulePlace) -> bool:
+        try:
+            return self._schedule.state_of(seed) == "pending"
+        except MessageNotFound:  # done, and its bucket was deleted before anything else was due
+            return False
+
+    async def plan(self, draft: Draft) -> PlanAction:
+        places = [message.place for message in draft.messages]
+        action = PlanAction(
+            self._next, draft.subject, draft.partition, draft.broker_group, draft.producer_id, draft.batch_sequence, runs_of(places)
+        )
+        self._next += 1
+        self._writer.act(action)
+        for message in draft.messages:
+            if message.flags & _RECURRING:
+                self._recur(message)
+        self._dues[action.number] = [message.due_ms for message in draft.messages]
+        self._wake()
+        await self._writer.committed()
+        self.custody.difference_update(places)
+        return action
+
+    def done(self, plan: PlanAction, append_time_ms: int) -> None:
+        self._writer.act(PlanDone((plan.number,)))
+        dues = self._dues.pop(plan.number, None)
+        if dues is not None:
+            self.lateness.note(self._now_ms(), append_time_ms - np.array(dues, np.int64))
+        self._wake()
+
+    def void(self, plan: PlanAction) -> None:
+        self._dues.pop(plan.number, None)
+        self.custody.update(places_of(plan))
+        self._writer.act(PlanVoid((plan.number,)))
+
+    def seed(self, message: DueMessage) -> None:
+        """A recurring message's seed is due: its first run is written, and the seed is done with, both or neither."""
+        try:
+            due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
+        except (InvalidArgument, KeyError, ValueError) as failure:
+            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
+        else:
+            self._seeds.add(message.place)
+            self.custody.add(message.place)
+            self._writer.act(Recur(*message.place, due_ms))
+            self._writer.act(Cancel(*message.place))
+
+    def _recur(self, message: DueMessage) -> None:
+        try:
+            first = bytes.fromhex(message.headers[SCHEDULE_ID].decode())
+            if self._schedule.alias(first) != message.place:
+                return
+            due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
+        except (InvalidArgument, KeyError, ValueError) as failure:
+            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
+        else:
+            self._writer.act(Recur(*message.place, due_ms))
+
+
+def is_seed(message: DueMessage) -> bool:
+    """A recurring message before its first run: it says when, and is not delivered itself."""
+    return bool(message.flags & _RECURRING) and SCHEDULE_ID not in message.headers
+
+
+def runs_of(places: Sequence[SchedulePlace]) -> tuple[tuple[int, bytes], ...]:
+    """Places as a plan has them: runs of one bucket, in their order."""
+    return tuple(
+        (bucket, np.array([place.ordinal for place in run], "<u4").tobytes())
+        for bucket, run in groupby(places, key=lambda each: each.bucket)
+    )
+
+
+def places_of(plan: PlanAction) -> list[SchedulePlace]:
+    return [SchedulePlace(bucket, int(each)) for bucket, ordinals in plan.items for each in np.frombuffer(ordinals, "<u4")]

@@ -1,0 +1,127 @@
+"""Asking others for the time: brokers and replicas over their control ports (`DescribeReplica`, which slaves answer too).
+
+Once at the start, then every thirty seconds, and every second while the keeper has something to decide (see timekeeper.py). What they
+answer is their machine's wall clock, also if they are delay servers: a kept time would only echo what its keeper believes. Who does not
+answer in a second is no witness this time; nothing depends on anybody's answer.
+
+This task also reads the clock once a second, so that a step is noticed when it happens and not when somebody next asks for the time, and it
+tells the log of each step once: when it is noticed to last, and when it is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+import grpc
+
+from qmq.delay.timekeeper import SteadyClock
+from qmq.network import NETWORK, Network
+from qmq.proto.v1 import control_pb2, control_pb2_grpc
+
+log = logging.getLogger("qmq.delay")
+
+ASK_S: Final = 1.0
+LOOK_S: Final = 1.0
+EVERY_MS: Final = 30_000
+WITNESSES_MAX: Final = 15
+"""More would not make the median better."""
+
+AskTime = Callable[[str], Awaitable[int]]
+"""The time at a control address, in ms; 0 if it does not tell. Any error but a cancellation means that it is no witness."""
+
+
+class ControlPorts:
+    """Control connections to those who are asked."""
+
+    def __init__(self, network: Network = NETWORK) -> None:
+        self._network = network
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def ask(self, address: str) -> int:
+        """See `AskTime`. Raises grpc.RpcError."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._network.channel(address)
+        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=ASK_S)
+        return int(answer.time_ms)
+
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """End the connections to all others."""
+        for address in set(self._channels).difference(addresses):
+            await self._channels.pop(address).close()
+
+
+class TimeWitnesses:
+    """The task that asks. `addresses` lists control addresses of other machines' brokers and replicas, the best witnesses first."""
+
+    def __init__(
+        self, clock: SteadyClock, addresses: Callable[[], Iterable[str]], *, ask: AskTime | None = None, network: Network = NETWORK
+    ) -> None:
+        self._clock = clock
+        self._addresses = addresses
+        self._ports = ControlPorts(network)
+        self._ask = ask or self._ports.ask
+        self._asked_boot_ms: int | None = None
+        self._told = (0, 0)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; needs a running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End, and close the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._ports.keep_only(())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                log.exception("asking others for the time failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Read the clock, and ask if it is time to."""
+        self._clock.time_ms()
+        now_ms = self._clock.boot_ms()
+        if self._clock.keeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= EVERY_MS:
+            self._asked_boot_ms = now_ms
+            await self._ask_all()
+            self._clock.time_ms()
+        self._tell()
+
+    async def _ask_all(self) -> None:
+        addresses = list(self._addresses())[:WITNESSES_MAX]
+        await asyncio.gather(*[self._ask_one(address) for address in addresses])
+        await self._ports.keep_only(addresses)
+
+    async def _ask_one(self, address: str) -> None:
+        sent_ms = self._clock.boot_ms()
+        try:
+            async with asyncio.timeout(ASK_S):
+                their_ms = await self._ask(address)
+        except Exception as failure:
+            log.debug("%s did not say what time it is: %s", address, failure)
+            return
+        if their_ms > 0:
+            self._clock.witness(address, their_ms, sent_ms, self._clock.boot_ms())
+
+    def _tell(self) -> None:
+        """One line for each step, and one when it is believed."""
+        keeper = self._clock.keeper
+        step, (noticed, believed) = keeper.step, self._told
+        if keeper.steps_believed > believed:
+            log.warning("the wall clock's step is believed: the time kept is %d ms since 1970 now", self._clock.time_ms())
+        if step is not None and step.noticed_boot_ms != noticed:
+            why = "others say that it is wrong" if step.is_denied else "not believed yet"
+            log.warning("the wall clock is %+d ms from the time kept here: %s", step.size_ms, why)
+        self._told = (step.noticed_boot_ms if step is not None else 0, keeper.steps_believed)

@@ -1,0 +1,49 @@
+"""Whether a stored batch may hold, or holds, what somebody wants, without decoding a message. Pure.
+
+Brokers look for consumers and for readers of the log; who reads the log's files looks with the same functions. A bloom says what *may* be
+in a batch; its columns of hashes and of logical partitions say what *is*, in one message or spread over several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.batch_columns import Layout, RegionHeader, last_offset, tag_bloom
+
+
+def may_have_tags(blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """For each bloom whether its batch may have any of some tags, and all of some others, by their hashes. None named: all may."""
+    needed = np.uint64(tag_bloom(all_of))
+    found: npt.NDArray[np.bool_] = (blooms & needed) == needed
+    if any_of:
+        each = np.array([tag_bloom((tag,)) for tag in any_of], np.uint64)
+        found &= ((blooms[:, np.newaxis] & each) == each).any(axis=1)
+    return found
+
+
+def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, any_of: Sequence[int], all_of: Sequence[int]) -> bool:
+    """Whether the batch's column of hashes has any of some tags, and all of some others. None named: it has."""
+    if not any_of and not all_of:
+        return True
+    if layout.tag_list < 0:
+        return False
+    hashes = np.frombuffer(region, "<u8", last_offset(region, layout.tag_list, header.count), layout.tag_hash)
+    if any_of and not np.isin(hashes, np.array(any_of, np.uint64)).any():
+        return False
+    return all(bool((hashes == np.uint64(each)).any()) for each in all_of)
+
+
+def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether a message lies within any of these ranges of logical partitions (first, end). None named, or no such column: it does."""
+    if not ranges or layout.logical_partition < 0:
+        return True
+    lps = logical_partitions(region, layout, header.count)
+    return any(bool(((lps >= first) & (lps < end)).any()) for first, end in ranges)
+
+
+def logical_partitions(region: bytes | memoryview, layout: Layout, count: int) -> npt.NDArray[np.uint16]:
+    """The column of a batch to an ordered subject."""
+    return np.frombuffer(region, "<u2", count, layout.logical_partition)

@@ -1,0 +1,49 @@
+"""Command messages: a batch of one message, of kind COMMAND, made by the master. Its body is JSON.
+
+A seal is the last entry of a partition of an ordered subject: the change that closed it, and the route version that it leads to. It has a
+sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
+
+A drop (docs/DELETION.md) ends all that its queue holds: nothing up to it, itself included, belongs to the queue any more.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from qmq.batch import encode
+from qmq.batch_columns import Columns, Layout, bytes_column, parse_header
+from qmq.errors import CorruptBatch
+from qmq.log.queue import Sealed
+
+if TYPE_CHECKING:
+    from qmq.model import QueueId
+
+
+def build(queue: QueueId, change_id: str, to_version: int) -> bytes:
+    """The region of a seal."""
+    return _region(queue, {"change_id": change_id, "to_version": to_version})
+
+
+def build_drop(queue: QueueId) -> bytes:
+    """The region of a drop."""
+    return _region(queue, {"drop": True})
+
+
+def _region(queue: QueueId, says: dict[str, object]) -> bytes:
+    body = json.dumps(says, sort_keys=True).encode()
+    _, region = encode(
+        queue.subject.encode(), Columns([body]), producer_id=0, batch_sequence=0, create_time_ms=0, partition=queue.partition
+    )
+    return region
+
+
+def read(region: bytes, sequence: int) -> Sealed | None:
+    """What a command message at `sequence` says; None: it is a drop. Raises CorruptBatch."""
+    header = parse_header(region)
+    layout = Layout.walk(region, header)
+    try:
+        found = json.loads(bytes_column(region, layout.body, layout.body_data, 1)[0])
+        return None if "drop" in found else Sealed(sequence, found["change_id"], found["to_version"])
+    except (ValueError, TypeError, KeyError) as cause:
+        raise CorruptBatch(f"the command message at sequence {sequence} cannot be read: {cause!r}") from cause

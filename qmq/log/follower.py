@@ -1,0 +1,182 @@
+"""The slave's side of the store: taking what the master wrote, cutting what diverged, beginning anew.
+
+A slave's files are the master's, byte for byte and position for position; so nothing is decided here, only checked:
+
+* An entry is taken if its checksums hold, its index is the next one, and it lies where our log ends. Nothing is taken of a stretch that
+  has a flaw.
+* What is taken is written at once, and changes the derived state only when it is committed (`Store.commit`).
+* Cutting behind what is applied needs the state as it was: the store is opened anew from its last checkpoint, which never knows more than
+  what was committed when it was written.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope
+from qmq.batch_columns import check_region
+from qmq.errors import CorruptBatch
+from qmq.log import commit_mark
+from qmq.log.recent_writes import ACTIONS, Place, Write, WriteRun
+from qmq.log.segments import Segments, segment_name
+from qmq.log.store import PendingEntry, Store
+from qmq.private_files import FILE_MODE, make_private
+
+_RUN: Final = Struct("<IIQQ")
+_CRC: Final = Struct("<I")
+_RUN_HEAD_BYTES: Final = _RUN.size + _CRC.size
+_KINDS: Final = ((Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER, Kind.COMMAND), (Kind.ACTIONS, Kind.SNAPSHOT))
+"""What may lie in each log."""
+
+
+class Diverged(Exception):
+    """What the master sent does not lie where our log ends, although the core took it: an invariant is broken."""
+
+
+# --- runs as bytes -----------------------------------------------------------------------------------------------------
+
+
+def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
+    """Runs as they travel: a head with a checksum of its own, and the bytes, one after another."""
+    found: list[bytes] = []
+    for run in runs:
+        head = _RUN.pack(run.log, run.size, run.base, run.position)
+        found += (head, _CRC.pack(crc32c(head)), *run.buffers)
+    return found
+
+
+def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
+    """The inverse; the bytes are copied. Raises CorruptBatch."""
+    runs: list[WriteRun] = []
+    at = 0
+    while at < len(data):
+        if at + _RUN_HEAD_BYTES > len(data):
+            raise CorruptBatch("a run's head is cut short")
+        log, size, base, position = _RUN.unpack_from(data, at)
+        if _CRC.unpack_from(data, at + _RUN.size)[0] != crc32c(bytes(data[at : at + _RUN.size])):
+            raise CorruptBatch("the checksum of a run's head does not hold")
+        at += _RUN_HEAD_BYTES
+        if log > ACTIONS or not size or at + size > len(data) or position < base:
+            raise CorruptBatch(f"a run of {size} bytes at {position} of log {log} cannot be")
+        runs.append(WriteRun(log, base, position, size, (bytes(data[at : at + size]),)))
+        at += size
+    return runs
+
+
+def entries_of(run: WriteRun) -> list[PendingEntry]:
+    """A run's entries, every checksum checked. Raises CorruptBatch."""
+    data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
+    found: list[PendingEntry] = []
+    at = 0
+    while at < len(data):
+        envelope = parse_envelope(data, at)
+        if envelope.kind not in _KINDS[run.log]:
+            raise CorruptBatch(f"an entry of kind {envelope.kind} does not belong into log {run.log}")
+        region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
+        if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
+            raise CorruptBatch("a run ends within an entry")
+        check_region(region, envelope.region_crc)
+        found.append(PendingEntry(run.log, run.position + at, envelope, region))
+        at += envelope.total_bytes
+    return found
+
+
+# --- taking ------------------------------------------------------------------------------------------------------------
+
+
+def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[PendingEntry]]:
+    """Each run's entries, if together they are those behind `after` up to `last`. Raises CorruptBatch.
+
+    At the beginning of a log that was begun anew indexes may be missing: the other log's part of them was taken by retention.
+    """
+    found = [entries_of(run) for run in runs]
+    index, epoch = after, 0
+    for entry in chain.from_iterable(found):
+        if entry.envelope.index <= index or entry.envelope.epoch < epoch:
+            raise CorruptBatch(f"{(entry.envelope.epoch, entry.envelope.index)} follows {(epoch, index)}")
+        index, epoch = entry.envelope.index, entry.envelope.epoch
+    if index != last:
+        raise CorruptBatch(f"a stretch up to index {last} ends at {index}")
+    return found
+
+
+def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) -> None:
+    """Write what was checked. Raises Diverged, nothing written; DiskFull, with a part of it written."""
+    for segments in store.logs:
+        segments.drop_empty()
+    _require_places(store.logs, runs)
+    for run, entries in zip(runs, found, strict=True):
+        segments = store.logs[run.log]
+        if run.base > segments.bases[-1]:
+            segments.roll()
+        segments.append(run.buffers, run.size)
+        _note(store, run, entries)
+
+
+def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> None:
+    """Raises Diverged unless each run lies where its log ends then, in the segment that is open there or in a new one."""
+    ends = [segments.end for segments in logs]
+    bases = [segments.bases[-1] for segments in logs]
+    for run in runs:
+        name = logs[run.log].folder.name
+        if run.position != ends[run.log]:
+            raise Diverged(f"{name} ends at {ends[run.log]}, the master's entry lies at {run.position}")
+        if run.base not in (bases[run.log], run.position):
+            raise Diverged(f"{name}: our segment begins at {bases[run.log]}, the master's at {run.base}")
+        ends[run.log], bases[run.log] = run.position + run.size, run.base
+
+
+def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
+    first = store.index + 1
+    for entry in entries:
+        store.note_epoch(entry.envelope.epoch, entry.envelope.index)
+        store.pending.append(entry)
+    store.unflushed.wrote(first, store.clock.monotonic_ms())
+    store.index = entries[-1].envelope.index
+    store.epoch = entries[-1].envelope.epoch
+    store.last_time_ms = max(store.last_time_ms, entries[-1].envelope.append_time_ms)
+    store.tail.add(Write(first, store.index, run))
+
+
+# --- cutting and beginning anew ----------------------------------------------------------------------------------------
+
+
+def truncate(store: Store, index: int) -> bool:
+    """Cut what lies behind `index`; False if that reaches behind what is applied, and nothing was done."""
+    if index < store.applied_index:
+        return False
+    place = [store.messages.end, store.actions.end]
+    while store.pending and store.pending[-1].envelope.index > index:
+        entry = store.pending.pop()
+        place[entry.log] = entry.position
+    for segments, position in zip(store.logs, place, strict=True):
+        if position < segments.end:
+            segments.truncate(position)
+    _forget_behind(store, index)
+    return True
+
+
+def _forget_behind(store: Store, index: int) -> None:
+    store.index = index
+    store.flushed_index, store.flush_wanted = min(store.flushed_index, index), min(store.flush_wanted, index)
+    store.unflushed.clear()
+    store.epochs = [each for each in store.epochs if each[1] <= index]
+    store.epoch = store.epochs[-1][0] if store.epochs else store.epoch
+    store.tail.clear()
+
+
+def begin_anew(folder: Path, place: Place) -> None:
+    """Replace a closed store's folder by empty logs that begin at `place`; first of all its commit mark goes."""
+    commit_mark.forget(folder)
+    for name in ("checkpoint", "consume", "message", "action"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name, position in zip(("message", "action"), place, strict=True):
+        make_private(folder / name)
+        (folder / name / segment_name(position)).touch(FILE_MODE)

@@ -1,0 +1,318 @@
+"""What one group has done of one partition of an ordered subject, and who holds which lane of it. Pure: actions in, state out; the same on
+every replica and after every restart. The counterpart of `qmq.log.share`, which hands messages out to whoever asks.
+
+Two lists, both by ranges of logical partitions, and independent of each other:
+
+    progress   tiles the partition's range. Of each range: everything before `done_before` is done, and so are the ranges `done` behind it
+    holders    who reads which range now, under which token; no two overlap
+
+A lane may have any range: progress is cut where a lane's range begins or ends, and joined again where neighbours have come to the same
+point. So lanes are made wider or narrower at any time, and no lane needs to know how far another one is.
+
+A verdict names sequences, and means the messages of the holder's range in them. A token is given once, and grows; after its holder's lease
+is over, or an operator moved the group, nothing that carries it counts.
+
+A *parked* key's messages are done as far as its lane is concerned; which they are is kept until they are replayed or dropped. A replay puts
+only that key's logical partition back, and takes its lane from its holder, so that whoever reads it next begins with the oldest of them.
+
+A key that is parked in a partition which a route change closed is parked in the partition that follows, too: an *inherited* key, whose
+list of messages is empty until some arrive. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
+
+Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7: progress is [0, 4) before 10, and [4, 8)
+before 4 with 6 to 7 done behind it. When [4, 8) settles 4 to 5 and 8 to 9 both have come to 10, and are one range again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from qmq_ordering.route import LpRange
+
+from qmq.invariants import check
+from qmq.log.actions import (
+    LaneAction,
+    LaneBegin,
+    LaneDone,
+    LaneFail,
+    LaneGrant,
+    LaneInherit,
+    LanePark,
+    LaneRelease,
+    LaneReset,
+    LaneUnpark,
+)
+
+FAILURES_MAX: Final = 10_000
+"""Messages whose failures are remembered; the oldest are forgotten first, and count as never tried."""
+
+
+class LaneHolder(NamedTuple):
+    """Who reads a range now."""
+
+    lps: LpRange
+    consumer: str
+    incarnation: str
+    token: int
+    lease_ms: int
+
+
+@dataclass(slots=True)
+class LaneProgress:
+    """How far a range is. `done` are [first, end) ranges of sequences behind `done_before`, ascending, not touching."""
+
+    lps: LpRange
+    done_before: int
+    done: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, first: int, end: int) -> None:
+        """Sequences `first` to `end` - 1 are done."""
+        first = max(first, self.done_before)
+        if end <= first:
+            return
+        done = self.done
+        if first == self.done_before and not done:
+            self.done_before = end
+            return
+        low = bisect_left(done, first, key=lambda each: each[1])
+        high = low
+        while high < len(done) and done[high][0] <= end:
+            first, end = min(first, done[high][0]), max(end, done[high][1])
+            high += 1
+        done[low:high] = [(first, end)]
+        if done[0][0] <= self.done_before:
+            self.done_before = done.pop(0)[1]
+
+    def remove(self, sequences: list[int]) -> None:
+        """These are to be done again; ascending."""
+        if not sequences:
+            return
+        first = sequences[0]
+        spans = [(first, self.done_before), *self.done] if first < self.done_before else list(self.done)
+        for sequence in sequences:
+            spans = [part for a, b in spans for part in ((a, min(b, sequence)), (max(a, sequence + 1), b)) if part[0] < part[1]]
+        self.done_before = min(self.done_before, first)
+        self.done = spans
+
+    def is_done(self, sequence: int) -> bool:
+        if sequence < self.done_before:
+            return True
+        at = bisect_left(self.done, sequence + 1, key=lambda each: each[1])
+        return at < len(self.done) and self.done[at][0] <= sequence
+
+
+@dataclass(slots=True)
+class ParkedKey:
+    """Messages of a key that were set aside, in order. None yet, if the key was parked in the partition before."""
+
+    lp: int
+    sequences: list[int]
+
+
+class LaneShare:
+    """One group's progress and lanes on one partition."""
+
+    __slots__ = ("expired", "failures", "holders", "next_token", "parked", "progress")
+
+    def __init__(self) -> None:
+        self.progress: list[LaneProgress] = []
+        self.holders: list[LaneHolder] = []
+        self.next_token = 1
+        self.failures: dict[int, int] = {}
+        self.parked: dict[bytes, ParkedKey] = {}
+        self.expired = 0
+        """Messages that retention had taken when the group began here."""
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    def holder(self, token: int) -> LaneHolder | None:
+        """Whose token it is, if it still counts."""
+        return next((each for each in self.holders if each.token == token), None)
+
+    def holders_of(self, lps: LpRange) -> list[LaneHolder]:
+        """Who holds any of a range."""
+        return [each for each in self.holders if each.lps.overlaps(lps)]
+
+    def progress_of(self, lps: LpRange) -> list[LaneProgress]:
+        """Progress that concerns a range."""
+        return [each for each in self.progress if each.lps.overlaps(lps)]
+
+    def position(self, lps: LpRange) -> int:
+        """The first sequence that may hold something of the range that is not done."""
+        return min(each.done_before for each in self.progress_of(lps))
+
+    def done_before(self) -> int:
+        """Everything before it is done, for all of the partition."""
+        return min(each.done_before for each in self.progress)
+
+    def parked_in(self, lps: LpRange) -> list[bytes]:
+        """The parked keys of a range."""
+        return [key for key, each in self.parked.items() if lps.first <= each.lp < lps.end]
+
+    def check(self) -> None:
+        """The whole invariant, for tests."""
+        check(all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)), "progress that does not tile the range")
+        check(all((a.done_before, a.done) != (b.done_before, b.done) for a, b in pairwise(self.progress)), "neighbours that are not joined")
+        for each in self.progress:
+            marks = [each.done_before, *[mark for span in each.done for mark in span]]
+            check(all(a < b for a, b in pairwise(marks)), "done ranges that are not ascending")
+        spans = sorted(each.lps for each in self.holders)
+        check(all(a.end <= b.first for a, b in pairwise(spans)), "lanes that overlap")
+        check(all(each.token < self.next_token for each in self.holders), "a token that was never given")
+
+    # --- changing ------------------------------------------------------------------------------------------------------
+
+    def apply(self, action: LaneAction) -> int:
+        """Change state by one action. What it gave: a token, or how many messages it was about; 0 if nothing, or if a token is void."""
+        return _APPLY[type(action)](self, action) or 0
+
+    def _begin(self, action: LaneBegin) -> None:
+        if not self.progress:
+            self.progress = [LaneProgress(LpRange(action.first, action.end), action.sequence)]
+            self.expired = action.expired
+
+    def _reset(self, action: LaneReset) -> None:
+        self.progress = [LaneProgress(LpRange(action.first, action.end), action.sequence)]
+        self.holders.clear()
+        self.failures.clear()
+        self.parked.clear()
+
+    def _grant(self, action: LaneGrant) -> int:
+        token, self.next_token = self.next_token, self.next_token + 1
+        lps = LpRange(action.first, action.end)
+        self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
+        self.holders.append(LaneHolder(lps, action.consumer, action.incarnation, token, action.lease_ms))
+        return token
+
+    def _release(self, action: LaneRelease) -> None:
+        self.holders = [each for each in self.holders if each.token != action.token]
+
+    def _done(self, action: LaneDone) -> int:
+        holder = self.holder(action.token)
+        if holder is None:
+            return 0
+        for each in self._cut(holder.lps):
+            for first, last in action.ranges:
+                each.add(first, last + 1)
+        if self.failures:
+            self.failures = {at: n for at, n in self.failures.items() if not any(a <= at <= b for a, b in action.ranges)}
+        self._join()
+        return len(action.ranges)
+
+    def _fail(self, action: LaneFail) -> int:
+        if self.holder(action.token) is None:
+            return 0
+        self.failures.pop(action.sequence, None)
+        self.failures[action.sequence] = action.attempts
+        if len(self.failures) > FAILURES_MAX:
+            del self.failures[next(iter(self.failures))]
+        return 1
+
+    def _park(self, action: LanePark) -> int:
+        holder = self.holder(action.token)
+        if holder is None or not holder.lps.first <= action.lp < holder.lps.end:
+            return 0
+        parked = self.parked.setdefault(action.key, ParkedKey(action.lp, []))
+        at = bisect_left(parked.sequences, action.sequence)
+        if action.sequence not in parked.sequences[at : at + 1]:
+            parked.sequences.insert(at, action.sequence)
+        for each in self._cut(holder.lps):
+            each.add(action.sequence, action.sequence + 1)
+        self.failures.pop(action.sequence, None)
+        self._join()
+        return 1
+
+    def _unpark(self, action: LaneUnpark) -> int:
+        parked = self.parked.pop(action.key, None)
+        if parked is None:
+            return 0
+        lps = LpRange(parked.lp, parked.lp + 1)
+        # Whoever reads the key takes it for parked until it attaches again.
+        self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
+        if action.replays and parked.sequences:
+            (mine,) = self._cut(lps)
+            mine.remove(parked.sequences)
+            self._join()
+        return len(parked.sequences)
+
+    def _inherit(self, action: LaneInherit) -> int:
+        """In a range exactly these keys are parked, besides those that have messages set aside here. How many are new."""
+        lps = LpRange(action.first, action.end)
+        named = {key for _, key in action.keys}
+        for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
+            del self.parked[key]
+        fresh = {key: lp for lp, key in action.keys if key not in self.parked}
+        for key, lp in fresh.items():
+            self.parked[key] = ParkedKey(lp, [])
+            # Whoever reads the key takes it for not parked until it attaches again.
+            self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
+        return len(fresh)
+
+    def _cut(self, lps: LpRange) -> list[LaneProgress]:
+        """The progress of exactly a range, cut where it begins and ends."""
+        found: list[LaneProgress] = []
+        pieces: list[LaneProgress] = []
+        for each in self.progress:
+            marks = sorted({each.lps.first, each.lps.end, *[mark for mark in lps if each.lps.first < mark < each.lps.end]})
+            parts = (
+                [each] if len(marks) == 2 else [LaneProgress(LpRange(a, b), each.done_before, list(each.done)) for a, b in pairwise(marks)]
+            )
+            pieces += parts
+            found += [part for part in parts if lps.contains(part.lps)]
+        self.progress = pieces
+        return found
+
+    def _join(self) -> None:
+        """Neighbours that have come to the same point are one."""
+        if len(self.progress) < 2:
+            return
+        joined = [self.progress[0]]
+        for each in self.progress[1:]:
+            last = joined[-1]
+            if (last.done_before, last.done) == (each.done_before, each.done):
+                joined[-1] = LaneProgress(LpRange(last.lps.first, each.lps.end), last.done_before, last.done)
+            else:
+                joined.append(each)
+        self.progress = joined
+
+    # --- keeping -------------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> list[Any]:
+        """For checkpoint and snapshot."""
+        return [
+            [[*each.lps, each.done_before, each.done] for each in self.progress],
+            [[*each.lps, *each[1:]] for each in self.holders],
+            self.next_token,
+            self.failures,
+            {key: [each.lp, each.sequences] for key, each in self.parked.items()},
+            self.expired,
+        ]
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> LaneShare:
+        """The inverse of `to_state`."""
+        share = cls()
+        progress, holders, share.next_token, failures, parked, share.expired = state
+        share.progress = [
+            LaneProgress(LpRange(first, end), before, [tuple(span) for span in done]) for first, end, before, done in progress
+        ]
+        share.holders = [LaneHolder(LpRange(first, end), *rest) for first, end, *rest in holders]
+        share.failures = {int(sequence): attempts for sequence, attempts in failures.items()}
+        share.parked = {bytes(key): ParkedKey(lp, list(sequences)) for key, (lp, sequences) in parked.items()}
+        return share
+
+
+_APPLY: Final[dict[type[Any], Callable[[LaneShare, Any], int | None]]] = {
+    LaneBegin: LaneShare._begin,
+    LaneGrant: LaneShare._grant,
+    LaneRelease: LaneShare._release,
+    LaneDone: LaneShare._done,
+    LaneFail: LaneShare._fail,
+    LanePark: LaneShare._park,
+    LaneUnpark: LaneShare._unpark,
+    LaneReset: LaneShare._reset,
+    LaneInherit: LaneShare._inherit,
+}

@@ -1,0 +1,105 @@
+"""Reading both logs as one, in the order of their common index: how a slave that fell behind is served from the files.
+
+Every checksum is looked at: a slave would refuse what does not hold, and would not come closer by being sent it again. Here it becomes
+LogDamaged, which can be mended; what is whole before it is served first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
+from qmq.batch_columns import check_region
+from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.envelopes import ReadWindow
+from qmq.log.recent_writes import Place, WriteRun, WriteStretch, behind
+from qmq.log.segments import Segments
+
+_WINDOW_BYTES: Final = 512 * limits.KIB
+
+
+class _Cursor:
+    """Walks one log."""
+
+    def __init__(self, number: int, segments: Segments, position: int) -> None:
+        self.number = number
+        self.position = position
+        self._segments = segments
+        self._window = ReadWindow(segments.read, _WINDOW_BYTES)
+        self._head: Envelope | None = None
+
+    def peek(self) -> Envelope | None:
+        """The next entry's envelope; None at the end. Raises LogDamaged."""
+        if self._head is None and self.position < self._segments.end:
+            try:
+                self._head = parse_envelope(self._window.read(self.position, ENVELOPE_BYTES))
+            except CorruptBatch as cause:
+                raise self._damaged(cause) from cause
+        return self._head
+
+    def take(self, envelope: Envelope) -> _Piece:
+        """The entry that `peek` gave. Raises LogDamaged."""
+        data = self._window.read(self.position, envelope.total_bytes)
+        try:
+            check_region(data[ENVELOPE_BYTES:], envelope.region_crc)
+        except CorruptBatch as cause:
+            raise self._damaged(cause) from cause
+        piece = _Piece(self.number, self._segments.base_of(self.position), self.position, data)
+        self.position += len(data)
+        self._head = None
+        return piece
+
+    def _damaged(self, cause: CorruptBatch) -> LogDamaged:
+        return LogDamaged(
+            f"{self._segments.folder.name}: the entry at {self.position} is damaged ({cause.message})",
+            log=self.number,
+            position=self.position,
+        )
+
+
+class _Piece(NamedTuple):
+    """One entry and where it lies."""
+
+    log: int
+    base: int
+    position: int
+    data: bytes
+
+
+def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int) -> WriteStretch | None:
+    """Entries behind index `after`, which lies at `place`, at least one if there is one; None if some are gone. Raises LogDamaged."""
+    if any(position < segments.start for position, segments in zip(place, logs, strict=True)):
+        return None
+    cursors = [_Cursor(number, segments, place[number]) for number, segments in enumerate(logs)]
+    pieces: list[_Piece] = []
+    size, last = 0, after
+    try:
+        while size < bytes_max:
+            heads = [(head.index, cursor, head) for cursor in cursors if (head := cursor.peek()) is not None]
+            if not heads:
+                break
+            index, cursor, head = min(heads, key=itemgetter(0))
+            if pieces and size + head.total_bytes > bytes_max:
+                break
+            pieces.append(cursor.take(head))
+            size += head.total_bytes
+            last = index
+    except LogDamaged:
+        if not pieces:
+            raise
+    runs = tuple(_runs(pieces))
+    for run in runs:
+        place = behind(place, run)
+    return WriteStretch(last, runs, place, size)
+
+
+def _runs(pieces: list[_Piece]) -> Iterator[WriteRun]:
+    """Neighbours in one segment, together."""
+    for (log, base), each in groupby(pieces, key=itemgetter(0, 1)):
+        found = list(each)
+        buffers = tuple([piece.data for piece in found])
+        yield WriteRun(log, base, found[0].position, sum(map(len, buffers)), buffers)

@@ -1,0 +1,94 @@
+"""The newest writes of both logs, kept in memory in the order of their index, so that slaves who keep up cost no read.
+
+A *run* is a stretch of one log: its bytes, where they lie, and where their segment begins. Replicas lay the same entries at the same
+positions in the same segments, so a run is copied as it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+MESSAGES: Final = 0
+ACTIONS: Final = 1
+
+Place = tuple[int, int]
+"""Where an index lies: the ends of the message log and of the action log behind it."""
+
+
+class WriteRun(NamedTuple):
+    """`size` bytes of log number `log` from `position` on, in the segment that begins at `base`."""
+
+    log: int
+    base: int
+    position: int
+    size: int
+    buffers: tuple[bytes, ...]
+
+
+class Write(NamedTuple):
+    """One write: the entries from `first` to `last`."""
+
+    first: int
+    last: int
+    run: WriteRun
+
+
+class WriteStretch(NamedTuple):
+    """Entries up to `last`, as runs, and where they end."""
+
+    last: int
+    runs: tuple[WriteRun, ...]
+    place: Place
+    size: int
+
+
+def behind(place: Place, run: WriteRun) -> Place:
+    """The place behind a run that begins at `place`."""
+    end = run.position + run.size
+    return (end, place[ACTIONS]) if run.log == MESSAGES else (place[MESSAGES], end)
+
+
+class Tail:
+    """The newest writes, up to `bytes_max` bytes of them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._writes: deque[Write] = deque()
+        self._numbers: dict[int, int] = {}
+        self._dropped = 0
+        self._bytes = 0
+
+    def add(self, write: Write) -> None:
+        """A write was made."""
+        self._numbers[write.first] = self._dropped + len(self._writes)
+        self._writes.append(write)
+        self._bytes += write.run.size
+        while self._bytes > self.bytes_max:
+            old = self._writes.popleft()
+            del self._numbers[old.first]
+            self._dropped += 1
+            self._bytes -= old.run.size
+
+    def clear(self) -> None:
+        """The log was cut, or begun anew."""
+        self._writes.clear()
+        self._numbers.clear()
+        self._bytes = 0
+
+    def read(self, place: Place, after: int, bytes_max: int) -> WriteStretch | None:
+        """The writes behind index `after`; None if they are not all here."""
+        number = self._numbers.get(after + 1)
+        if number is None:
+            return None
+        runs: list[WriteRun] = []
+        size, last = 0, after
+        for at in range(number - self._dropped, len(self._writes)):
+            write = self._writes[at]
+            if runs and size + write.run.size > bytes_max:
+                break
+            runs.append(write.run)
+            place = behind(place, write.run)
+            size += write.run.size
+            last = write.last
+        return WriteStretch(last, tuple(runs), place, size)

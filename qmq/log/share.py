@@ -1,0 +1,336 @@
+"""What one group has consumed of one queue: its *share*. Pure: actions in, state out; the same on every replica and after every restart.
+
+A share knows four things, and every message of the queue is in exactly one of them or done:
+
+    next_sequence    the first message that nobody was handed yet
+    holders          consumers, each with its pull log: the ranges it was handed and has not settled
+    requeued         ranges that came back (failed, released, consumer gone), each with the time from which it may go out again
+    dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
+
+    new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
+                                              held --DEAD--> dying --BURIED--> done
+
+A consumer names messages by *pull sequence*: its own count of what it was handed. Pull sequences never repeat within a share (a consumer
+that comes starts above all that were ever given), so a late verdict from before a lost lease can settle nothing that is not its own.
+
+`attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, whoever put it
+back; a RELEASE (never worked on) adds none.
+
+`apply` is the only thing that changes state. `due` only looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+from qmq.invariants import InvariantBroken, check
+from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.wire.settle_payloads import Verdict
+
+EXPIRED: Final = 0
+"""The `attempt` of a range that a PULL takes out of the queue of returns because retention took its messages."""
+
+
+class HeldMessages(NamedTuple):
+    """A range in a consumer's pull log: `count` messages from `pull` on are the sequences from `first` on."""
+
+    pull: int
+    first: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+
+
+class Requeued(NamedTuple):
+    """A range that may go out again from `due_ms` on."""
+
+    due_ms: int
+    first: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+
+
+class Dying(NamedTuple):
+    """A range that failed for good: its messages are the share's dead number `number` and following."""
+
+    number: int
+    first: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+    died_ms: int
+    error: str
+    consumer: str
+    """Who had it last."""
+
+
+@dataclass(slots=True)
+class ShareHolder:
+    """One consumer. `held` is in order of pull sequence."""
+
+    incarnation: str
+    lease_ms: int
+    next_pull: int
+    held: list[HeldMessages]
+    unacked: int = 0
+
+
+class Settled(NamedTuple):
+    """How many messages a SETTLE settled, and how many were not the consumer's any more."""
+
+    settled: int
+    stale: int
+
+
+class Share:
+    """One group's consumption of one queue."""
+
+    __slots__ = ("born_ms", "deaths", "dying", "expired", "holders", "next_sequence", "pulls", "requeued")
+
+    def __init__(self, next_sequence: int = 0) -> None:
+        self.next_sequence = next_sequence
+        self.born_ms = 0
+        """When the group began here: tells a group from one of the same name that was forgotten."""
+        self.deaths = 0
+        """How many messages ever died: the number of the next one."""
+        self.dying: list[Dying] = []
+        self.pulls = 0
+        self.expired = 0
+        self.holders: dict[str, ShareHolder] = {}
+        self.requeued: list[Requeued] = []
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    def due(self, now_ms: int, messages_max: int) -> list[Requeued]:
+        """Ranges that may go out again now, the longest due first, `messages_max` messages at most."""
+        found: list[Requeued] = []
+        for item in self.requeued:
+            if item.due_ms > now_ms or messages_max <= 0:
+                break
+            found.append(item._replace(count=min(item.count, messages_max)))
+            messages_max -= item.count
+        return found
+
+    def next_due_ms(self) -> int | None:
+        """When the next range may go out again."""
+        return self.requeued[0].due_ms if self.requeued else None
+
+    def settled_before(self) -> int:
+        """Every message before this sequence is done."""
+        firsts = [item.first for item in self.requeued] + [item.first for item in self.dying]
+        firsts += [item.first for holder in self.holders.values() for item in holder.held]
+        return min(firsts, default=self.next_sequence)
+
+    def unacked(self) -> int:
+        """Messages handed out and not settled."""
+        return sum(holder.unacked for holder in self.holders.values())
+
+    def waiting_again(self) -> int:
+        """Messages that came back and wait to go out again."""
+        return sum(item.count for item in self.requeued)
+
+    def dying_messages(self) -> int:
+        """Messages on their way to the dead-letter queue."""
+        return sum(item.count for item in self.dying)
+
+    def check(self) -> None:
+        """The whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
+        spans = [(item.first, item.count) for item in self.requeued] + [(item.first, item.count) for item in self.dying]
+        numbers = [(item.number, item.count) for item in self.dying]
+        check(all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), "dead numbers that are not ascending")
+        check(all(a + n <= self.deaths for a, n in numbers), "a dead number that was never given")
+        for holder in self.holders.values():
+            check(holder.unacked == sum(item.count for item in holder.held), "another count than what is held")
+            pulls = [(item.pull, item.count) for item in holder.held]
+            check(all(a + n <= b for (a, n), (b, _) in pairwise(pulls)), "pull sequences that are not ascending")
+            check(all(a + n <= holder.next_pull <= self.pulls for a, n in pulls), "a pull sequence that was never given")
+            spans += [(item.first, item.count) for item in holder.held]
+        spans.sort()
+        check(all(a + n <= b for (a, n), (b, _) in pairwise(spans)), "a message in two places")
+        check(all(n > 0 and a + n <= self.next_sequence for a, n in spans), "an empty range, or one that nobody was handed")
+        check(self.requeued == sorted(self.requeued), "what came back is out of order")
+
+    # --- changing ------------------------------------------------------------------------------------------------------
+
+    def apply(self, action: AnyAction) -> Settled:
+        """Change state by one action. What a SETTLE did is returned; the others settle nothing."""
+        return _APPLY[type(action)](self, action) or _NOTHING
+
+    def _begin(self, action: Begin) -> None:
+        self.next_sequence, self.born_ms = action.sequence, action.now_ms
+
+    def _reset(self, action: Reset) -> None:
+        self.next_sequence = action.sequence
+        self.requeued.clear()
+        self.dying.clear()
+        for holder in self.holders.values():
+            holder.held.clear()
+            holder.unacked = 0
+
+    def _join(self, action: Join) -> None:
+        self._put_back(action.consumer)
+        self.pulls = max(self.pulls, action.received + 1)
+        self.holders[action.consumer] = ShareHolder(action.incarnation, action.lease_ms, self.pulls, [])
+
+    def _leave(self, action: Leave) -> None:
+        self._put_back(action.consumer)
+        self.holders.pop(action.consumer, None)
+
+    def _put_back(self, consumer: str) -> None:
+        holder = self.holders.get(consumer)
+        if holder is not None:
+            self.requeued += [Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held]
+            self.requeued.sort()
+
+    def _return(self, action: Return) -> None:
+        holder = self._holder(action.consumer)
+        cut = _cut_out(holder, action.received + 1, holder.next_pull)
+        self.requeued += [Requeued(0, item.first, item.count, item.attempt) for item in cut]
+        self.requeued.sort()
+
+    def _holder(self, consumer: str) -> ShareHolder:
+        """Of a consumer that the master handed something: it must be here."""
+        holder = self.holders.get(consumer)
+        if holder is None:
+            raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")
+        return holder
+
+    def _pull(self, action: PullAction) -> None:
+        holder = self._holder(action.consumer)
+        for each in action.ranges:
+            if each.first_sequence >= self.next_sequence:
+                self.next_sequence = each.first_sequence + each.count
+            else:
+                self._take_requeued(each)
+            if each.attempt == EXPIRED:
+                self.expired += each.count
+            elif each.count:
+                holder.held.append(HeldMessages(holder.next_pull, each.first_sequence, each.count, each.attempt))
+                holder.next_pull += each.count
+                holder.unacked += each.count
+        self.pulls = max(self.pulls, holder.next_pull)
+
+    def _take_requeued(self, wanted: Pulled) -> None:
+        for at, item in enumerate(self.requeued):
+            if item.first == wanted.first_sequence:
+                del self.requeued[at]
+                if item.count > wanted.count:
+                    rest = item._replace(first=item.first + wanted.count, count=item.count - wanted.count)
+                    insort(self.requeued, rest)
+                return
+        raise InvariantBroken(f"{wanted} was pulled, but nothing that came back begins there")
+
+    def _settle(self, action: SettleAction) -> Settled:
+        holder = self.holders.get(action.consumer)
+        settled = asked = 0
+        errors = dict(action.errors)
+        back: list[Requeued] = []
+        for at, (first, last, verdict, delay_ms) in enumerate(action.settlements):
+            asked += last - first + 1
+            for item in _cut_out(holder, first, last + 1) if holder else ():
+                settled += item.count
+                if verdict == Verdict.NACK:
+                    due = action.now_ms + delay_ms
+                    back.append(Requeued(due, item.first, item.count, item.attempt + 1))
+                elif verdict == Verdict.RELEASE:
+                    back.append(Requeued(0, item.first, item.count, item.attempt))
+                elif verdict == Verdict.DEAD:
+                    self._die(item, action, errors.get(at, ""))
+        if back:  # one sort for all: an insertion for each of many is quadratic
+            self.requeued += back
+            self.requeued.sort()
+        return Settled(settled, asked - settled)
+
+    def _die(self, item: HeldMessages, action: SettleAction, error: str) -> None:
+        self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
+        self.deaths += item.count
+
+    def _buried(self, action: Buried) -> None:
+        for number, count in action.numbers:
+            low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
+            high = bisect_left(self.dying, number + count, key=_number_of)
+            self.dying[low:high] = [part for item in self.dying[low:high] for part in _without(item, number, number + count)]
+
+    # --- keeping -------------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> list[Any]:
+        """For checkpoint and snapshot."""
+        holders = {
+            name: (holder.incarnation, holder.lease_ms, holder.next_pull, [tuple(item) for item in holder.held])
+            for name, holder in self.holders.items()
+        }
+        return [
+            self.next_sequence,
+            self.pulls,
+            self.expired,
+            holders,
+            [tuple(item) for item in self.requeued],
+            self.born_ms,
+            self.deaths,
+            [tuple(item) for item in self.dying],
+        ]
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> Share:
+        """The inverse of `to_state`."""
+        share = cls(state[0])
+        share.pulls, share.expired = state[1], state[2]
+        for name, (incarnation, lease_ms, next_pull, held) in state[3].items():
+            ranges = [HeldMessages(*item) for item in held]
+            unacked = sum(item.count for item in ranges)
+            share.holders[name] = ShareHolder(incarnation, lease_ms, next_pull, ranges, unacked)
+        share.requeued = [Requeued(*item) for item in state[4]]
+        if len(state) > 5:
+            share.born_ms, share.deaths = state[5], state[6]
+            share.dying = [Dying(*item) for item in state[7]]
+        return share
+
+
+_number_of: Final = attrgetter("number")
+_NOTHING: Final = Settled(0, 0)
+_APPLY: Final[dict[type[Any], Callable[[Share, Any], Settled | None]]] = {
+    Begin: Share._begin,
+    Join: Share._join,
+    Return: Share._return,
+    PullAction: Share._pull,
+    SettleAction: Share._settle,
+    Leave: Share._leave,
+    Reset: Share._reset,
+    Buried: Share._buried,
+}
+
+
+def _without(item: Dying, begin: int, end: int) -> list[Dying]:
+    """What is left of a range without the dead numbers from `begin` to before `end`."""
+    low = min(max(begin - item.number, 0), item.count)
+    high = min(max(end - item.number, low), item.count)
+    parts = ((0, low), (high, item.count))
+    return [item._replace(number=item.number + a, first=item.first + a, count=b - a) for a, b in parts if b > a]
+
+
+def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
+    """Remove the pull sequences from `begin` to before `end` from what is held; give the removed parts."""
+    held = holder.held
+    at = max(bisect_right(held, begin, key=lambda item: item.pull) - 1, 0)
+    removed: list[HeldMessages] = []
+    kept: list[HeldMessages] = []
+    stop = at
+    while stop < len(held) and held[stop].pull < end:
+        before, middle, after = _split(held[stop], begin, end)
+        removed += middle
+        kept += before + after
+        stop += 1
+    held[at:stop] = kept
+    holder.unacked -= sum(item.count for item in removed)
+    return removed
+
+
+def _split(item: HeldMessages, begin: int, end: int) -> tuple[list[HeldMessages], list[HeldMessages], list[HeldMessages]]:
+    low = min(max(begin - item.pull, 0), item.count)
+    high = min(max(end - item.pull, low), item.count)
+    parts = ((0, low), (low, high), (high, item.count))
+    before, middle, after = ([HeldMessages(item.pull + a, item.first + a, b - a, item.attempt)] if b > a else [] for a, b in parts)
+    return before, middle, after

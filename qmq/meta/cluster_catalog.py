@@ -1,0 +1,286 @@
+"""What a metaserver knows and decides, without gRPC: where subjects are, creating and placing them, the modes of broker groups.
+
+What must be true: two metaservers never tell clients different things for long, and neither ever undoes what the other answered. Both keep
+nothing of their own: each answer comes from the view, each change is a compare-and-swap in the store, and after a change the key is read
+back into the view, so that the next question to *this* metaserver sees it; the other one hears of it by its watch.
+
+If the store is away: subjects and masters that are known are answered from memory. A subject that is *not* known may have been created
+meanwhile, so the answer is CoordinationUnavailable, not "there is none". Changes fail with that, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from qmq_coordination.broker_groups import BrokerGroupState, Mode, group_key
+from qmq_coordination.coordination_store import CoordinationStore, Put
+from qmq_coordination.ordered_records import OrderedState, latest_key, route_key
+from qmq_coordination.subjects import SubjectCatalog, subject_key
+from qmq_coordination.view import ClusterView
+from qmq_ordering.algebra import first_route
+
+from qmq.errors import (
+    CoordinationError,
+    CoordinationUnavailable,
+    CoordinationUnknown,
+    InvalidArgument,
+    NotConnected,
+    OrderMismatch,
+    SubjectExists,
+    UnknownSubject,
+)
+from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
+from qmq.model import Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
+from qmq.proto.v1 import meta_pb2 as pb
+
+LOOK_S: Final = 1.5
+"""For asking the store about one subject: clients leave a metaserver that takes two seconds for the next one, and shall hear why."""
+
+
+class ClusterCatalog:
+    """The cluster as a metaserver sees and changes it. With `auto_create` a first send creates its subject."""
+
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, *, auto_create: bool, groups_per_subject: int = GROUPS_PER_SUBJECT
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._catalog = SubjectCatalog(store)
+        self._auto_create = auto_create
+        self._groups_per_subject = groups_per_subject
+
+    # --- subjects ------------------------------------------------------------------------------------------------------
+
+    async def subject(self, name: str) -> SubjectConfig:
+        """A subject that exists. Raises UnknownSubject, InvalidName; CoordinationUnavailable if nobody can tell."""
+        found = await self._find(name)
+        if found is None:
+            raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+        return found
+
+    async def _find(self, name: str) -> SubjectConfig | None:
+        """From memory; what is not there may have been created a moment ago, so the store is asked."""
+        key = subject_key(name)
+        if is_dead_letters(name):
+            return SubjectConfig(name)  # on all broker groups: where something of the group died
+        found = self._view.subject(name)
+        if found is None:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._view.fetch(key)
+            except TimeoutError:
+                raise CoordinationUnavailable(
+                    f"subject {name!r} is not known here, and the coordination store does not say whether it exists; nothing was changed"
+                ) from None
+            found = self._view.subject(name)
+        return found
+
+    async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
+        """A subject, and where it is, or its delayed messages go. Raises UnknownSubject; NotConnected if nobody is master there."""
+        config = await self._find(name)
+        if config is None:
+            if not (create and self._auto_create):
+                raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+            config = await self.create(SubjectConfig(name))
+        if config.order is not Order.NONE:
+            await self.ordered(config)
+        if delayed:
+            return config, await self._delay_routes()
+        routes = self._routes(config.former_groups, self.hosts(config))
+        if not routes:
+            raise NotConnected(
+                f"none of subject {name!r}'s broker groups has a master just now ({', '.join(self.hosts(config)) or 'no group is known'})"
+            )
+        return config, routes
+
+    async def _delay_routes(self) -> list[pb.QueueRoute]:
+        if not self.delay_groups():
+            await self._view.refresh()
+        known = self._routes((), self.delay_groups())
+        if not known:
+            names = ", ".join(self.delay_groups())
+            raise NotConnected(f"no delay group has a master just now ({names})" if names else "there is no delay group: start `qmq delay`")
+        served = {route.broker_group for route in known}
+        # Those without a master are named too: an ordered subject's messages wait for the one where they belong.
+        return known + [
+            pb.QueueRoute(partition=0, broker_group=name, epoch=self._view.group(name).claim.epoch, is_writable=self._is_writable(name))
+            for name in self.delay_groups()
+            if name not in served
+        ]
+
+    def _is_writable(self, group: str) -> bool:
+        return self._view.group(group).mode is Mode.READ_WRITE
+
+    def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
+        routes = []
+        for group in groups:
+            state = self._view.group(group)
+            master = state.master
+            if master is not None and master.data_address:
+                is_writable = group not in former_groups and self._is_writable(group)
+                routes.append(
+                    pb.QueueRoute(
+                        partition=0, broker_group=group, data_address=master.data_address, epoch=master.epoch, is_writable=is_writable
+                    )
+                )
+        return routes
+
+    def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
+        """All groups that may hold messages of the subject: of an ordered one, those that have a partition of any version."""
+        if config.order is not Order.NONE:
+            state = self._view.ordered(config.name)
+            return tuple(state.broker_groups) if state is not None and state.routes else config.groups
+        return hosts_of(config, self.group_names())
+
+    async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
+        """Create a subject, on the groups that it names or on chosen ones; what is there then, whoever created it.
+
+        `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, NotConnected and
+        ReadOnly (no group can be chosen), CoordinationUnavailable.
+        """
+        if is_dead_letters(config.name):
+            raise InvalidArgument(f"{config.name!r} is a dead-letter queue: it is there, and made by brokers")
+        is_placed = bool(config.groups)
+        if is_placed:
+            await self._require_groups(config.groups)
+            self._require_real_time(config.groups)
+        else:
+            config = replace(config, groups=await self._choose())
+        if config.order is not Order.NONE:
+            return await self._create_ordered(config, partitions, is_placed=is_placed)
+        if partitions:
+            raise InvalidArgument(f"subject {config.name!r} is not ordered, so it has no partitions: leave them out, or give it an order")
+        made = await self._catalog.create(config, is_placed=is_placed)
+        await self._read_back(subject_key(config.name))
+        return made
+
+    # --- ordered subjects ----------------------------------------------------------------------------------------------
+
+    async def _create_ordered(self, config: SubjectConfig, partitions: int, *, is_placed: bool) -> SubjectConfig:
+        """Settings and first route in one transaction: there is never the one without the other."""
+        route = first_route(config.logical_partitions, partitions or len(config.groups), config.groups)
+        first = [Put(route_key(config.name, 1), route.encode()), Put(latest_key(config.name), b"1")]
+        made = await self._catalog.create(config, is_placed=is_placed, also=first)
+        await self._read_back(subject_key(config.name))
+        if not partitions:
+            return made
+        there = (await self.learn_route(config.name)).routes[1]
+        if len(there.partitions) != partitions:
+            raise SubjectExists(
+                f"subject {config.name!r} is there, and its first route has {len(there.partitions)} partitions, not {partitions}: "
+                "split or merge them, or choose another name"
+            )
+        return made
+
+    async def ordered(self, config: SubjectConfig) -> OrderedState:
+        """An ordered subject's routes, as they are known here. Raises OrderMismatch, CoordinationError."""
+        if config.order is Order.NONE:
+            raise OrderMismatch(f"subject {config.name!r} is not ordered: it has no route")
+        state = self._view.ordered(config.name)
+        return state if state is not None and state.route is not None and 1 in state.routes else await self.learn_route(config.name)
+
+    async def learn_route(self, name: str) -> OrderedState:
+        """Read an ordered subject's first and latest route from the store, into the view. Raises CoordinationError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                latest = await self._view.fetch(latest_key(name))
+                for version in {1, int(latest.value) if latest is not None else 1}:
+                    await self._view.fetch(route_key(name, version))
+        state = self._view.ordered(name)
+        if state is None or state.route is None or 1 not in state.routes:
+            raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read: try again soon")
+        return state
+
+    async def _read_back(self, key: str) -> None:
+        """Into the view. If the store is gone just now the change is made all the same, and the watch will bring it."""
+        with suppress(CoordinationError):
+            await self._view.fetch(key)
+
+    async def _choose(self) -> tuple[str, ...]:
+        if not self.group_names():
+            await self._view.refresh()
+        candidates = [
+            Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, self._view.subject_count(state.name))
+            for state in self._view.groups()
+            if state.delay is None
+        ]
+        return choose(candidates, self._groups_per_subject)
+
+    async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
+        """Let other groups take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        if (await self.subject(name)).order is not Order.NONE:
+            raise InvalidArgument(f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`")
+        await self._require_groups(groups)
+        self._require_real_time(groups)
+        known = self.group_names()
+        placed = await self._catalog.update(name, lambda config: move(config, groups, known))
+        await self._read_back(subject_key(name))
+        return placed
+
+    async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
+        """Say when a subject's producers are answered. Raises UnknownSubject, CoordinationUnavailable."""
+        found = await self._catalog.update(name, lambda config: replace(config, flush=flush))
+        await self._read_back(subject_key(name))
+        return found
+
+    # --- broker groups -------------------------------------------------------------------------------------------------
+
+    def group_names(self) -> list[str]:
+        """All broker groups that keep subjects, in order: not the delay groups."""
+        return [state.name for state in self._view.groups() if state.delay is None]
+
+    def delay_groups(self) -> list[str]:
+        """All delay groups, in order."""
+        return [state.name for state in self._view.groups() if state.delay is not None]
+
+    async def group(self, name: str) -> BrokerGroupState:
+        """A broker group that exists. Raises InvalidName, InvalidArgument; CoordinationUnavailable if nobody can tell."""
+        await self._require_groups((check_name("broker group", name),))
+        return self._view.group(name)
+
+    async def require_writable(self, names: tuple[str, ...]) -> None:
+        """New partitions go to broker groups that exist and are not drained. Raises InvalidArgument, CoordinationError."""
+        await self._require_groups(names)
+        self._require_real_time(names)
+        drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]
+        if drained:
+            raise InvalidArgument(f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it")
+
+    async def _require_groups(self, names: tuple[str, ...]) -> None:
+        if all(self._view.group(name).items for name in names):
+            return
+        await self._view.refresh()
+        strangers = [name for name in names if not self._view.group(name).items]
+        if strangers:
+            known = ", ".join(state.name for state in self._view.groups()) or "none"
+            raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {known}")
+
+    def _require_real_time(self, names: tuple[str, ...]) -> None:
+        delays = [name for name in names if self._view.group(name).delay is not None]
+        if delays:
+            raise InvalidArgument(f"{', '.join(delays)} is a delay group: subjects live on broker groups, {', '.join(self.group_names())}")
+
+    async def set_mode(self, name: str, mode: str) -> Mode:
+        """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable, CoordinationUnknown."""
+        wanted = _mode(mode)
+        await self.group(name)
+        key = group_key(name, "mode")
+        try:
+            await self._store.put(key, wanted.value.encode())
+        except CoordinationUnknown:
+            found = await self._store.get(key)
+            if found is None or found.value != wanted.value.encode():
+                raise
+        await self._read_back(key)
+        return wanted
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise InvalidArgument(f"a broker group's mode is {' or '.join(each.value for each in Mode)}, not {text!r}") from None

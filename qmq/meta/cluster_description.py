@@ -1,0 +1,64 @@
+"""The whole cluster for an operator's eyes: what the store says of each group, and what each replica says of itself.
+
+Every replica that is present is asked at the same time, with a deadline of a second: one that is stopped, or behind a cut cable, must not
+keep the picture of all others from the operator who looks for it. What it did not say is absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from qmq_coordination.broker_groups import BrokerGroupState, ReplicaRecord
+from qmq_coordination.view import ClusterView
+
+from qmq.errors import QmqError
+from qmq.meta.broker_calls import Brokers
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+
+REPLICA_S: Final = 1.0
+
+
+async def describe_cluster(view: ClusterView, brokers: Brokers) -> pb.DescribeClusterResponse:
+    """All groups with their replicas."""
+    groups = await asyncio.gather(*[_group(view, brokers, state) for state in view.groups()])
+    return pb.DescribeClusterResponse(groups=groups, store_silent_ms=view.silent_ms)
+
+
+async def _group(view: ClusterView, brokers: Brokers, state: BrokerGroupState) -> pb.GroupDescription:
+    present = view.present(state.name)
+    places = {**view.replicas(state.name), **present}
+    names = sorted({*places, *state.voters, *state.learners})
+    replicas = await asyncio.gather(*[_replica(brokers, name, places.get(name), is_present=name in present) for name in names])
+    master = state.master
+    return pb.GroupDescription(
+        broker_group=state.name,
+        health=state.health.value,
+        mode=state.mode.value,
+        master=master.replica if master else "",
+        epoch=state.claim.epoch if master is None else master.epoch,
+        voters=state.voters,
+        learners=state.learners,
+        replicas=replicas,
+        is_delay=state.delay is not None,
+    )
+
+
+async def _replica(brokers: Brokers, name: str, place: ReplicaRecord | None, *, is_present: bool) -> pb.ReplicaDescription:
+    if place is None:
+        return pb.ReplicaDescription(replica=name)
+    status = await _status(brokers, place) if is_present else None
+    return pb.ReplicaDescription(
+        replica=name, data_address=place.data_address, control_address=place.control_address, is_present=is_present, status=status
+    )
+
+
+async def _status(brokers: Brokers, place: ReplicaRecord) -> control.ReplicaStatus | None:
+    try:
+        status: control.ReplicaStatus = await brokers.ask(
+            place.control_address, "DescribeReplica", control.DescribeReplicaRequest(), REPLICA_S
+        )
+    except QmqError:
+        return None
+    return status

@@ -1,0 +1,97 @@
+"""Questions about delayed messages, on their way to the delay groups: about one message by its id, about lists to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from qmq_coordination.broker_groups import group_key
+from qmq_coordination.view import ClusterView
+
+from qmq.delay.delay_requests import ListMark, listing, mark_of, new_due_ms
+from qmq.errors import CoordinationError, InvalidArgument, NotConnected, QmqError
+from qmq.meta.broker_calls import LOOK_S, Brokers
+from qmq.model import DelayedId
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.proto.v1 import meta_pb2
+
+
+class Delays:
+    """The delay groups, as a metaserver asks them."""
+
+    def __init__(self, view: ClusterView, brokers: Brokers) -> None:
+        self._view = view
+        self._brokers = brokers
+
+    def groups(self) -> list[str]:
+        """All delay groups, in order."""
+        return [state.name for state in self._view.groups() if state.delay is not None]
+
+    async def one(self, method: str, request: Any) -> pb.DelayedMessage:
+        """Ask the group that the request's id names. Raises InvalidArgument, what the master raised, NotConnected."""
+        group = DelayedId.parse(request.id).group
+        if isinstance(request, pb.MoveDelayedRequest):
+            new_due_ms(request)
+        if group not in self.groups():
+            await self._look(self._view.fetch(group_key(group, "delay")))
+        groups = await self._require_groups()
+        if group not in groups:
+            raise InvalidArgument(f"{request.id} is of delay group {group!r}, and there is none of that name, but {', '.join(groups)}")
+        found: pb.DelayedMessage = await self._brokers.ask_master(group, method, request, is_change=method != "ShowDelayed")
+        return found
+
+    async def listed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
+        """The groups' lists as one, in the order of due times.
+
+        `next` is the due time and the id behind which to go on, the same for every group.
+
+        Groups that are silent are named: what they keep is missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
+        """
+        most = listing(request).most
+        asked = pb.ListDelayedRequest()
+        asked.CopyFrom(request)
+        asked.messages_max = most
+        answers = await self._brokers.ask_masters(await self._require_groups(), "ListDelayed", asked)
+        page = merged(answers.partial(), most)
+        page.silent.update(answers.silent)
+        return page
+
+    async def _require_groups(self) -> list[str]:
+        """Where none is known, the store is asked: one may have been founded a moment ago. Raises NotConnected."""
+        if not self.groups():
+            await self._look(self._view.refresh())
+        groups = self.groups()
+        if not groups:
+            raise NotConnected("there is no delay group: start one with `qmq delay`")
+        return groups
+
+    async def _look(self, question: Coroutine[Any, Any, object]) -> None:
+        """Into the store, for a moment at most; if it does not say, what is known holds."""
+        with suppress(CoordinationError, TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await question
+
+    async def describe(self) -> meta_pb2.DescribeDelaysResponse:
+        """All groups, and which of them are silent, or failed to answer. Raises NotConnected if there is none."""
+        groups = await self._require_groups()
+        answers = await self._brokers.ask_masters(groups, "DescribeDelay", pb.DescribeDelayRequest(), absent=(QmqError,))
+        silent = {group: failure.message for group, failure in answers.absent.items()}
+        return meta_pb2.DescribeDelaysResponse(delays=list(answers.found.values()), silent=silent)
+
+
+def merged(pages: Sequence[pb.ListDelayedResponse], most: int) -> pb.ListDelayedResponse:
+    """One page of several groups' pages. Pure.
+
+    A group whose page goes on may have more right behind its mark: nothing behind the lowest of these marks is shown yet, or it would be
+    followed by what comes before it.
+    """
+    goes_on = [ListMark.parse(page.next) for page in pages if page.next]
+    end = min(goes_on, default=None)
+    known = list(heapq.merge(*[page.messages for page in pages], key=mark_of))
+    shown = [message for message in known if end is None or mark_of(message) <= end]
+    if len(shown) > most:
+        return pb.ListDelayedResponse(messages=shown[:most], next=str(mark_of(shown[most - 1])))
+    return pb.ListDelayedResponse(messages=shown, next="" if end is None else str(end))

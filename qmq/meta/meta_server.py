@@ -1,0 +1,107 @@
+"""A metaserver that listens: the service and all it needs, on a store and a view that somebody else opened and closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.view import ClusterView
+
+from qmq.clock import Clock, SystemClock
+from qmq.meta.broker_calls import Brokers
+from qmq.meta.call_counts import CallCounts
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.delay_calls import Delays
+from qmq.meta.deletion import Deletion
+from qmq.meta.delivery_admin import DeliveryService
+from qmq.meta.meta_service import MetaService
+from qmq.meta.meta_timing import TIMING, MetaTiming
+from qmq.meta.ordered.auto_reshard import Resharding
+from qmq.meta.ordered.controller import Controller
+from qmq.meta.ordered.evacuation import Evacuation
+from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
+from qmq.meta.ordered.partition_calls import PartitionMasters
+from qmq.meta.placement import GROUPS_PER_SUBJECT
+from qmq.meta.route_watchers import Watchers
+from qmq.network import NETWORK, Network, bind
+from qmq.proto.v1 import meta_pb2_grpc
+from qmq.rpc import SERVER_OPTIONS
+
+STOP_GRACE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetaConfig:
+    """Where a metaserver listens (port 0 takes a free one), and what it may do."""
+
+    host: str = "127.0.0.1"
+    port: int = 20880
+    auto_create: bool = True
+    groups_per_subject: int = GROUPS_PER_SUBJECT
+    evacuates: bool = True
+    """Whether it moves partitions of ordered subjects away from broker groups that have lost their master for good (evacuation.py)."""
+    change_wait_s: float = CHANGE_WAIT_S
+    """How long the answer to a change of a route waits for the next route."""
+    timing: MetaTiming = TIMING
+
+
+class MetaServer:
+    """`start`, then `stop`. Nothing is lost if it is killed instead: it keeps nothing."""
+
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, config: MetaConfig, *, clock: Clock | None = None, network: Network = NETWORK
+    ) -> None:
+        self._config = config
+        self._brokers = Brokers(view, network)
+        self._watchers = Watchers(view)
+        self.calls = CallCounts()
+        cluster = ClusterCatalog(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
+        masters, clock = PartitionMasters(self._brokers), clock or SystemClock()
+        self._controller = Controller(store, view, masters, clock, timing=config.timing)
+        self._resharding = Resharding(store, view, masters, self._controller, clock, timing=config.timing)
+        self._evacuation = Evacuation(view, self._controller, clock)
+        ordered = OrderedService(
+            cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
+        )
+        delivery = DeliveryService(store, view, cluster, self._brokers, clock)
+        self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
+        delays = Delays(view, self._brokers)
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
+        self._server: grpc.aio.Server | None = None
+        self.port = config.port
+
+    @property
+    def address(self) -> str:
+        return f"{self._config.host}:{self.port}"
+
+    @property
+    def watchers(self) -> int:
+        """Clients that watch for changes here."""
+        return self._watchers.count
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it looks after what stands still."""
+        return self._controller.leader.is_leader
+
+    async def start(self) -> None:
+        """Serve. Raises OSError if the port is taken."""
+        self._server = grpc.aio.server(interceptors=(self.calls,), options=SERVER_OPTIONS)
+        meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
+        self.port = bind(self._server, self._config.host, self._config.port)
+        await self._server.start()
+        self._controller.start()
+        self._controller.spawn(self._resharding.run())
+        self._controller.spawn(self._deletion.run(lambda: self.is_leader))
+        if self._config.evacuates:
+            self._controller.spawn(self._evacuation.run())
+
+    async def stop(self) -> None:
+        """Answer what is under way for a moment, then end; watches end at once."""
+        self._watchers.close()
+        await self._controller.stop()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+        await self._brokers.close()

@@ -1,0 +1,214 @@
+"""Changing routes by load, without being asked: the leader looks every five seconds, and does what qmq_ordering.resharding decides.
+
+What it remembers between two looks is its own: a new leader begins with the time of the last change, so the cool-down holds, and counts
+anew for how long neighbours have been cold. What was done last, and why, is kept in the store for `qmq route explain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any
+
+from qmq_coordination.broker_groups import Mode
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.ordered_records import OrderedState, decision_key, policy_key
+from qmq_coordination.view import ClusterView
+from qmq_ordering.load import LoadHistory, PartitionLoad, ReshardPolicy
+from qmq_ordering.resharding import ReshardDecision, decide
+from qmq_ordering.route import Phase, PhysicalPartition, Route
+
+from qmq.clock import Clock
+from qmq.errors import CoordinationUnknown, InvalidArgument, QmqError, RouteConflict
+from qmq.meta.meta_timing import TIMING, MetaTiming
+from qmq.meta.ordered.controller import Controller
+from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress, with_unwritten
+from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+
+log = logging.getLogger("qmq.meta")
+
+
+class Resharding:
+    """Policies, looks, decisions."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        masters: PartitionMasters,
+        controller: Controller,
+        clock: Clock,
+        *,
+        timing: MetaTiming = TIMING,
+    ) -> None:
+        self._timing = timing
+        self._store = store
+        self._view = view
+        self._masters = masters
+        self._controller = controller
+        self._clock = clock
+        self._pasts: dict[str, LoadHistory] = {}
+
+    # --- policies ------------------------------------------------------------------------------------------------------
+
+    async def set_policy(self, subject: str, wanted: pb.ReshardPolicy) -> pb.ReshardPolicy:
+        """Replace it. Raises InvalidArgument, CoordinationError."""
+        policy = policy_of(wanted)
+        key = policy_key(subject)
+        try:
+            await self._store.put(key, policy.encode())
+        except CoordinationUnknown:
+            found = await self._store.get(key)
+            if found is None or found.value != policy.encode():
+                raise
+        await self._view.fetch(key)
+        return policy_message(subject, policy)
+
+    @staticmethod
+    def policy(state: OrderedState) -> ReshardPolicy:
+        """The subject's policy; off if nobody set one."""
+        item = state.items.get(policy_key(state.subject))
+        return ReshardPolicy() if item is None else ReshardPolicy.decode(item.value)
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.reshard_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
+            if not self._controller.leader.is_leader:
+                self._pasts.clear()
+                continue
+            for config in self._view.subjects():
+                state = self._view.ordered(config.name)
+                if config.order is not Order.NONE and state is not None and self.policy(state).is_enabled:
+                    await self._look_surely(config, state)
+
+    async def _look_surely(self, config: SubjectConfig, state: OrderedState) -> None:
+        try:
+            await self.look(config, state)
+        except QmqError as failure:
+            log.warning("subject %s was not looked at for resharding: %s", config.name, failure)
+        except Exception:
+            log.exception("looking at subject %s for resharding failed", config.name)
+
+    async def look(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
+        """Decide once, and do it. None if a change is under way. Raises CoordinationError, RouteConflict."""
+        route = state.route
+        if route is None or state.pending is not None:
+            return None
+        decision, past = await self._decide(config, state, route)
+        self._pasts[config.name] = past
+        if decision.operation is not None:
+            await self._do(config, state, route, decision)
+        return decision
+
+    async def _do(self, config: SubjectConfig, state: OrderedState, route: Route, decision: ReshardDecision) -> None:
+        operation, changes = decision.operation, self._controller.changes
+        assert operation is not None
+        change_id, reason = changes.new_id(), f"automatic: {decision.reasons[0]}"
+        targets = {part.group for part in operation.change(route, change_id=change_id).targets}
+        if drained := sorted(name for name in targets if self._view.group(name).mode is not Mode.READ_WRITE):
+            log.warning("subject %s is not resharded (%s): %s is drained, and takes no new partition", config.name, operation, drained)
+            return
+        try:
+            change = await changes.prepare(
+                config.name, lambda found: operation.change(found, change_id=change_id, reason=reason), from_version=route.version
+            )
+        except RouteConflict as conflict:
+            log.info("subject %s is not resharded: %s", config.name, conflict)
+            return
+        log.info("subject %s: %s: %s", config.name, operation, " ".join(decision.reasons))
+        self._controller.carry_on(config.name, change.to_version)
+        told = {"operation": str(operation), "reasons": decision.reasons, "at_ms": self._clock.time_ms()}
+        with suppress(CoordinationUnknown):  # for people only
+            await self._store.put(decision_key(config.name), json.dumps(told).encode())
+
+    async def _decide(self, config: SubjectConfig, state: OrderedState, route: Route) -> tuple[ReshardDecision, LoadHistory]:
+        past = self._pasts.get(config.name) or LoadHistory(route.version, _changed_ms(state))
+        loads = await self._loads(config.name, state, route)
+        return decide(self.policy(state), route, loads, self._places(config, route), past, self._clock.time_ms())
+
+    def _places(self, config: SubjectConfig, route: Route) -> list[str]:
+        """The subject's groups that take partitions, those with fewest first."""
+        counts = Counter(part.group for part in route.partitions)
+        names = {*config.groups, *counts}
+        return sorted((name for name in names if self._view.group(name).mode is Mode.READ_WRITE), key=lambda name: (counts[name], name))
+
+    # --- loads ---------------------------------------------------------------------------------------------------------
+
+    async def _loads(self, subject: str, state: OrderedState, route: Route) -> list[PartitionLoad]:
+        """What the partitions of the route carry, as far as their masters answer."""
+        names = sorted({part.group for part in route.partitions})
+        answers = await at_once([self._ask(name, subject, route) for name in names])
+        statuses = {each.partition: each for answer in answers if answer is not None for each in answer.partitions}
+        backlogs = await at_once([self._backlogs(names, subject, group, route) for group in sorted(state.groups)])
+        return [
+            _load(part, statuses[part.number], max((each.get(part.number, 0) for each in backlogs), default=0))
+            for part in route.partitions
+            if part.number in statuses
+        ]
+
+    async def _backlogs(self, names: list[str], subject: str, group: str, route: Route) -> dict[int, int]:
+        progress = GroupLaneProgress()
+        for answer in await at_once([self._ask(name, subject, route, group) for name in names]):
+            if answer is not None:
+                progress.add(answer)
+        return {part.number: round(progress.backlog(part.number, EVERYTHING)) for part in route.partitions}
+
+    async def _ask(self, name: str, subject: str, route: Route, group: str = "") -> control.DescribeLanesResponse | None:
+        numbers = [part.number for part in route.partitions if part.group == name]
+        request = control.DescribeLanesRequest(subject=subject, partitions=numbers, group=group, with_load=not group)
+        try:
+            return with_unwritten(await self._masters.describe_lanes(name, request), request, name)
+        except QmqError:
+            return None
+
+    # --- for people ----------------------------------------------------------------------------------------------------
+
+    async def explain(self, config: SubjectConfig, state: OrderedState) -> pb.ExplainReshardResponse:
+        """What would be done now, and what was done last."""
+        route = state.route
+        assert route is not None
+        decision, _ = await self._decide(config, state, route)
+        item = state.items.get(decision_key(config.name))
+        last: dict[str, Any] = {} if item is None else json.loads(item.value)
+        return pb.ExplainReshardResponse(
+            policy=policy_message(config.name, self.policy(state)),
+            operation="" if decision.operation is None else str(decision.operation),
+            reasons=decision.reasons,
+            last_operation=last.get("operation", ""),
+            last_reasons=last.get("reasons", []),
+            last_ms=last.get("at_ms", 0),
+        )
+
+
+def _load(part: PhysicalPartition, status: control.PartitionStatus, backlog: int) -> PartitionLoad:
+    lp_load = tuple(status.lp_load) if len(status.lp_load) == part.range.width else ()
+    return PartitionLoad(part.number, status.messages_per_s, status.bytes_per_s, backlog, lp_load)
+
+
+def _changed_ms(state: OrderedState) -> int | None:
+    change = state.changes.get(state.latest)
+    return None if change is None else change.times_ms.get(Phase.PUBLISHED.value)
+
+
+def policy_of(message: pb.ReshardPolicy) -> ReshardPolicy:
+    """A policy as it is asked for; 0 takes the default. Raises InvalidArgument."""
+    names = [each.name for each in fields(ReshardPolicy)]
+    given = {name: getattr(message, name) for name in names if getattr(message, name)}
+    try:
+        return ReshardPolicy(**given)
+    except (TypeError, ValueError) as failure:
+        raise InvalidArgument(f"a policy of resharding: {failure}") from failure
+
+
+def policy_message(subject: str, policy: ReshardPolicy) -> pb.ReshardPolicy:
+    return pb.ReshardPolicy(subject=subject, **asdict(policy))

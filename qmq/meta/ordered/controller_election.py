@@ -1,0 +1,76 @@
+"""Which metaserver looks after what stands still: `/qmq/meta/leader`, under its lease.
+
+A convenience, no lock: whatever the leader does is a compare-and-swap that anybody may do. So two leaders for a moment, or none, harm
+nobody, and no answer of the store needs to be certain here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Final
+
+from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, Put, absent
+from qmq_coordination.ordered_records import LEADER
+
+from qmq.errors import CoordinationError, LeaseNotFound
+
+log = logging.getLogger("qmq.meta")
+
+LEASE_S: Final = 5.0
+
+
+class ControllerElection:
+    """Tries to be it, until it is stopped."""
+
+    def __init__(self, store: CoordinationStore, name: str, *, lease_s: float = LEASE_S) -> None:
+        self._store = store
+        self._name = name
+        self._lease_s = lease_s
+        self._lease = NO_LEASE
+        self._task: asyncio.Task[None] | None = None
+        self.is_leader = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.is_leader = await self.look()
+            except CoordinationError as failure:
+                self.is_leader = False
+                log.debug("nobody knows who leads the metaservers: %s", failure)
+            except Exception:
+                self.is_leader = False
+                log.exception("nobody knows who leads the metaservers")
+            await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+
+    async def look(self) -> bool:
+        """Keep the key, or take it if nobody has it. Whether it is ours. Raises CoordinationError."""
+        found = await self._store.get(LEADER)
+        if found is not None and found.lease != self._lease:
+            return False
+        if found is not None:
+            with suppress(LeaseNotFound):
+                await self._store.keep_alive(self._lease)
+                return True
+        lease = await self._store.grant(self._lease_s)
+        if (await self._store.txn([absent(LEADER)], [Put(LEADER, self._name.encode(), lease)])).succeeded:
+            self._lease = lease
+            return True
+        with suppress(CoordinationError):
+            await self._store.revoke(lease)
+        return False
+
+    async def stop(self) -> None:
+        """Let another one be it at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.is_leader = False
+        if self._lease != NO_LEASE:
+            with suppress(CoordinationError):
+                await self._store.revoke(self._lease)

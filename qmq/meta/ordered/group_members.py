@@ -1,0 +1,163 @@
+"""Who is in a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that is begun anew each time the consumer asks.
+
+* A consumer whose metaserver died asks another one, which puts the key again under a lease of its own. It is the same life of the same
+  name, so nothing is dealt out anew; and the first lease, when it ends, takes nothing along, since the key hangs on the second.
+* A name has one life at a time, the newer one. Which is newer is not in what they say, so: who knows no assignment yet (generation 0) and
+  was not here before has just begun, and takes the name over. Who was here, or knows an assignment, and finds another life in its place,
+  is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one since: its request is in order, but
+  what it stands for is over, and to ask again will not help. So of two lives exactly one is told to stop.
+* An attempt to put the key is known by its lease, which nobody else uses: an answer that got lost is read back by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, LeaseId, Put, absent, unchanged
+from qmq_coordination.ordered_records import MemberRecord, member_key
+
+from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, StaleDelivery
+
+LEASE_MS_MIN: Final = 2_000
+LEASE_MS_MAX: Final = 600_000
+
+
+class GroupMember(NamedTuple):
+    """A consumer's name."""
+
+    subject: str
+    group: str
+    consumer: str
+
+    @property
+    def key(self) -> str:
+        """Where it is in the store."""
+        return member_key(*self)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What this metaserver keeps for a consumer."""
+
+    incarnation: str
+    lease: LeaseId
+    until_ms: int
+    """When it is taken for gone if it does not ask before, by our clock."""
+
+
+class Members:
+    """The consumers that ask this metaserver."""
+
+    def __init__(self, store: CoordinationStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
+        self._held: dict[GroupMember, _Held] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """How many are held, by (subject, group)."""
+        self._locks: defaultdict[GroupMember, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def pairs(self) -> Collection[tuple[str, str]]:
+        """(subject, group) of those that ask here."""
+        return self._counts.keys()
+
+    def forget_silent(self) -> None:
+        """Those that did not ask for their lease are gone, or ask elsewhere; their keys go by themselves. To be called now and then."""
+        now = self._monotonic_ms()
+        for name in [name for name, held in self._held.items() if held.until_ms <= now and not self._locks[name].locked()]:
+            self._forget(name)
+
+    def _forget(self, name: GroupMember) -> None:
+        self._locks.pop(name, None)
+        if self._held.pop(name, None) is not None:
+            pair = (name.subject, name.group)
+            self._counts[pair] -= 1
+            if not self._counts[pair]:
+                del self._counts[pair]
+
+    async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int) -> bool:
+        """The consumer asks: it lives for another `lease_ms`. Whether its key was put just now. Raises StaleDelivery, CoordinationError."""
+        lease_ms = min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+        async with self._locks[name]:
+            while True:
+                item = await self._store.get(name.key)
+                self._require_newest(name, incarnation, generation, item)
+                if await self._keep_alive(name, incarnation, lease_ms, item):
+                    return False
+                if await self._put(name, incarnation, lease_ms, item):
+                    return True
+
+    def _require_newest(self, name: GroupMember, incarnation: str, generation: int, item: KeyValue | None) -> None:
+        if item is None or MemberRecord.decode(item.value).incarnation == incarnation:
+            return
+        held = self._held.get(name)
+        if generation > 0 or (held is not None and held.incarnation == incarnation):
+            raise superseded(name)
+
+    async def _keep_alive(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
+        """Whether the key is ours, and stays. A key under another lease is of another metaserver, or of an answer that came late."""
+        held = self._held.get(name)
+        if item is None or held is None or held.incarnation != incarnation or item.lease != held.lease:
+            return False
+        try:
+            await self._store.keep_alive(held.lease)
+        except LeaseNotFound:
+            return False
+        held.until_ms = self._monotonic_ms() + lease_ms
+        return True
+
+    async def _put(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
+        until_ms = self._monotonic_ms() + lease_ms
+        lease = await self._store.grant(lease_ms / 1000)
+        there = None if item is None else MemberRecord.decode(item.value)
+        since_ms = there.since_ms if there is not None and there.incarnation == incarnation else self._now_ms()
+        put = Put(name.key, MemberRecord(name.consumer, incarnation, since_ms).encode(), lease)
+        try:
+            done = (await self._store.txn([absent(name.key) if item is None else unchanged(item)], [put])).succeeded
+        except CoordinationUnknown:
+            found = await self._store.get(name.key)
+            done = found is not None and found.lease == lease
+        if not done:
+            await self._drop(lease)
+            return False
+        before = self._held.get(name)
+        self._held[name] = _Held(incarnation, lease, until_ms)
+        if before is not None:
+            await self._drop(before.lease)
+        else:
+            self._counts[name.subject, name.group] += 1
+        return True
+
+    async def leave(self, name: GroupMember, incarnation: str) -> None:
+        """It goes for good: its key goes now, if it is still this life's. Raises CoordinationError."""
+        async with self._locks[name]:
+            while (item := await self._store.get(name.key)) is not None:
+                if MemberRecord.decode(item.value).incarnation != incarnation:
+                    break
+                # By its revision: a newer life may put its own meanwhile. To repeat it is harmless, it deletes what was read or nothing.
+                with suppress(CoordinationUnknown):
+                    await self._store.txn([unchanged(item)], [Delete(name.key)])
+            held = self._held.get(name)
+            if held is not None and held.incarnation == incarnation:
+                await self._drop(held.lease)
+        if held is not None and held.incarnation == incarnation:
+            self._forget(name)
+
+    async def _drop(self, lease: LeaseId) -> None:
+        """What hangs on a lease that is not used any more goes; if this fails, it goes by itself."""
+        with suppress(CoordinationError):
+            await self._store.revoke(lease)
+
+
+def superseded(name: GroupMember) -> StaleDelivery:
+    """For the older one of two lives."""
+    return StaleDelivery(
+        f"consumer {name.consumer!r} of group {name.group!r} was started anew elsewhere, and this life of it is over: "
+        "give each process a name of its own"
+    )

@@ -1,0 +1,177 @@
+"""Where a consumer group of an ordered subject begins, and how it is moved: the record first, then the brokers, then the record again.
+
+    begin      put the record ──▶ (from the latest: tell the brokers) ──▶ ready
+    reset      swap the record, with the new frontier, not ready ──▶ tell the brokers ──▶ ready
+    set_back   swap the record: one logical partition goes back to an older partition, not ready ──▶ the caller replays there ──▶ ready
+    hold       swap the record: not ready, for good: it is being deleted (qmq/meta/ordered/group_deletion.py)
+
+A group that is not ready is attached to by nobody. What is being done is in its record (`Start`), so that whoever finds it can go on
+with it; the frontier is the new one from the beginning, since it says which version that was.
+
+Beginning twice is harmless: a partition where the group began stays as it is. Moving twice is not, once consumers go on; so only the one
+who reset a group moves it, and a reset that stands still is taken over after longer than its calls last (qmq/meta/ordered/controller.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from qmq_coordination.coordination_store import Put, absent
+from qmq_coordination.ordered_records import group_record_key
+from qmq_ordering.advance import first_frontier
+from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, GroupRecord
+from qmq_ordering.route import LpRange, PhysicalPartition, Route
+
+from qmq.errors import CoordinationUnknown, LaneNotOpen
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.group_rounds import LaneAssignee
+from qmq.meta.ordered.group_starts import DELETE, UNPARK, Start
+from qmq.meta.ordered.sealing import Arrow, nowhere
+from qmq.proto.v1 import control_pb2 as control
+
+
+class Placing:
+    def __init__(self, records: Records, lanes: LaneAssignee, *, arrow: Arrow = nowhere) -> None:
+        self._records = records
+        self._lanes = lanes
+        self._arrow = arrow
+
+    # --- beginning -----------------------------------------------------------------------------------------------------
+
+    async def begin(self, subject: str, group: str, start: Start, gate: Gate) -> GroupRecord:
+        """Let a group exist; one that does stays as it is. Its record, which may not be ready: `make_ready` is next.
+
+        Raises OrderMismatch, CoordinationError.
+        """
+        latest = await self._records.latest(subject)
+        route = (await self._records.routes(subject, latest, latest))[latest]
+        version = latest if start.is_latest else 1
+        record = GroupRecord(first_frontier(route.logical_partitions, version), gate, start.text, not start.needs_placing)
+        key = group_record_key(subject, group)
+        await self._arrow("before begin")
+        while True:
+            try:
+                await self._records.store.txn([absent(key)], [Put(key, record.encode())])
+                break
+            except CoordinationUnknown:
+                if await self._records.find(subject, group) is not None:
+                    break  # whatever is there, ours or another one's, is the group's; if nothing is, `absent` holds once only
+        await self._arrow("behind begin")
+        return (await self._records.record(subject, group))[1]
+
+    async def make_ready(self, subject: str, group: str) -> GroupRecord:
+        """Tell the brokers where a group that is not ready begins, then say that it is.
+
+        Raises UnknownGroup, LaneNotOpen (it is being deleted), CoordinationError, and what brokers raise: then it is not ready yet.
+        """
+        item, record = await self._records.record(subject, group)
+        if record.is_ready:
+            return record
+        if record.start == DELETE:
+            raise being_deleted(subject, group)
+        first = record.frontier.version
+        start = Start.parse(record.start)
+        routes = await self._records.routes(subject, first, await self._records.latest(subject))
+        for name, request in sorted(_requests(subject, group, routes, start, first).items()):
+            request.record_revision = item.mod_revision
+            await self._arrow("before place")
+            await self._lanes.place_lanes(name, request)
+            await self._arrow("behind place")
+        await self._arrow("before ready")
+        await self._records.swap(item, replace(record, is_ready=True))
+        await self._arrow("behind ready")
+        return (await self._records.record(subject, group))[1]
+
+    # --- moving --------------------------------------------------------------------------------------------------------
+
+    async def reset(self, subject: str, group: str, start: Start, version: int) -> GroupRecord:
+        """Move a group: from here on it reads `version`, from where `start` says.
+
+        Raises UnknownGroup, CoordinationError; and what brokers raise: then the group waits until they answer, and is moved.
+        """
+        route = (await self._records.routes(subject, version, version))[version]
+        frontier = first_frontier(route.logical_partitions, version)
+        await self._change(subject, group, "reset", lambda record: replace(record, frontier=frontier, start=start.text, is_ready=False))
+        return await self.make_ready(subject, group)
+
+    async def set_back(self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str) -> int:
+        """Hold a group still while a key's messages are put back into a partition; `make_ready` lets it go on. `attempt` is used once.
+
+        The revision of the record that holds it: the broker puts nothing back under another one. If the group is past the partition in that
+        logical partition, it reads it there again: so what is put back comes before everything newer.
+        Raises UnknownGroup, LaneNotOpen (it is being moved just now), CoordinationError.
+        """
+        latest = await self._records.latest(subject)
+        routes = await self._records.routes(subject, 1, latest)
+        last = max(version for version, route in routes.items() if route.partition(part.number) is not None)
+
+        def back(record: GroupRecord) -> GroupRecord:
+            if record.start == UNPARK + attempt:
+                return record  # it is held already: the answer was lost
+            if not record.is_ready:
+                raise LaneNotOpen(f"group {group!r} of subject {subject!r} begins or is moved just now: try again soon")
+            version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)
+            frontier = _with(record.frontier, FrontierPiece(LpRange(lp, lp + 1), min(version, last)))
+            return replace(record, frontier=frontier, start=UNPARK + attempt, is_ready=False)
+
+        return await self._change(subject, group, "unpark", back)
+
+    async def set_gate(self, subject: str, group: str, gate: Gate) -> None:
+        """Change when targets open. Raises UnknownGroup, CoordinationError."""
+        await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
+
+    async def hold_to_delete(self, subject: str, group: str) -> int:
+        """From here on nobody attaches, whatever was under way; the revision of the record. Raises UnknownGroup, CoordinationError."""
+        return await self._change(subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False))
+
+    async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> int:
+        """The revision of the record as it is then. Raises LaneNotOpen: it is being deleted."""
+        while True:
+            item, record = await self._records.record(subject, group)
+            if record.start == DELETE != what:
+                raise being_deleted(subject, group)
+            if (after := change(record)) == record:
+                return item.mod_revision
+            await self._arrow(f"before {what}")
+            swapped = await self._records.swap(item, after)
+            await self._arrow(f"behind {what}")
+            if swapped is not None:
+                return swapped.mod_revision
+
+
+def being_deleted(subject: str, group: str) -> LaneNotOpen:
+    """For whoever wants something of a group that is being deleted; it may begin anew afterwards."""
+    return LaneNotOpen(f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`")
+
+
+def _with(frontier: Frontier, there: FrontierPiece) -> Frontier:
+    """The frontier with another version in one range."""
+    lps = there.range
+    pieces = [there]
+    for piece in frontier.pieces:
+        for left in (LpRange(piece.range.first, lps.first), LpRange(lps.end, piece.range.end)):
+            rest = left.cut(piece.range)
+            if rest.width > 0:
+                pieces.append(FrontierPiece(rest, piece.version))
+    return Frontier(_joined(sorted(pieces)))
+
+
+def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
+    found: list[FrontierPiece] = []
+    for piece in pieces:
+        if found and found[-1].version == piece.version:
+            found[-1] = FrontierPiece(LpRange(found[-1].range.first, piece.range.end), piece.version)
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
+def _requests(subject: str, group: str, routes: Mapping[int, Route], start: Start, first: int) -> dict[str, control.PlaceLanesRequest]:
+    """One request for each broker group."""
+    parts = {part.number: part for route in routes.values() for part in route.partitions}
+    found: dict[str, control.PlaceLanesRequest] = {}
+    for number, place in sorted(start.places(routes, first).items()):
+        request = found.setdefault(parts[number].group, control.PlaceLanesRequest(subject=subject, group=group, moves=start.moves))
+        request.places.append(place)
+    return found

@@ -1,0 +1,255 @@
+"""A round of a consumer group of an ordered subject: it advances, and its lanes are dealt out.
+
+    read the assignment, then the group's record, then the routes
+    ask the brokers of what decides ──▶ hand parked keys on ──▶ move the frontier one step, by compare-and-swap ──▶ ask about what is
+    open now ──▶ ...
+    deal the open lanes out to the consumers that live, by compare-and-swap
+
+Any metaserver may run rounds at any time. What was read before the brokers were asked is what is compared, so an answer never counts for a
+frontier that it was not given for: a reset in between makes the swap fail. An answer of the store that was lost is not settled here: the
+next round reads what became of it.
+
+Keys that are parked in a partition that the group leaves are parked in the partitions that follow *before* the swap opens those: so no
+newer message of such a key is handed out. A partition that cannot be told does not open. If the swap is lost, the keys are handed on
+again by the next round, which may find fewer of them.
+
+Nothing is awaited here but the store, the brokers and the doors that are handed in, so that the simulator can run it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from qmq_coordination.coordination_store import KeyValue, Put, absent, unchanged
+from qmq_coordination.ordered_records import MemberRecord, assignment_key, member_key
+from qmq_ordering.advance import advance, left_behind, partitions_to_ask, readable
+from qmq_ordering.assignment import assign
+from qmq_ordering.frontier import Frontier, GroupRecord
+from qmq_ordering.lane import Assignment
+from qmq_ordering.route import LpRange, PhysicalPartition, Route
+
+from qmq.errors import CoordinationUnknown, QmqError
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.lane_progress import GroupLaneProgress, with_unwritten
+from qmq.meta.ordered.sealing import Arrow, nowhere
+from qmq.proto.v1 import control_pb2 as control
+
+_T = TypeVar("_T")
+log = logging.getLogger("qmq.meta")
+
+
+class LaneAssignee(Protocol):
+    """The masters of broker groups. Every call has a deadline of its own, and is answered only when what it says is committed."""
+
+    async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
+        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
+        ...
+
+    async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
+        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
+        ...
+
+    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded, RouteConflict."""
+        ...
+
+
+class Gather(Protocol):
+    """Waits for all; production does so at once, the simulator one by one."""
+
+    async def __call__(self, asked: Iterable[Awaitable[_T]]) -> list[_T]:
+        """What each gave, in order."""
+        ...
+
+
+async def one_by_one(asked: Iterable[Awaitable[_T]]) -> list[_T]:
+    return [await each for each in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What a round did."""
+
+    version: int = 0
+    """The group's version; 0 if there is no such group."""
+    steps: int = 0
+    """How often the frontier moved."""
+    is_assigned: bool = False
+    """Whether the lanes were dealt out anew."""
+    is_lost: bool = False
+    """Somebody else swapped at the same time, or an answer of the store got lost: look again, after a random pause."""
+    is_ready: bool = True
+    """Whether the group reads at all; see GroupRecord."""
+    silent: frozenset[str] = frozenset()
+    """Broker groups that did not answer."""
+
+
+class GroupRounds:
+    def __init__(self, records: Records, lanes: LaneAssignee, *, arrow: Arrow = nowhere, gather: Gather = one_by_one) -> None:
+        self._records = records
+        self._store = records.store
+        self._lanes = lanes
+        self._arrow = arrow
+        self._gather = gather
+
+    async def round(self, subject: str, group: str) -> RoundOutcome:
+        """Look once, and do what is to be done. Raises CoordinationError."""
+        # The assignment first: whoever writes it from now on knows at least what is read below, and our swap will fail.
+        assigned = await self._store.get(assignment_key(subject, group))
+        found = await self._records.find(subject, group)
+        if found is None:
+            return RoundOutcome()
+        item, record = found
+        if not record.is_ready:
+            return RoundOutcome(record.frontier.version, is_ready=False)
+        looked = _Look(subject, group, item, record, await self._records.latest(subject))
+        is_lost = not await self._advance(looked)
+        is_assigned = False
+        if not is_lost:
+            is_assigned, is_lost = await self._assign(looked, assigned)
+        return RoundOutcome(looked.record.frontier.version, looked.steps, is_assigned, is_lost, silent=frozenset(looked.silent))
+
+    # --- the frontier --------------------------------------------------------------------------------------------------
+
+    async def _advance(self, looked: _Look) -> bool:
+        """Step by step, until nothing moves. False if the swap was lost."""
+        while True:
+            await self._learn(looked)
+            after = looked.following()
+            if after == looked.record.frontier:
+                return True
+            if not await self._hand_on(looked, after):
+                continue
+            record = GroupRecord(after, looked.record.gate, looked.record.start)
+            await self._arrow("before advance")
+            item = await self._records.swap(looked.item, record)
+            await self._arrow("behind advance")
+            if item is None:
+                return False
+            looked.item, looked.record, looked.steps = item, record, looked.steps + 1
+
+    async def _hand_on(self, looked: _Look, after: Frontier) -> bool:
+        """Have the keys that are parked behind a step parked before it, too. False if somebody could not be told: what lies there waits."""
+        await self._arrow("before inherit")
+        requests = looked.inheritances(after)
+        told = await self._gather([self._tell(each, looked) for each in requests])
+        looked.waiting |= {each.source for each, is_told in zip(requests, told, strict=True) if not is_told}
+        await self._arrow("behind inherit")
+        return all(told)
+
+    async def _tell(self, inheritance: _Inheritance, looked: _Look) -> bool:
+        target, lps = inheritance.target, inheritance.lps
+        request = control.InheritParkedRequest(
+            subject=looked.subject,
+            group=looked.group,
+            partition=target.number,
+            lps=control.LpRange(first=lps.first, end=lps.end),
+            keys=inheritance.keys,
+            record_revision=looked.item.mod_revision,
+        )
+        try:
+            await self._lanes.inherit_parked(target.group, request)
+        except QmqError as failure:
+            log.warning("parked keys of group %s of %s do not reach partition %d: %s", looked.group, looked.subject, target.number, failure)
+            return False
+        looked.progress.forget(target.number)
+        return True
+
+    async def _learn(self, looked: _Look) -> None:
+        """Ask for what decides the next step, and for what is open."""
+        frontier = looked.record.frontier
+        # One version beyond what is open is all that a step needs; a group that is far behind shall not read all that lie between.
+        newest = max(frontier.newest, min(looked.latest, frontier.newest + 1))
+        looked.routes = await self._records.routes(looked.subject, frontier.version, newest, looked.routes)
+        parts = {part.number: part for route in looked.routes.values() for part in route.partitions}
+        numbers = partitions_to_ask(frontier, looked.routes, looked.latest)
+        numbers |= {each.partition.number for each in readable(frontier, looked.routes)}
+        await self._ask(looked, [parts[number] for number in sorted(numbers)])
+
+    async def _ask(self, looked: _Look, parts: Iterable[PhysicalPartition]) -> None:
+        wanted: dict[str, list[int]] = {}
+        for part in parts:
+            if not looked.progress.knows(part.number) and part.group not in looked.silent:
+                wanted.setdefault(part.group, []).append(part.number)
+        asked = [self._describe(looked, name, numbers) for name, numbers in wanted.items()]
+        for name, answer in zip(wanted, await self._gather(asked), strict=True):
+            if answer is None:
+                looked.silent.add(name)
+            else:
+                looked.progress.add(answer)
+
+    async def _describe(self, looked: _Look, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
+        """None: it does not answer, so nothing of it is finished."""
+        request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
+        try:
+            return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
+        except QmqError:
+            return None
+
+    # --- the assignment ------------------------------------------------------------------------------------------------
+
+    async def _assign(self, looked: _Look, item: KeyValue | None) -> tuple[bool, bool]:
+        """Whether the lanes were dealt out anew, and whether the swap was lost."""
+        prefix = member_key(looked.subject, looked.group, "")
+        members = [MemberRecord.decode(each.value).consumer for each in (await self._store.list(prefix)).items]
+        previous = Assignment() if item is None else Assignment.decode(item.value)
+        closed = partitions_to_ask(looked.record.frontier, looked.routes, looked.latest)
+        lanes = looked.progress.open_lanes(readable(looked.record.frontier, looked.routes), closed, previous)
+        after = assign(previous, members, lanes, looked.progress.backlog)
+        if after == previous:
+            return False, False
+        key = assignment_key(looked.subject, looked.group)
+        await self._arrow("before assign")
+        try:
+            done = await self._store.txn([absent(key) if item is None else unchanged(item)], [Put(key, after.encode())])
+        except CoordinationUnknown:
+            return False, True
+        await self._arrow("behind assign")
+        return done.succeeded, not done.succeeded
+
+
+class _Inheritance(NamedTuple):
+    """Keys that are parked in the partition `source`, in the range of a partition that follows."""
+
+    source: int
+    target: PhysicalPartition
+    lps: LpRange
+    keys: list[control.ParkedKey]
+
+
+class _Look:
+    """What one round has learnt so far."""
+
+    def __init__(self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int) -> None:
+        self.subject = subject
+        self.group = group
+        self.item = item
+        self.record = record
+        self.latest = latest
+        self.routes: dict[int, Route] = {}
+        self.progress = GroupLaneProgress()
+        self.silent: set[str] = set()
+        self.waiting: set[int] = set()
+        """Partitions that are not left in this round: what follows could not be told which keys are parked."""
+        self.steps = 0
+
+    def following(self) -> Frontier:
+        """The frontier one step on; the same if nothing can move."""
+        record, progress = self.record, self.progress
+        return advance(record.frontier, record.gate, self.routes, self.latest, self._is_left, progress.cuts)
+
+    def _is_left(self, number: int, lps: LpRange) -> bool:
+        return number not in self.waiting and self.progress.is_finished(number, lps)
+
+    def inheritances(self, after: Frontier) -> list[_Inheritance]:
+        """What is to be told before the frontier may be `after`."""
+        found = []
+        for source, lps, version in left_behind(self.record.frontier, after, self.routes):
+            for target in self.routes[version + 1].overlapping(lps):
+                keys = self.progress.parked(source.number, lps.cut(target.range))
+                if keys:
+                    found.append(_Inheritance(source.number, target, lps.cut(target.range), keys))
+        return found

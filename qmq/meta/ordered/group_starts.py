@@ -1,0 +1,110 @@
+"""Where a group begins, or is moved to: the words in its record's `start`, and what brokers are told. Pure.
+
+    earliest            a new group: version 1, from the beginning                     nothing is to be told
+    latest              a new group: the latest version, behind what is there          its partitions begin the group at their ends
+    reset:earliest      version 1, from the beginning                                  all partitions of all versions
+    reset:latest        the latest version, behind what is there                       its partitions
+    reset:TIME_MS       the version of that time, in its partitions from that time     its partitions, and those of later versions
+    unpark:ID           as it was, but for the logical partition of a key              nothing
+    delete              nowhere: the group is being deleted (group_deletion.py)            to forget it
+
+Partitions that only later versions have are always read from their beginning: what lies there followed what lies in their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from qmq_ordering.route import Change, Phase, Route
+
+from qmq.errors import InvalidArgument
+from qmq.proto.v1 import control_pb2 as control
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+UNPARK: Final = "unpark:"
+DELETE: Final = "delete"
+_RESET: Final = "reset:"
+
+CLOCKS_APART_MS: Final = 5_000
+"""How far a metaserver's clock, which dates routes, may be from the brokers', which date messages. A version that was published later than
+that before a time is not taken for the version of that time: an older one is, and a little more is read again."""
+
+
+class Start(NamedTuple):
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Raises InvalidArgument."""
+        where = text.removeprefix(_RESET)
+        if text == DELETE or where in (EARLIEST, LATEST) or (text.startswith(_RESET) and where.isdecimal()) or text.startswith(UNPARK):
+            return cls(text)
+        raise InvalidArgument(f"a group starts at {EARLIEST} or {LATEST}, not {text!r}")
+
+    @classmethod
+    def of_new(cls, text: str) -> Start:
+        """As a consumer asks for it; empty: earliest. Raises InvalidArgument."""
+        if text not in ("", EARLIEST, LATEST):
+            raise InvalidArgument(f"a group starts at {EARLIEST} or {LATEST}, not {text!r}")
+        return cls(text or EARLIEST)
+
+    @classmethod
+    def of_reset(cls, request: control.ResetGroupRequest) -> Start:
+        """Raises InvalidArgument: sequences count in one partition, and say nothing about a subject."""
+        which = request.WhichOneof("target")
+        if which == "sequence" or which is None:
+            raise InvalidArgument("a group of an ordered subject is moved to the earliest, the latest, or a time")
+        return cls(_RESET + (str(max(0, request.time_ms)) if which == "time_ms" else which))
+
+    @property
+    def _where(self) -> str:
+        return self.text.removeprefix(_RESET)
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether it is the latest version's end."""
+        return self._where == LATEST
+
+    @property
+    def needs_placing(self) -> bool:
+        """Whether brokers are to be told before the group is there."""
+        return self.text not in (EARLIEST, DELETE)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the group may have begun before, and is moved."""
+        return self.text.startswith(_RESET)
+
+    @property
+    def is_delicate(self) -> bool:
+        """Whether only the one who began it should go on with it, unless that one is gone."""
+        return self.moves or self.text.startswith(UNPARK)
+
+    def version(self, latest: int, changes: Mapping[int, Change]) -> int:
+        """The version at which a reset begins."""
+        if self._where in (EARLIEST, LATEST):
+            return 1 if self._where == EARLIEST else latest
+        wanted_ms = int(self._where) - CLOCKS_APART_MS
+        published = Phase.PUBLISHED.value
+        dated = {version: change.times_ms[published] for version, change in changes.items() if published in change.times_ms}
+        return max([1, *(version for version, at_ms in dated.items() if version <= latest and at_ms <= wanted_ms)])
+
+    def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
+        """What to tell brokers, by partition; `routes` are all from version `first` on."""
+        if self.text == EARLIEST or self.text.startswith(UNPARK):
+            return {}
+        here = {part.number for part in routes[first].partitions}
+        later = {part.number for route in routes.values() for part in route.partitions} - here
+        found = {number: self._place(number) for number in here}
+        if self.moves:
+            found.update({number: control.LanePlace(partition=number, earliest=True) for number in later})
+        return found
+
+    def _place(self, number: int) -> control.LanePlace:
+        if self._where == EARLIEST:
+            return control.LanePlace(partition=number, earliest=True)
+        if self._where == LATEST:
+            return control.LanePlace(partition=number, latest=True)
+        return control.LanePlace(partition=number, time_ms=int(self._where))

@@ -1,0 +1,141 @@
+"""What brokers say of one group's lanes, in the shape in which the pure functions ask for it. Pure.
+
+Who does not answer is not here, and what is not here is not done: the group waits, and the lanes there stay as they were assigned. Nothing
+but a broker's own `is_finished` counts as finished, since only it knows what is committed, and what retention took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+from qmq_ordering.frontier import Frontier, Readable
+from qmq_ordering.lane import Assignment
+from qmq_ordering.route import LpRange, Route
+
+from qmq.proto.v1 import control_pb2 as control
+
+EVERYTHING: Final = LpRange(0, 1 << 32)
+"""A range that holds any partition's."""
+
+
+def with_unwritten(
+    answer: control.DescribeLanesResponse, request: control.DescribeLanesRequest, broker_group: str
+) -> control.DescribeLanesResponse:
+    """The answer, with the partitions that were asked for and are not in it: nobody ever wrote to them, so a broker has nothing of them."""
+    there = {each.partition for each in answer.partitions}
+    for number in request.partitions:
+        if number not in there:
+            answer.partitions.add(subject=request.subject, partition=number, broker_group=broker_group)
+    return answer
+
+
+class GroupLaneProgress:
+    """Answers, by partition. `add` what came."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, control.PartitionStatus] = {}
+
+    def add(self, answer: control.DescribeLanesResponse) -> None:
+        """Take an answer in."""
+        self._parts.update({each.partition: each for each in answer.partitions})
+
+    def forget(self, number: int) -> None:
+        """What was told of a partition holds no more: ask again."""
+        self._parts.pop(number, None)
+
+    def knows(self, number: int) -> bool:
+        """Whether the partition's broker group answered."""
+        return number in self._parts
+
+    def is_finished(self, number: int, lps: LpRange) -> bool:
+        """Whether the broker says that all of the range is finished."""
+        at = lps.first
+        for each in self._ranges(number, is_finished=True):
+            if each.first <= at < each.end:
+                at = each.end
+        return at >= lps.end
+
+    def parked(self, number: int, lps: LpRange) -> list[control.ParkedKey]:
+        """The group's parked keys of a range, as the partition's broker group told them."""
+        part = self._parts.get(number)
+        return [] if part is None else [each for each in part.parked if lps.first <= each.logical_partition < lps.end]
+
+    def cuts(self, number: int) -> Sequence[LpRange]:
+        """The ranges by which progress is kept, with the gaps between them; all of them together hold the whole partition."""
+        found: list[LpRange] = []
+        at = EVERYTHING.first
+        for each in self._ranges(number):
+            if each.first > at:
+                found.append(LpRange(at, each.first))
+            found.append(each)
+            at = each.end
+        return [*found, LpRange(at, EVERYTHING.end)]
+
+    def _ranges(self, number: int, *, is_finished: bool = False) -> list[LpRange]:
+        part = self._parts.get(number)
+        progress: Iterable[control.LaneProgress] = () if part is None else part.progress
+        return sorted(LpRange(each.lps.first, each.lps.end) for each in progress if each.is_finished or not is_finished)
+
+    def open_lanes(self, readable: Sequence[Readable], closed: Container[int], previous: Assignment) -> list[Readable]:
+        """What there is to read: the readable, less what is finished; where the broker does not answer, what was assigned before.
+
+        `closed` have a successor. Of what is sealed and has none yet, nothing is taken away: its lanes will follow in a moment, and who
+        has them shall not get others meanwhile.
+        """
+        found: list[Readable] = []
+        for each in readable:
+            number = each.partition.number
+            if number not in closed:
+                found.append(each)
+            elif self.knows(number):
+                found += [each._replace(range=lps) for lps in _without(each.range, self._ranges(number, is_finished=True))]
+            else:
+                before = sorted(lane.range for lane, _ in previous.lanes if (lane.partition, lane.version) == (number, each.version))
+                kept = [lps for lps in before if each.range.contains(lps)]
+                found += [each._replace(range=lps) for lps in kept or [each.range]]
+        return found
+
+    def backlog(self, number: int, lps: LpRange) -> float:
+        """Messages of the range that are not done, taken to be spread evenly over the partition; 0 if nobody knows."""
+        part = self._parts.get(number)
+        if part is None:
+            return 0.0
+        ranges = {LpRange(each.lps.first, each.lps.end): each.done_before for each in part.progress}
+        if not ranges:
+            return float(part.next_sequence - part.start_sequence)
+        return _backlog(part, ranges, lps)
+
+
+def mark_passed(keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]) -> None:
+    """Say of each parked key whether newer messages may have gone past: the group has come to a later partition, which does not know of it.
+
+    With parked keys that travel with the route that cannot be; a key may have been parked by a release in which they did not.
+    """
+    places = {(each.key, each.partition) for each in keys}
+    for each in keys:
+        lp = each.logical_partition
+        version = next((piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end), 0)
+        later = (route.holder(lp) for number, route in routes.items() if number <= version)
+        each.may_be_passed = any(
+            part.number > each.partition and (each.key, part.number) not in places and part.group not in silent for part in later
+        )
+
+
+def _backlog(part: control.PartitionStatus, ranges: Mapping[LpRange, int], lps: LpRange) -> float:
+    width = sum(each.width for each in ranges)
+    shared = ((each.cut(lps).width, max(done_before, part.start_sequence)) for each, done_before in ranges.items())
+    return sum(max(0, part.next_sequence - done_before) * overlap / width for overlap, done_before in shared if overlap > 0)
+
+
+def _without(lps: LpRange, taken: Sequence[LpRange]) -> list[LpRange]:
+    """What is left of a range."""
+    left, at = [], lps.first
+    for each in taken:
+        if each.overlaps(lps):
+            if each.first > at:
+                left.append(LpRange(at, each.first))
+            at = max(at, each.end)
+    if at < lps.end:
+        left.append(LpRange(at, lps.end))
+    return left

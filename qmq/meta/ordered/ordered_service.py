@@ -1,0 +1,325 @@
+"""What the metaserver's service does for ordered subjects: requests in, answers or typed errors out (qmq/meta/meta_service.py speaks
+gRPC)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from qmq_coordination.ordered_records import OrderedState, assignment_key, change_key, group_record_key
+from qmq_coordination.view import ClusterView
+from qmq_ordering.algebra import next_route
+from qmq_ordering.frontier import Gate, GroupRecord
+from qmq_ordering.hashing import logical_partition
+from qmq_ordering.lane import Assignment
+from qmq_ordering.route import Change, PhysicalPartition
+
+from qmq.errors import (
+    CallerError,
+    DeadlineExceeded,
+    InvalidArgument,
+    Outcome,
+    QmqError,
+    RouteConflict,
+    StaleDelivery,
+    Stopping,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownSubject,
+)
+from qmq.meta.broker_calls import Brokers
+from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.messages_of import change_of, lane_of, route_of
+from qmq.meta.ordered.auto_reshard import Resharding
+from qmq.meta.ordered.change_plans import Plans
+from qmq.meta.ordered.controller import Controller
+from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, superseded
+from qmq.meta.ordered.group_placement import being_deleted
+from qmq.meta.ordered.group_starts import DELETE, Start
+from qmq.meta.ordered.lane_progress import mark_passed
+from qmq.meta.ordered.partition_calls import PartitionMasters
+from qmq.meta.ordered.route_description import Descriptions
+from qmq.model import SubjectConfig, check_name
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+
+CHANGE_WAIT_S: Final = 20.0
+"""How long ChangeRoute waits for the next route: longer than a master's lease and an election; then the change goes on without it."""
+
+
+class OrderedService:
+    """See meta.proto, "Ordered subjects"."""
+
+    def __init__(
+        self,
+        cluster: ClusterCatalog,
+        view: ClusterView,
+        brokers: Brokers,
+        controller: Controller,
+        masters: PartitionMasters,
+        resharding: Resharding,
+        *,
+        change_wait_s: float = CHANGE_WAIT_S,
+    ) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._brokers = brokers
+        self._masters = masters
+        self._controller = controller
+        self._resharding = resharding
+        self._plans = Plans(view, masters)
+        self._descriptions = Descriptions(view, masters)
+        self._change_wait_s = change_wait_s
+
+    async def _subject(self, name: str) -> tuple[SubjectConfig, OrderedState]:
+        """Raises UnknownSubject, OrderMismatch, CoordinationError."""
+        config = await self._cluster.subject(check_name("subject", name))
+        return config, await self._cluster.ordered(config)
+
+    # --- routes --------------------------------------------------------------------------------------------------------
+
+    async def change_route(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
+        """Plan, prepare, carry on. Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ..."""
+        config, _ = await self._subject(request.subject)
+        state = await self._cluster.learn_route(config.name)
+        changes = self._controller.changes
+        route = state.routes[state.latest]
+        make = await self._plans.plan(request, config, route, changes.new_id())
+        planned = make(route)
+        await self._cluster.require_writable(tuple(sorted({part.group for part in planned.targets})))
+        if request.dry_run:
+            if request.from_version not in (0, route.version):
+                raise RouteConflict(f"the route of subject {config.name!r} is at version {route.version}, not {request.from_version}")
+            return pb.ChangeRouteResponse(change=change_of(planned), route=route_of(next_route(route, planned)))
+        # What was weighed was this version: another one is planned anew by whoever asks.
+        change = await changes.prepare(config.name, make, from_version=request.from_version or route.version)
+        published = await self._published(config.name, change)
+        after = (await self._cluster.learn_route(config.name)).routes
+        there = after.get(published.to_version) or next_route(route, published)
+        return pb.ChangeRouteResponse(change=change_of(published), route=route_of(there))
+
+    async def _published(self, subject: str, change: Change) -> Change:
+        """Wait for it, for so long as a caller waits for us."""
+        task = self._controller.carry_on(subject, change.to_version)
+        await asyncio.wait([task], timeout=self._change_wait_s)
+        if task.done() and not task.cancelled():
+            return task.result()
+        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and goes on by itself"
+        if task.done():
+            raise Stopping(f"{what}; this metaserver stops: see `qmq route show {subject}`", outcome=Outcome.STORED)
+        await self._controller.read_back(change_key(subject, change.to_version))
+        raise DeadlineExceeded(
+            f"{what} as soon as its partitions' broker groups answer: do not ask for it again, see `qmq route show {subject}`",
+            outcome=Outcome.STORED,
+        )
+
+    async def describe_route(self, request: pb.DescribeRouteRequest) -> pb.DescribeRouteResponse:
+        """For people. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        config, state = await self._subject(request.subject)
+        return await self._descriptions.route(config, state, request.version)
+
+    async def route_history(self, request: pb.RouteHistoryRequest) -> pb.RouteHistoryResponse:
+        """All changes, the oldest first."""
+        _, state = await self._subject(request.subject)
+        return pb.RouteHistoryResponse(changes=[change_of(change) for _, change in sorted(state.changes.items())])
+
+    # --- consumers -----------------------------------------------------------------------------------------------------
+
+    async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
+        """Keep a consumer known, and say what it reads as soon as that is news. Raises StaleDelivery if a newer life has its name."""
+        config, _ = await self._subject(request.subject)
+        name = GroupMember(config.name, check_name("group", request.group), check_name("consumer", request.consumer))
+        incarnation = check_name("incarnation", request.incarnation)
+        pair = (name.subject, name.group)
+        if request.leaves:
+            await self._controller.members.leave(name, incarnation)
+            self._controller.poke(pair)
+            return pb.SyncMemberResponse()
+        await self._require_group(pair, request)
+        is_new = await self._controller.members.keep(name, incarnation, request.lease_ms, generation=request.generation)
+        if is_new or request.finished or request.generation == 0:
+            self._controller.poke(pair)
+        await self._await_news(name, incarnation, request)
+        found = self._view.assignment(*pair)
+        if found.generation < request.generation:
+            await self._controller.read_back(assignment_key(*pair))
+            found = self._view.assignment(*pair)
+            await self._require_same_group(pair, request)
+        return pb.SyncMemberResponse(generation=found.generation, lanes=[lane_of(lane) for lane in found.of(name.consumer)])
+
+    async def _require_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
+        """The group exists from now on, with the gate that is asked for."""
+        gate = _gate(request.gate)
+        record = self._record(pair)
+        if record is None or record.start == DELETE:
+            await self._require_same_group(pair, request)
+        if record is None:
+            await self._controller.placing.begin(*pair, Start.of_new(request.start), gate or Gate.LANES)
+            await self._controller.read_back(group_record_key(*pair))
+            record = self._record(pair)
+        if record is not None and record.start == DELETE:
+            raise being_deleted(*pair)
+        # Who joins says so, and not who has long been there: two that want different things would change it back and forth for ever.
+        if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
+            await self._controller.placing.set_gate(*pair, gate)
+            await self._controller.read_back(group_record_key(*pair))
+
+    async def _require_same_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
+        """Who knows an assignment that the store does not know any more was in a group that was deleted since; another one may have begun.
+
+        Raises StaleDelivery, CoordinationError.
+        """
+        store = self._controller.records.store
+        found = await store.get(assignment_key(*pair))
+        known = 0 if found is None else Assignment.decode(found.value).generation
+        if request.generation > known:
+            raise StaleDelivery(f"group {pair[1]!r} of subject {pair[0]!r} was deleted: close this consumer, and open a new one")
+
+    def _record(self, pair: tuple[str, str]) -> GroupRecord | None:
+        state = self._view.ordered(pair[0])
+        return None if state is None else state.groups.get(pair[1])
+
+    async def _await_news(self, name: GroupMember, incarnation: str, request: pb.SyncMemberRequest) -> None:
+        """At most for a third of the lease: the consumer's next question is what keeps it."""
+        pair = (name.subject, name.group)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(request.wait_ms, max(request.lease_ms, LEASE_MS_MIN) // 3) / 1000
+        is_news = asyncio.Event()
+        while self._view.assignment(*pair).generation <= request.generation and (left_s := until - loop.time()) > 0:
+            await self._controller.wait(pair, is_news, left_s)
+            if self._controller.is_stopping:
+                raise Stopping("this metaserver stops: ask another one")
+            there = self._view.members(*pair).get(name.consumer)
+            if there is not None and there.incarnation != incarnation:
+                raise superseded(name)
+
+    # --- moving groups -------------------------------------------------------------------------------------------------
+
+    async def reset_group(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
+        """Move a group over all versions. Nothing is moved unless every broker group answers first.
+
+        Raises UnknownGroup, InvalidArgument (sequences), NotConnected.
+        """
+        config, state = await self._subject(request.subject)
+        start = Start.of_reset(request)
+        pair = (config.name, check_name("group", request.group))
+        await self._controller.records.record(*pair)
+        before = await self._positions(pair, state)
+        record = await self._controller.placing.reset(*pair, start, start.version(state.latest, state.changes))
+        await self._controller.read_back(group_record_key(*pair))
+        self._controller.poke(pair)
+        after = await self._positions(pair, state)
+        reads = {part.number for version, route in state.routes.items() if version >= record.frontier.version for part in route.partitions}
+        moved = [_moved(before.get(number, found), found) for number, found in sorted(after.items()) if number in reads]
+        return control.ResetGroupResponse(moved=moved)
+
+    async def delete_group(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
+        """Forget a group in all versions, its parked keys too. Again: go on with it.
+
+        Raises UnknownGroup, InvalidArgument (it has consumers), NotConnected.
+        """
+        config, _ = await self._subject(request.subject)
+        partitions = await self._controller.forgetting.delete(config.name, check_name("group", request.group))
+        await self._view.refresh()
+        return control.DeleteGroupResponse(queues=partitions)
+
+    async def _positions(self, pair: tuple[str, str], state: OrderedState) -> dict[int, control.PartitionStatus]:
+        asked = control.DescribeLanesRequest(subject=pair[0], group=pair[1])
+        answers = await self._brokers.ask_masters(state.broker_groups, "DescribeLanes", asked, absent=(UnknownSubject, UnknownGroup))
+        answers.require_all("")
+        return {each.partition: each for answer in answers.found.values() for each in answer.partitions}
+
+    # --- parked keys ---------------------------------------------------------------------------------------------------
+
+    async def describe_parked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
+        """Of all broker groups; those that are silent are named. Raises NotConnected if nobody answers."""
+        _, state = await self._subject(request.subject)
+        absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
+        answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", request, absent=absent)
+        if not answers.found and not answers.absent:
+            answers.require_all("")
+        keys = [key for answer in answers.found.values() for key in answer.keys]
+        keys.sort(key=lambda key: (key.partition, key.first_sequence))
+        record = state.groups.get(request.group)
+        if record is not None:
+            mark_passed(keys, record.frontier, state.routes, set(answers.silent))
+        return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
+
+    async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
+        """At the partition's master, while the group is held still: it shall not advance past the messages that are put back, nor read
+        newer ones first, nor take the key for parked in the partitions that follow.
+
+        Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected; InvalidArgument if older messages of the key are parked.
+        """
+        config, state = await self._subject(request.subject)
+        part = state.partition(request.partition)
+        if part is None:
+            raise UnknownPartition(f"subject {config.name!r} has no partition {request.partition} in any version of its route")
+        pair = (config.name, check_name("group", request.group))
+        await self._masters.probe(part.group, config.name, part.number)
+        await self._require_oldest(request, state)
+        lp = logical_partition(request.key, config.logical_partitions)
+        held = control.UnparkRequest()
+        held.CopyFrom(request)
+        held.record_revision = await self._controller.placing.set_back(*pair, part, lp, self._controller.changes.new_id())
+        # If it is not certain what the broker did, it may do it late: the group is left still, and the leader lets it go on in a while.
+        try:
+            answer = await self._unpark(part, held)
+        except CallerError:
+            await self._controller.make_ready(pair)
+            raise
+        with suppress(QmqError):
+            await self._controller.make_ready(pair)
+        return answer
+
+    async def _require_oldest(self, request: control.UnparkRequest, state: OrderedState) -> None:
+        """Messages of a key are parked in the order of their partitions' numbers, and that is the order in which they are given back.
+
+        Raises InvalidArgument; NotConnected where it cannot be known.
+        """
+        asked = control.DescribeParkedRequest(subject=request.subject, group=request.group, key=request.key)
+        absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
+        answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", asked, absent=absent)
+        answers.require_all("nothing was given back")
+        parked = [each for answer in answers.found.values() for each in answer.keys if each.key == request.key and each.messages]
+        oldest = min((each.partition for each in parked), default=request.partition)
+        if oldest < request.partition:
+            raise InvalidArgument(
+                f"older messages of the key are parked in partition {oldest}, which comes first: `qmq dlq replay` does all in order"
+            )
+
+    async def _unpark(self, part: PhysicalPartition, request: control.UnparkRequest) -> control.UnparkResponse:
+        answer: control.UnparkResponse = await self._brokers.ask_master(part.group, "Unpark", request, is_change=True)
+        return answer
+
+    # --- resharding by load --------------------------------------------------------------------------------------------
+
+    async def set_reshard_policy(self, request: pb.SetReshardPolicyRequest) -> pb.ReshardPolicy:
+        """Replace a subject's policy; what is unset takes its default. Raises InvalidArgument."""
+        config, _ = await self._subject(request.policy.subject)
+        return await self._resharding.set_policy(config.name, request.policy)
+
+    async def explain_reshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
+        """What would be done now, and why."""
+        config, state = await self._subject(request.subject)
+        return await self._resharding.explain(config, state)
+
+
+def _gate(text: str) -> Gate | None:
+    if not text:
+        return None
+    try:
+        return Gate(text)
+    except ValueError:
+        raise InvalidArgument(f"a group's gate is {' or '.join(each.value for each in Gate)}, not {text!r}") from None
+
+
+def _moved(before: control.PartitionStatus, after: control.PartitionStatus) -> control.Moved:
+    return control.Moved(
+        partition=after.partition, broker_group=after.broker_group, from_sequence=_done_before(before), to_sequence=_done_before(after)
+    )
+
+
+def _done_before(status: control.PartitionStatus) -> int:
+    return min((each.done_before for each in status.progress), default=status.start_sequence)

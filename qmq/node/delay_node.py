@@ -1,0 +1,183 @@
+"""`qmq delay`: one replica of one delay group. A replica like a broker's, and in the same folder:
+
+    DATA/delay.json                  what the group was founded with (bootstrap.py)
+    DATA/broker/schedule/            which message is where and due when: the projection of the store beside it
+    DATA/broker/schedule-fetched/    while it is being fetched from another replica (schedule_transfer.py)
+
+It differs in its broker, which delivers what is due while it is master, in its clock, which does not believe every jump, and in one more
+service on its control port. Real-time brokers are found in the coordination store, not by a metaserver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from qmq_coordination.broker_groups import DelaySettings
+from qmq_replication.ready import Role
+
+from qmq.broker.broker_config import BrokerConfig
+from qmq.clock import Clock
+from qmq.delay.delay_broker import DelayBroker, schedule_of
+from qmq.delay.delay_config import DelayConfig
+from qmq.delay.delay_service import DelayIdentity, DelayService
+from qmq.delay.schedule import Schedule
+from qmq.delay.time_witnesses import TimeWitnesses
+from qmq.delay.timekeeper import SteadyClock
+from qmq.log.log_config import LogConfig
+from qmq.log.recovery import whole_from
+from qmq.node import bootstrap
+from qmq.node.environment import MACHINE, Environment
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
+from qmq.node.schedule_transfer import ScheduleTransfer
+from qmq.node.view_locator import ViewLocator
+
+if TYPE_CHECKING:
+    import grpc
+    from qmq_coordination.coordination_store import CoordinationStore
+
+    from qmq.client.links import Links
+    from qmq.log.projection import Projection
+
+
+def delay_log() -> LogConfig:
+    """A delay group's message log is only the way into the schedule: a day of it is enough for replicas that were away."""
+    return LogConfig(retention_ms=bootstrap.DAY_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayReplicaConfig(ReplicaConfig):
+    """One replica. `settings` found the group if nobody did before, and must be the group's otherwise; `delay` is this replica's own."""
+
+    data_port: int = 20883
+    control_port: int = 20884
+    log: LogConfig = field(default_factory=delay_log)
+    settings: DelaySettings = bootstrap.DEFAULT
+    delay: DelayConfig = field(default_factory=DelayConfig)
+
+
+class DelayNode(ReplicaNode):
+    """A running replica of a delay group. `start`, then `stop`; after a crash just `start` again."""
+
+    broker: DelayBroker
+
+    def __init__(self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, doors: Environment = MACHINE) -> None:
+        self.clock: Clock = doors.clock or SteadyClock()
+        super().__init__(config, coordination, clock=self.clock, kind=bootstrap.check_settings(config.settings), doors=doors)
+        self.settings = config.settings
+        self._delay = config.delay
+        self._locator = ViewLocator(self.coordination, self.view, doors.network)
+        self._witnesses: TimeWitnesses | None = None
+        if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
+            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=doors.network)
+        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, doors.network)
+
+    # --- by kind -------------------------------------------------------------------------------------------------------
+
+    def _projection(self) -> Projection | None:
+        return Schedule(self.folder / SCHEDULE, self._disk, self.settings.bucket_ms)
+
+    def _make_broker(self, config: BrokerConfig) -> DelayBroker:
+        return DelayBroker(
+            self.store,
+            self.view.subject,
+            self._clock,
+            config,
+            asyncio.get_running_loop(),
+            group=self.config.group,
+            settings=self.settings,
+            delay=self._delay,
+            links=self._links,
+            is_serving=False,
+        )
+
+    def _links(self) -> Links:
+        return self._locator.links(f"qmq-delay/{self.config.replica}")
+
+    def _also_served(self) -> Callable[[grpc.aio.Server], None]:
+        config = self.config
+        files = ReplicaScheduleFiles(self.folder, lambda: self.has_schedule)
+        identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
+        return DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files).add_to
+
+    def _has_all(self) -> bool:
+        return self.has_schedule
+
+    async def _take_part(self) -> None:
+        await super()._take_part()
+        self.driver.may_serve = lambda: self.has_schedule
+        if self._witnesses is not None:
+            self._witnesses.start()
+        self._transfer.start()
+
+    def _forget(self) -> None:
+        self._transfer.forget()
+
+    def _must_hold_back(self) -> bool:
+        return super()._must_hold_back() or not self.has_schedule
+
+    def _on_role(self, role: Role) -> None:
+        super()._on_role(role)
+        self._transfer.role_changed()
+
+    # --- the schedule's transfer, see schedule_transfer.Taker ----------------------------------------------------------
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the schedule is here: if the log lost its beginning, it must come from another replica."""
+        return not self._is_opening and schedule_of(self.broker.store).is_whole
+
+    def donors(self) -> Mapping[str, str]:
+        """The other replicas' control addresses."""
+        return self._peers_control()
+
+    def needs_from(self) -> int | None:
+        """The lowest index from which on our own log is whole."""
+        return None if self._is_opening else whole_from(self.broker.store)
+
+    @property
+    def committed(self) -> int:
+        """Up to where our own log is committed; nothing is adopted while that is being opened."""
+        return -1 if self._is_opening else self.driver.core.commit
+
+    @property
+    def leads(self) -> bool:
+        """Whether we are master."""
+        return self.driver.core.role is Role.MASTER
+
+    def adopt(self) -> None:
+        """Open the store anew, with the schedule that was fetched."""
+        self._upkeep.quiesce()
+        self.broker.store.close()
+        self.broker.store = self._open_store()
+        self.broker.commit(self.driver.core.commit)
+        self.driver.serve_if_due()
+
+    async def hand_over(self, to: str) -> None:
+        """Raises QmqError."""
+        await self.standing.transfer(to)
+
+    # --- the clock -----------------------------------------------------------------------------------------------------
+
+    def _witness_addresses(self) -> Iterator[str]:
+        """The other replicas, then everybody else who is present."""
+        yield from self._peers_control().values()
+        for state in self.view.groups():
+            if state.name != self.config.group:
+                yield from [each.control_address for each in self.view.present(state.name).values()]
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    async def stop(self, *, abruptly: bool = False) -> None:
+        """See `ReplicaNode.stop`. What is being delivered ends first: a plan that is not answered is sent again by the next master."""
+        await self._transfer.stop()
+        if self._witnesses is not None:
+            await self._witnesses.stop()
+        ending = self.broker.end_engine()
+        if ending is not None:
+            await ending
+        self._locator.close()
+        await super().stop(abruptly=abruptly)

@@ -1,0 +1,198 @@
+"""`qmq dev`: everything in one process, one replica, on one folder. The same code paths as a cluster's, with the embedded store.
+
+DATA/coordination.db        what a cluster keeps in etcd
+DATA/broker/                the broker's store (qmq/log/store.py)
+DATA/delay/                 the delay server's, with its schedule
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from qmq_coordination.broker_groups import DelaySettings
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.view import ClusterView
+
+from qmq.broker.broker import Broker
+from qmq.broker.broker_config import BrokerConfig
+from qmq.clock import Clock, SystemClock
+from qmq.delay.delay_config import DelayConfig
+from qmq.log.log_config import LogConfig
+from qmq.log.recovery import Progress, open_store
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node import bootstrap
+from qmq.node.metering import serving
+from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
+from qmq.node.metering.exposure_metrics import ExposureSource
+from qmq.node.metering.meta_metrics import MetaSource
+from qmq.node.replica_readiness import of_meta
+from qmq.node.single_replica import SingleReplica
+from qmq.node.view_routing import ViewRouting
+from qmq.private_files import make_private
+
+if TYPE_CHECKING:
+    from qmq.metrics.endpoint import MetricsServer
+    from qmq.metrics.figures import FigureSource
+    from qmq.metrics.readiness import Readiness
+    from qmq.node.dev_delay import DelayPart
+
+RELIST_S: Final = 300.0
+"""The store is in this process, and its watch loses nothing: listing ten thousand subjects would only take time from the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Where a node keeps its data and listens. Port 0 takes a free one.
+
+    With `delay` it has a delay group, too, whose settings found it or must be those that it was founded with.
+    """
+
+    data: Path
+    host: str = "127.0.0.1"
+    meta_port: int = 20880
+    data_port: int = 20881
+    control_port: int = 20882
+    auto_create: bool = True
+    log: LogConfig = field(default_factory=LogConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    delay: bool = True
+    delay_group: str = "delay"
+    delay_data_port: int = 0
+    delay_control_port: int = 0
+    delay_settings: DelaySettings = bootstrap.DEFAULT
+    delay_config: DelayConfig = field(default_factory=DelayConfig)
+    metrics_port: int | None = None
+    """Where /metrics is; None: nowhere."""
+
+
+def _no_progress(_what: str, _done: int, _total: int) -> None:
+    return
+
+
+class Node:
+    """A running node. `start`, then `stop`; after a crash just `start` again."""
+
+    def __init__(self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None) -> None:
+        """`clock`: another one than the machine's, which is believed."""
+        self.config = config
+        self._progress = progress
+        self._clock = clock or SystemClock()
+        self._told_clock = clock
+
+    async def start(self) -> None:
+        """Recover, then serve.
+
+        Raises:
+            FolderInUse: another process has the folder.
+            InvalidArgument: the folder's groups are not those that the config names.
+            LogDamaged: acknowledged data is hurt.
+            OSError: a port is taken.
+        """
+        config = self.config
+        make_private(config.data)
+        self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
+        self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        self.delay: DelayPart | None = None
+        self.metrics: MetricsServer | None = None
+        await self.view.start()
+        try:
+            await self._open()
+        except BaseException:
+            await self.view.stop()
+            await self.coordination.close()
+            raise
+        meta = MetaConfig(config.host, config.meta_port, config.auto_create)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock)
+        try:
+            await self._listen()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _open(self) -> None:
+        config = self.config
+        name = config.broker.name
+        await bootstrap.found(self.coordination, name, (name,), None)
+        self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
+        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
+        self.broker.routing = ViewRouting(self.view, name)
+        self._part = SingleReplica(self.broker, self.coordination, self.view)
+        if config.delay:
+            try:
+                self.delay = await self._open_delay()
+            except BaseException:
+                await self._part.stop()
+                self._part.close()
+                raise
+
+    async def _open_delay(self) -> DelayPart:
+        from qmq.node.dev_delay import DelayPart
+
+        config = self.config
+        broker = replace(config.broker, name=config.delay_group)
+        settings = bootstrap.check_settings(config.delay_settings)
+        await bootstrap.found(self.coordination, broker.name, (broker.name,), settings)
+        return DelayPart(
+            config.data / "delay",
+            config.log,
+            broker,
+            settings,
+            config.delay_config,
+            self.coordination,
+            self.view,
+            progress=self._progress,
+            clock=self._told_clock,
+        )
+
+    async def _listen(self) -> None:
+        config = self.config
+        await self._part.start(config.host, config.data_port, config.control_port)
+        if self.delay is not None:
+            await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
+        await self.view.refresh()
+        await self._meta.start()
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_meta(self.broker.is_serving)
+
+    def sources(self) -> list[FigureSource]:
+        """What reads its figures."""
+        of_delay = self.delay.sources() if self.delay is not None else []
+        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
+        return [*self._part.sources(), *of_delay, *own]
+
+    @property
+    def meta_port(self) -> int:
+        return self._meta.port
+
+    @property
+    def address(self) -> str:
+        """The metaserver's address, for clients."""
+        return f"{self.config.host}:{self.meta_port}"
+
+    @property
+    def data_address(self) -> str:
+        """The broker's data port."""
+        return f"{self.config.host}:{self._part.data_port}"
+
+    async def stop(self) -> None:
+        """Answer what is under way, then close so that the next start replays nothing."""
+        if self.metrics is not None:
+            await self.metrics.stop()
+        if self.delay is not None:
+            await self.delay.retire()
+        await self._part.retire()
+        await self._meta.stop()
+        if self.delay is not None:
+            await self.delay.stop()
+        await self._part.stop()
+        await self.view.stop()
+        await self.coordination.close()
+        if self.delay is not None:
+            self.delay.close()
+        self._part.close()

@@ -1,0 +1,35 @@
+"""The doors of a node: everything by which it touches the world. The machine's own, unless somebody hands in others (qmq/testing does).
+
+Two clocks, since two kinds of deadlines must not be confused when time is moved by hand: what applications see (due times, retention,
+leases of consumers and in the coordination store) goes by `clock`, and how replicas judge whether another one lives goes by `steady`,
+which nobody moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_replication.ready import Timing
+
+from qmq.broker.maintenance import stop_process
+from qmq.clock import Clock, SystemClock
+from qmq.log.disk import Disk
+from qmq.network import NETWORK, Network
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    clock: Clock | None = None
+    """None: the system's; of a delay server one that does not believe every jump (qmq/delay/timekeeper.py)."""
+    steady: Clock = field(default_factory=SystemClock)
+    """Its monotonic time is that of heartbeats and elections."""
+    disk: Disk = field(default_factory=Disk)
+    network: Network = NETWORK
+    timing: Timing = field(default_factory=Timing)
+    fatal: Callable[[BaseException], None] = stop_process
+    """What happens to a process that must not go on."""
+
+
+MACHINE: Final = Environment()

@@ -1,0 +1,78 @@
+"""A broker's logs, its disk and what its upkeep does. Every replica has them, master or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from qmq.broker.broker import Broker
+from qmq.log.recent_writes import ACTIONS, MESSAGES
+from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
+
+_OF: Final = ("broker_group",)
+
+LOG_BYTES: Final = Figure("qmq_log_bytes", GAUGE, (*_OF, "log"), "Bytes that the message log and the action log hold.")
+DISK_FREE: Final = Figure("qmq_disk_free_bytes", GAUGE, _OF, "Bytes free where the logs are.")
+DISK_RESERVED: Final = Figure(
+    "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes that stay free for acknowledgements: below that, messages are refused."
+)
+UNFLUSHED_AGE: Final = Figure(
+    "qmq_unflushed_age_seconds",
+    GAUGE,
+    _OF,
+    "How long ago the oldest entry was written that a power cut here would take; 0 if there is none.",
+)
+UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would take.")
+FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "How long flushes of both logs took.")
+COMMIT: Final = Figure(
+    "qmq_commit_seconds", HISTOGRAM, _OF, "From written by the master to committed, each write; none where a node alone commits at once."
+)
+CHECKPOINTS: Final = Figure("qmq_checkpoints_total", COUNTER, _OF, "Checkpoints written.")
+CHECKPOINT_AT: Final = Figure(
+    "qmq_checkpoint_timestamp_seconds", GAUGE, _OF, "When the last one was written, seconds since 1970; 0 before the first."
+)
+DELETED: Final = Figure("qmq_retention_deleted_files_total", COUNTER, _OF, "Files that retention deleted.")
+RETENTION_FAILURES: Final = Figure(
+    "qmq_retention_failures_total", COUNTER, _OF, "Queues that retention could not look at and files that it could not delete, each time."
+)
+UNREADABLE: Final = Figure("qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO), each try.")
+DAMAGED: Final = Figure("qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entries that the scrubber found damaged.")
+
+
+class LogSource:
+    figures: Final = (
+        LOG_BYTES,
+        DISK_FREE,
+        DISK_RESERVED,
+        UNFLUSHED_AGE,
+        UNFLUSHED_BYTES,
+        FLUSH,
+        COMMIT,
+        CHECKPOINTS,
+        CHECKPOINT_AT,
+        DELETED,
+        RETENTION_FAILURES,
+        DAMAGED,
+        UNREADABLE,
+    )
+
+    def __init__(self, broker: Broker, group: str) -> None:
+        self._broker = broker
+        self._group = group
+
+    def read(self) -> Iterator[Reading | None]:
+        store, tallies, group = self._broker.store, self._broker.tallies, self._group
+        names = {MESSAGES: "message", ACTIONS: "action"}
+        yield Reading(LOG_BYTES, [((group, names[number]), each.end - each.start) for number, each in enumerate(store.logs)])
+        yield one(DISK_FREE, store.disk.free_bytes(store.folder), group)
+        yield one(DISK_RESERVED, store.config.disk_free_bytes_min, group)
+        yield one(UNFLUSHED_AGE, 0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()) / 1000, group)
+        yield one(UNFLUSHED_BYTES, sum(each.end - each.flushed for each in store.logs), group)
+        yield one(FLUSH, tallies.flushes.histogram(), group)
+        yield one(COMMIT, tallies.commits.histogram(), group)
+        yield one(CHECKPOINTS, tallies.checkpoints, group)
+        yield one(CHECKPOINT_AT, tallies.checkpoint_ms / 1000, group)
+        yield one(DELETED, tallies.files_deleted, group)
+        yield one(RETENTION_FAILURES, tallies.retention_failures, group)
+        yield one(DAMAGED, tallies.damaged, group)
+        yield one(UNREADABLE, store.disk.unreadable, group)

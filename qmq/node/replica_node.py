@@ -1,0 +1,479 @@
+"""`qmq broker`: one replica of one broker group. Composes what the parts need; decides nothing about replication (qmq_replication does).
+
+    DATA/replica.json       what this replica promised, and what it knows of the others (qmq_replication/replica_identity.py)
+    DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
+
+Starting: read who we are, ask the coordination store who belongs to the group (founding it, if it is new), open the store (mending damage
+from the others), listen, take part. It takes part as a slave first, always; who serves is decided among the replicas.
+
+What a replica of another kind does otherwise, it says by overriding what stands under *by kind* (qmq/node/delay_node.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from qmq_coordination.broker_groups import DelaySettings, MasterRecord, Mode, ReplicaRecord
+from qmq_coordination.replica_registration import Registration
+from qmq_coordination.view import ClusterView, ViewChange
+from qmq_replication import replica_identity as identities
+from qmq_replication.coordinator import SECRET, Coordinator, find_secret
+from qmq_replication.driver import Driver
+from qmq_replication.ready import Role
+from qmq_replication.replica_identity import ReplicaIdentity
+from qmq_replication.replica_membership import ReplicaMembership
+
+from qmq.broker.broker import Broker
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.control import serve_control
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
+from qmq.clock import Clock, SystemClock
+from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
+from qmq.log import follower
+from qmq.log.checkpoint_writing import close_store
+from qmq.log.log_config import Flush, LogConfig
+from qmq.log.recent_writes import Place
+from qmq.log.recovery import open_store
+from qmq.log.store import Store
+from qmq.node import bootstrap, replica_repair
+from qmq.node.environment import MACHINE, Environment
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.metering import serving
+from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
+from qmq.node.metering.exposure_metrics import ExposureSource
+from qmq.node.replica_readiness import of_replica
+from qmq.node.replica_status import ReplicaStatus
+from qmq.node.view_routing import ViewRouting
+from qmq.node.view_rules import ViewRules
+from qmq.node.write_lease import WriteLease
+from qmq.private_files import make_private
+
+if TYPE_CHECKING:
+    import grpc
+    from qmq_coordination.coordination_store import CoordinationStore
+
+    from qmq.log.projection import Projection
+    from qmq.metrics.endpoint import MetricsServer
+    from qmq.metrics.figures import FigureSource
+    from qmq.metrics.readiness import Readiness
+
+log = logging.getLogger("qmq.node")
+
+STOP_GRACE_S: Final = 1.0
+KNOWN_WAIT_S: Final = 3.0
+"""How long a replica that knows its group waits for the coordination store before it takes part without."""
+MEND_TRIES: Final = 1_000
+VIEW_RETRY_S: Final = 0.1
+VIEW_RETRY_S_MAX: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One replica. `replicas` found the group if nobody did before. Port 0 takes a free one."""
+
+    group: str
+    replica: str
+    replicas: tuple[str, ...]
+    data: Path
+    etcd: EtcdOptions
+    host: str = "127.0.0.1"
+    data_port: int = 20881
+    control_port: int = 20882
+    advertise: str = ""
+    log: LogConfig = field(default_factory=LogConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    metrics_port: int | None = None
+    """Where /metrics is; None: nowhere."""
+
+
+class ReplicaNode:
+    """A running replica. `start`, then `stop`; after a crash just `start` again."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        coordination: CoordinationStore | None = None,
+        *,
+        clock: Clock | None = None,
+        kind: DelaySettings | None = None,
+        doors: Environment = MACHINE,
+    ) -> None:
+        self.config = config
+        self.doors = doors
+        self.kind = kind
+        self.folder = config.data / "broker"
+        self.coordination = CountedStore(coordination or config.etcd.open())
+        self.view = ClusterView(self.coordination)
+        self._clock = clock or doors.clock or SystemClock()
+        self._disk = doors.disk
+        self._mending: asyncio.Task[None] | None = None
+        self._is_opening = False
+        """Whether the store is being opened anew: nobody is to believe its files."""
+        self._roles: dict[str, int] = {}
+        """How often it took up each."""
+        self.metrics: MetricsServer | None = None
+
+    # --- starting ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, then take part.
+
+        Raises:
+            FolderInUse: another process has the folder.
+            InvalidArgument: the group is of another kind.
+            LogDamaged: acknowledged data is hurt, and no other replica could mend it.
+            OSError: a port is taken.
+        """
+        config = self.config
+        make_private(config.data)
+        found = identities.load(config.data, config.group, config.replica)
+        self._identity = found or identities.new(config.group, config.replica)
+        self._viewing = asyncio.ensure_future(self._begin_view())
+        await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
+        try:
+            self._membership = await self._join()
+            self.store = await self._open()
+        except BaseException:
+            self._viewing.cancel()
+            await asyncio.gather(self._viewing, return_exceptions=True)
+            await self.view.stop()
+            await self.coordination.close()
+            raise
+        self._judge_past(is_new=found is None)
+        self.broker = self._make_broker(replace(config.broker, name=config.replica))
+        self._data = DataServer(self.broker, self.doors.network)
+        await self._data.start(config.host, config.data_port)
+        await self._take_part()
+        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+
+    async def _begin_view(self) -> None:
+        """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
+        pause_s = VIEW_RETRY_S
+        while True:
+            try:
+                await self.view.start()
+                return
+            except Exception as failure:
+                log.warning("the coordination store cannot be listed, trying again in %.1f s: %s", pause_s, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, VIEW_RETRY_S_MAX)
+
+    async def _join(self) -> ReplicaMembership:
+        """Who belongs to the group, which is of our kind."""
+        config, known = self.config, self._identity.members()
+        if known is None:
+            known = await bootstrap.found(self.coordination, config.group, config.replicas, self.kind)
+            with suppress(CoordinationError):  # it is asked for again when this replica registers
+                secret = await find_secret(self.coordination, config.group)
+                self._identity = replace(self._identity, secret=secret.decode())
+            bootstrap.note_folder(self._disk, config.data, self.kind)
+            return known
+        bootstrap.check_folder(config.data, config.group, self.kind)
+        bootstrap.check_group(self.view.group(config.group), self.kind)
+        return known
+
+    async def _open(self) -> Store:
+        """Open the store; where it is damaged, mend it from the others first."""
+        folder = self.folder
+        if self._identity.resetting_until:
+            self._forget()
+            follower.begin_anew(self.folder, (0, 0))
+            self._identity = replace(self._identity, resetting_until=0, is_whole=False)
+        for _ in range(MEND_TRIES):
+            try:
+                return self._open_store()
+            except LogDamaged as damage:
+                if damage.position < 0 or not await self._mend_folder(folder, damage):
+                    raise
+        raise LogDamaged(f"{folder} has more than {MEND_TRIES} damaged entries: move it away, and it comes back from the others")
+
+    def _open_store(self, until: int | None = None) -> Store:
+        return open_store(
+            self.folder, self.config.log, self._clock, disk=self._disk, is_replicated=True, until=until, projection=self._projection()
+        )
+
+    async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
+        where = self._peers_control(), folder, self.config.log.segment_bytes, damage
+        return await replica_repair.repair_folder(*where, self.doors.network, self._disk)
+
+    def _judge_past(self, *, is_new: bool) -> None:
+        """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
+        past, boot = self._identity, identities.boot_id()
+        lost_power = past.boot not in (boot, identities.CLEAN) and self.config.log.flush is Flush.ASYNC
+        is_whole = past.is_whole and not lost_power and not self.store.lost_tail
+        promised = past.promised
+        epoch = self.view.group(self.config.group).claim.epoch
+        if is_new and epoch:
+            is_whole, promised = False, epoch
+        if past.is_whole and not is_whole:
+            log.warning("this replica may lack what it acknowledged: it has no say before it has caught up with a master")
+        self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)
+        self._save(self._identity)
+
+    def _save(self, identity: ReplicaIdentity) -> None:
+        identity.save(self._disk, self.config.data)
+
+    async def _take_part(self) -> None:
+        config = self.config
+        loop_address = f"{config.advertise or config.host}"
+        data_address = f"{loop_address}:{self._data.port}"
+        self._upkeep = Maintenance(self.broker, self.doors.fatal)
+        control = await self._listen_control()
+        record = ReplicaRecord(config.replica, config.group, data_address, f"{loop_address}:{control}", self._identity.folder)
+        self._coordinator = Coordinator(
+            self.coordination,
+            config.group,
+            MasterRecord(config.replica, 0, "", record.data_address, record.control_address),
+            lambda: secrets.token_hex(8),
+        )
+        self.driver = Driver(
+            self.broker,
+            self._identity,
+            self._membership,
+            self._coordinator,
+            clock=self.doors.steady,
+            reopen=self._reopen,
+            save=self._save,
+            fatal=self.doors.fatal,
+            timing=self.doors.timing,
+            network=self.doors.network,
+            lease_clock=self._clock,
+        )
+        self.standing.attach(self.driver)
+        self.broker.committer = self.driver
+        self.broker.on_peer = self.driver.accept
+        self.broker.mends = self.driver.mends = self._mends
+        self.driver.on_role = self._on_role
+        self._right = WriteLease(
+            self.broker, self.coordination, config.group, self._clock, lease_ms=lambda: int(self._coordinator.lease_s * 1000)
+        )
+        self.driver.on_held = self._right.held
+        self.broker.right = self._right
+        self._upkeep.hold_back = self._must_hold_back
+        self._registration = Registration(self.coordination, record)
+        self._registering = asyncio.ensure_future(self._register())
+        self.view.on_change(self._changed)
+        self._changed(ViewChange())
+        self._upkeep.start()
+        self.driver.start()
+
+    def readiness(self) -> Readiness:
+        """How it stands, for /readyz."""
+        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self._has_all())
+
+    def _has_all(self) -> bool:
+        """Whether nothing has to be fetched before it can serve."""
+        return True
+
+    def sources(self) -> list[FigureSource]:
+        """What reads its figures."""
+        own = serving.sources_of(
+            self.broker,
+            self.config.group,
+            self._data,
+            lambda: self.standing.describe(),
+            self._roles,
+            lambda: self.driver.refused,
+        )
+        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
+
+    async def _listen_control(self) -> int:
+        config = self.config
+        self.standing = ReplicaStatus(self.broker, self.doors.steady)
+        self._control, port = await serve_control(
+            self.broker,
+            self.standing,
+            config.group,
+            config.host,
+            config.control_port,
+            also=self._also_served(),
+            wall=self.doors.clock,
+        )
+        return port
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                self.driver.know_secret(await find_secret(self.coordination, self.config.group))
+                await self._registration.start()
+                return
+            except (CoordinationError, DiskFull) as failure:
+                log.warning("not registered yet: %s", failure)
+                await asyncio.sleep(1)
+
+    # --- by kind -------------------------------------------------------------------------------------------------------
+
+    def _projection(self) -> Projection | None:
+        """What follows from the logs besides; a new one for each opening of the store."""
+        return None
+
+    def _make_broker(self, config: BrokerConfig) -> Broker:
+        broker = Broker(self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), is_serving=False)
+        broker.routing = ViewRouting(self.view, self.config.group)
+        broker.rules = ViewRules(self.view, config.retries, broker.look_again)
+        return broker
+
+    def _also_served(self) -> Callable[[grpc.aio.Server], None] | None:
+        """Adds services to the control port."""
+        return None
+
+    def _forget(self) -> None:
+        """The log is about to begin anew: what else is here of the past must not be believed."""
+
+    def _must_hold_back(self) -> bool:
+        """Whether no checkpoint may be written now, and nothing deleted."""
+        return self.driver.core.resetting_until > 0
+
+    # --- while it runs -------------------------------------------------------------------------------------------------
+
+    def _on_role(self, role: Role) -> None:
+        self._roles[role.value] = self._roles.get(role.value, 0) + 1
+        if role is not Role.MASTER:
+            self._right.end()
+        self._upkeep.after_turn()
+
+    def _peers_control(self) -> dict[str, str]:
+        """Control addresses of the others."""
+        records = self.view.replicas(self.config.group)
+        return {name: each.control_address for name, each in records.items() if name != self.config.replica}
+
+    def _changed(self, _: ViewChange) -> None:
+        """The coordination store has news; or had, before we started."""
+        state = self.view.group(self.config.group)
+        records = self.view.replicas(self.config.group)
+        addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
+        addresses = {**self.driver.identity.addresses, **addresses}
+        self.driver.mesh.update(addresses)
+        self.broker.forget_routes()
+        self.broker.is_read_only = state.mode is Mode.READ_ONLY
+        if SECRET in state.items:
+            self.driver.know_secret(state.items[SECRET].value)
+        if state.members is not None:
+            membership = ReplicaMembership.decode(state.members)
+            self.driver.tell(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
+            self.driver.tell(lambda _: self.driver.remember(self.driver.core.membership, addresses))
+        if state.master is not None:
+            self.broker.master_address = state.master.data_address
+        elif state.claim.epoch:
+            self.driver.tell(lambda now_ms: self.driver.core.master_gone(now_ms))
+
+    async def _reopen(self, until: int | None, place: Place | None) -> Store:
+        """The store anew, opened in a thread: cut behind an index, or begun anew at a place. The broker's is closed only then."""
+        self._is_opening = True
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait([self._mending])
+        await self._upkeep.pause()
+        past = self.broker.store
+        past.give_way()
+        if place is not None:
+            self._forget()
+        self.broker.store = await asyncio.to_thread(self._open_anew, until, place)
+        past.close()
+        self._is_opening = False
+        self._upkeep.go_on()
+        return self.broker.store
+
+    def _open_anew(self, until: int | None, place: Place | None) -> Store:
+        if place is not None:
+            follower.begin_anew(self.folder, place)
+        return self._open_store(until)
+
+    # --- damage --------------------------------------------------------------------------------------------------------
+
+    def _mends(self, damage: LogDamaged) -> bool:
+        """Damage was found while reading: mend it in the background, and let who waits try again."""
+        if damage.position < 0 or self._is_opening:
+            return False
+        if self._mending is None or self._mending.done():
+            log.warning("%s", damage)
+            self._mending = asyncio.ensure_future(self._mend(damage))
+        return True
+
+    async def _mend(self, damage: LogDamaged) -> None:
+        store = self.broker.store
+        try:
+            is_mended = await replica_repair.repair(self._peers_control(), store, damage, self.doors.network)
+        except QmqError as failure:
+            self.doors.fatal(failure)
+            return
+        if not is_mended and store is self.broker.store:
+            log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
+            await asyncio.sleep(1)
+        self.broker.resume()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Host and port of the data port."""
+        return f"{self.config.host}:{self._data.port}"
+
+    async def stop(self, *, abruptly: bool = False) -> None:
+        """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little.
+
+        `abruptly`: nothing of that. Whoever shut the doors before is left with what a killed process leaves (qmq/testing).
+        """
+        if self.metrics is not None:
+            await self.metrics.stop()
+        if self.driver.core.role is Role.MASTER and not abruptly:
+            try:
+                await self.standing.transfer("")
+            except QmqError as failure:
+                log.warning("stopping without handing over: %s", failure)
+        self.broker.is_stopping = True
+        for task in (self._registering, self._viewing, *([self._mending] if self._mending else [])):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.driver.stop()
+        await self._registration.stop()
+        await self._control.stop(None if abruptly else STOP_GRACE_S)
+        self.broker.retire()
+        await self._data.stop()
+        await self._upkeep.stop()
+        await self.view.stop()
+        await self.coordination.close()
+        if abruptly:
+            self.broker.store.close()
+        else:
+            self._close_store()
+
+    def _close_store(self) -> None:
+        store = self.broker.store
+        try:
+            if store.committed_index >= store.applied_index and not self._must_hold_back() and not store.unwritten:
+                close_store(store)
+                self._save(replace(self.driver.identity, boot=identities.CLEAN))
+            else:
+                store.begin_flush().run()
+                store.close()
+        except DiskFull as failure:
+            log.warning("closed without a checkpoint: %s", failure)
+            store.close()
+
+
+async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
+    """Run the node that `make` gives until SIGINT or SIGTERM."""
+    from qmq.node.process_tuning import calm_collector, tune_process
+    from qmq.node.role_process import until_signal
+
+    tune_process()
+    node = make()
+    config = node.config
+
+    async def start() -> str:
+        await node.start()
+        calm_collector()
+        metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
+        return f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data}{metrics})"
+
+    if await until_signal(start):
+        await node.stop()

@@ -1,0 +1,253 @@
+"""Mending damage on one replica with what another one has: positions are the same everywhere, so bytes are simply copied.
+
+Whoever is asked checks its own checksums before it answers, and so does who asked. But checksums only say that bytes are whole, not that
+they belong here: the other replica may have been told another history than ours. So entries are taken only if the log's own rule says that
+they are the ones that were here:
+
+* *A whole entry of ours follows the hole, and the other replica has the same one there*: the same epoch and index in the same place. Where
+  two logs agree on one entry they agree on everything before it (Raft, section 5.3), so they agree on the hole.
+* *Each entry's (epoch, index) is what our own history says of that index*, and the hole ends where a whole entry of ours begins or our
+  log ends. One epoch wrote one entry at an index, so it is the same entry.
+
+The hole may be longer than one entry. Where it ends is not known here (a damaged envelope does not tell its length), so the other's
+entries are walked until one of them is ours. Their indexes must rise and their epochs not fall, from what is before the hole to what is
+behind it. Nothing else is ever written; and damage on every replica stays what it is: LogDamaged, and an operator has to look.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, parse_envelope
+from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged
+from qmq.limits import BATCH_BYTES_MAX, MIB
+from qmq.log import checkpoint as checkpoints
+from qmq.log.disk import Disk
+from qmq.log.envelopes import entry_at, epoch_of, walk
+from qmq.log.follower import entries_of
+from qmq.log.recent_writes import WriteRun
+from qmq.log.segments import Segments
+from qmq.log.store import PendingEntry, Store
+from qmq.network import NETWORK, Network
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.proto.v1 import control_pb2_grpc
+from qmq.rpc import typed_error
+
+log = logging.getLogger("qmq.node")
+
+ASK_S: Final = 5.0
+ASK_BYTES: Final = MIB
+"""Of one answer; a larger hole takes more of them."""
+HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
+"""A hole larger than this is no damage to be mended entry by entry: the replica is better made anew from the others."""
+_NAMES: Final = ("message", "action")
+_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
+
+Knows = Callable[[int], int]
+"""Epoch of our entry at an index; -1 where that is not known."""
+
+
+def _knows_nothing(_: int) -> int:
+    return -1
+
+
+# --- being asked -------------------------------------------------------------------------------------------------------
+
+
+def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
+    """Whole entries from a position on, up to one that is damaged here too. Raises LogDamaged if that is the first, InvalidArgument."""
+    if number not in (0, 1):
+        raise InvalidArgument(f"there is no log {number}: 0 is the message log, 1 the action log")
+    segments = store.logs[number]
+    most = min(bytes_max, ASK_BYTES)
+    found: list[bytes] = []
+    size = 0
+    try:
+        for entry in walk(segments, position):
+            found += (segments.read(entry.position, ENVELOPE_BYTES), entry.region)
+            size += entry.envelope.total_bytes
+            if size >= most:
+                break
+    except CorruptBatch as cause:
+        if not found:
+            raise LogDamaged(f"this replica has damage there as well: {cause.message}", log=number, position=position) from cause
+    return b"".join(found)
+
+
+# --- asking ------------------------------------------------------------------------------------------------------------
+
+
+class Donor:
+    """Another replica, and what it has from a damaged place on."""
+
+    def __init__(self, stub: control_pb2_grpc.BrokerControlAsyncStub, damage: LogDamaged) -> None:
+        self._stub = stub
+        self._damage = damage
+        self.data = b""
+
+    async def more(self) -> bool:
+        """Get more entries; False if there are none, or what came is not whole. Raises grpc.RpcError."""
+        damage, position = self._damage, self._damage.position + len(self.data)
+        answer: pb.ReadLogResponse = await self._stub.ReadLog(
+            pb.ReadLogRequest(log=damage.log, position=position, bytes_max=ASK_BYTES), timeout=ASK_S
+        )
+        if not answer.entries or parse(damage.log, position, answer.entries) is None:
+            return False
+        self.data += answer.entries
+        return True
+
+
+async def ask(
+    addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
+) -> bytes | None:
+    """Entries from the damage on that `fits` takes, from the first replica that has such, by control address."""
+    for name, address in addresses.items():
+        async with network.channel(address) as channel:
+            donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
+            try:
+                while len(donor.data) < HOLE_BYTES_MAX and await donor.more():
+                    if fits(donor.data):
+                        return donor.data
+            except grpc.RpcError as cause:
+                log.warning("replica %s cannot mend %d: %s", name, damage.position, typed_error(cause, address))
+            else:
+                log.warning("what replica %s has at %d of the %s log does not fit here", name, damage.position, _NAMES[damage.log])
+    return None
+
+
+def parse(number: int, position: int, data: bytes) -> list[PendingEntry] | None:
+    """The entries, if they are whole and in order: nothing else comes near a file."""
+    try:
+        found = entries_of(WriteRun(number, 0, position, len(data), (data,)))
+    except CorruptBatch:
+        return None
+    return found if all(_follows(a.envelope, b.envelope) for a, b in pairwise(found)) else None
+
+
+def _follows(before: Envelope, after: Envelope) -> bool:
+    return before.index < after.index and before.epoch <= after.epoch
+
+
+# --- the hole ----------------------------------------------------------------------------------------------------------
+
+
+def find_hole(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> list[PendingEntry] | None:
+    """Which of the entries in `data` belong into the hole at the damage; None if that cannot be said, or nothing is damaged there."""
+    entries = parse(damage.log, damage.position, data)
+    if not entries or not _fits_behind(segments, entries[0]):
+        return None
+    are_known = True
+    for count, entry in enumerate(entries):
+        if _is_ours(segments, entry):
+            return entries[:count] or None
+        end = entry.position + entry.envelope.total_bytes
+        if end > segments.segment_end(segments.base_of(entry.position)):
+            return None
+        are_known = are_known and knows(entry.envelope.index) == entry.envelope.epoch
+        if are_known and (end == segments.end or _whole_at(segments, end) is not None):
+            return entries[: count + 1]
+    return None
+
+
+def _whole_at(segments: Segments, position: int) -> Envelope | None:
+    try:
+        return entry_at(segments, position).envelope
+    except (CorruptBatch, LogDamaged):
+        return None
+
+
+def _is_ours(segments: Segments, entry: PendingEntry) -> bool:
+    """Whether we have the same entry there, whole."""
+    return _whole_at(segments, entry.position) == entry.envelope
+
+
+def _fits_behind(segments: Segments, entry: PendingEntry) -> bool:
+    """Whether the entry follows what lies before it, if that can still be read."""
+    before: Envelope | None = None
+    for before in _envelopes_before(segments, entry.position):
+        if _follows(before, entry.envelope):
+            return True
+    return before is None
+
+
+def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
+    """Whole envelopes of entries that end at `position`: one, or none if it is damaged (more if a message holds the copy of an entry)."""
+    if position == segments.start:
+        return
+    base = segments.base_of(position - 1)
+    start = max(base, position - BATCH_BYTES_MAX)
+    data = segments.read(start, position - start)
+    at = data.rfind(_MAGIC_BYTES)
+    while at >= 0:
+        with suppress(CorruptBatch):
+            envelope = parse_envelope(data, at)
+            if start + at + envelope.total_bytes == position:
+                yield envelope
+        at = data.rfind(_MAGIC_BYTES, 0, at)
+
+
+# --- mending -----------------------------------------------------------------------------------------------------------
+
+
+def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> bool:
+    """Fill the hole. False if that is not what was there: then nothing was written. Raises FlushFailed, DiskFull."""
+    hole = find_hole(segments, damage, data, knows)
+    if hole is None:
+        return False
+    size = sum(entry.envelope.total_bytes for entry in hole)
+    try:
+        for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
+            begin = (entries := list(part))[0].position - damage.position
+            segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
+    except OSError as cause:  # nothing was promised that is not promised already: what serves goes on, and it is tried again
+        log.error("%d bytes of the %s log at %d cannot be written again: %s", size, _NAMES[damage.log], damage.position, cause)
+        return False
+    log.warning("mended %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
+    return True
+
+
+async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
+    """Mend damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
+    segments = store.logs[damage.log]
+    cuts = segments.cuts
+
+    def knows(index: int) -> int:
+        return store.epoch_at(index) if index <= store.index else -1
+
+    data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
+    return data is not None and segments.cuts == cuts and mend(segments, damage, data, knows)
+
+
+async def repair_folder(
+    addresses: Mapping[str, str],
+    folder: Path,
+    segment_bytes: int,
+    damage: LogDamaged,
+    network: Network = NETWORK,
+    disk: Disk | None = None,
+) -> bool:
+    """The same for a store that cannot be opened; its folder must not be in use."""
+    door = disk or Disk()
+    segments = Segments(door, folder / _NAMES[damage.log], segment_bytes)
+    knows = _history(folder, door)
+    try:
+        data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
+        return data is not None and mend(segments, damage, data, knows)
+    finally:
+        segments.close()
+
+
+def _history(folder: Path, disk: Disk) -> Knows:
+    """What the newest whole checkpoint says."""
+    found = checkpoints.load(folder / "checkpoint", disk)
+    if found is None:
+        return _knows_nothing
+    epochs, last = found.epochs, found.index
+    return lambda index: epoch_of(epochs, index) if index <= last else -1

@@ -1,0 +1,132 @@
+"""A replica as operators see it, and what they have it do: hand over, let another replica join or leave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from qmq_replication.driver import Driver
+from qmq_replication.leader import Leader
+from qmq_replication.replica_membership import ReplicaMembership
+
+from qmq.broker.broker import Broker
+from qmq.broker.group_status import PeerInfo, ReplicaInfo, Transferred
+from qmq.clock import Clock
+from qmq.errors import InvalidArgument, NotMaster, Unavailable
+from qmq.model import check_name
+from qmq.node import replica_repair
+
+TRANSFER_S: Final = 2.0
+CHANGE_S: Final = 10.0
+_POLL_S: Final = 0.005
+
+
+class ReplicaStatus:
+    """See qmq.broker.group_status.Standing. Until a driver is attached the replica is starting."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._driver: Driver | None = None
+
+    def attach(self, driver: Driver) -> None:
+        """The replica takes part now."""
+        self._driver = driver
+
+    def _ready(self) -> Driver:
+        if self._driver is None:
+            raise Unavailable("the replica is starting: try again")
+        return self._driver
+
+    def _leader(self) -> Leader:
+        leader = self._ready().core.leader
+        if leader is None or not leader.is_serving:
+            raise NotMaster(f"{self._broker.config.name} is not its group's master: ask {self._ready().core.master or 'the metaserver'}")
+        return leader
+
+    # --- telling -------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> ReplicaInfo:
+        """How it stands now. Raises Unavailable while it starts."""
+        core, store = self._ready().core, self._broker.store
+        members = core.membership
+        return ReplicaInfo(
+            core.name,
+            core.role.value,
+            core.promised,
+            core.master,
+            core.history.last_index,
+            core.stored_index(),
+            core.commit,
+            store.messages.end,
+            store.actions.end,
+            core.may_count,
+            members.version,
+            members.voters,
+            members.learners,
+            self._peers(core.leader),
+            self._broker.is_serving,
+        )
+
+    def _peers(self, leader: Leader | None) -> tuple[PeerInfo, ...]:
+        if leader is None:
+            return ()
+        now_ms = self._clock.monotonic_ms()
+        return tuple(PeerInfo(name, peer.match, peer.is_in_step, max(now_ms - peer.heard_ms, 0)) for name, peer in leader.peers.items())
+
+    def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
+        """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
+        if self._ready().is_opening:
+            raise Unavailable(f"{self._broker.config.name} is opening its log anew: try again in a moment")
+        return replica_repair.read_log(self._broker.store, log, position, bytes_max)
+
+    # --- handing over --------------------------------------------------------------------------------------------------
+
+    async def transfer(self, to: str) -> Transferred:
+        """Let nothing new in, wait until `to` has everything, have it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
+        leader, driver = self._leader(), self._ready()
+        target = to or _most_advanced(leader)
+        begin_ms = self._clock.monotonic_ms()
+        self._broker.pause()
+        try:
+            driver.act(lambda _: leader.transfer(target))
+            async with asyncio.timeout(TRANSFER_S):
+                while driver.core.master != target:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"{target} did not take over within {TRANSFER_S} s: is it up to date and reachable?") from None
+        finally:
+            leader.transfer_to = ""
+            if driver.core.leader is leader:
+                self._broker.resume()
+        return Transferred(target, driver.core.promised, self._clock.monotonic_ms() - begin_ms)
+
+    # --- membership ----------------------------------------------------------------------------------------------------
+
+    async def change(self, *, add: str = "", remove: str = "") -> ReplicaInfo:
+        """Let a replica join (as a learner; it becomes a voter by itself) or leave. Raises NotMaster, InvalidArgument, Unavailable."""
+        leader, driver = self._leader(), self._ready()
+        if bool(add) == bool(remove):
+            raise InvalidArgument("say which replica to add, or which to remove")
+        before = driver.core.membership
+        after = before.with_learner(check_name("replica", add)) if add else before.without(remove)
+        driver.act(lambda _: leader.propose(after))
+        await self._until_changed(driver, leader, after)
+        return self.describe()
+
+    async def _until_changed(self, driver: Driver, leader: Leader, after: ReplicaMembership) -> None:
+        try:
+            async with asyncio.timeout(CHANGE_S):
+                while driver.core.membership.version < after.version:
+                    if driver.core.leader is not leader:
+                        raise NotMaster("the mastership was lost meanwhile: look whether the change was made, then ask again")
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise Unavailable("the coordination store did not take the change in time: it may still be made") from None
+
+
+def _most_advanced(leader: Leader) -> str:
+    voters = [name for name in leader.replica.membership.voters if name in leader.peers]
+    if not voters:
+        raise InvalidArgument("this group has no other voter to hand over to")
+    return max(voters, key=lambda name: (leader.peers[name].is_in_step, leader.peers[name].match))

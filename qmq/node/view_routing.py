@@ -1,0 +1,58 @@
+"""What a broker knows of ordered subjects: its view of the coordination store, asked as the broker asks (qmq/broker/ordered_writes.py).
+
+The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and whoever asked tries again. It never says
+more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and then
+the broker looks into the store first (`group_revision`).
+"""
+
+from __future__ import annotations
+
+from qmq_coordination.ordered_records import change_key, group_record_key
+from qmq_coordination.view import ClusterView
+from qmq_ordering.route import Change, LpRange, PhysicalPartition
+
+
+class ViewRouting:
+    """See `qmq.broker.ordered_writes.Routing`. `group` is the broker's own."""
+
+    def __init__(self, view: ClusterView, group: str) -> None:
+        self._view = view
+        self._group = group
+
+    def partition(self, subject: str, number: int) -> PhysicalPartition | None:
+        """The partition, if any version of the route has it on this broker group."""
+        state = self._view.ordered(subject)
+        if state is None:
+            return None
+        for version in sorted(state.routes, reverse=True):
+            found = state.routes[version].partition(number)
+            if found is not None:
+                return found if found.group == self._group else None
+        return None
+
+    def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
+        """Whether the group reads `version` in the range, and that version has the partition there."""
+        state = self._view.ordered(subject)
+        record = state.groups.get(group) if state is not None else None
+        if state is None or record is None or not record.is_ready or not record.frontier.is_open(lps, version):
+            return False
+        route = state.routes.get(version)
+        part = route.partition(number) if route is not None else None
+        return part is not None and part.range.contains(lps)
+
+    async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
+        """Whether the store has that change, and it closes the partition. Raises CoordinationError."""
+        state = self._view.ordered(subject)
+        change = None if state is None else state.changes.get(to_version)
+        if change is None or change.id != change_id:
+            item = await self._view.fetch(change_key(subject, to_version))
+            change = None if item is None else Change.decode(item.value)
+        return change is not None and change.id == change_id and number in change.sources
+
+    async def group_revision(self, subject: str, group: str) -> int:
+        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older.
+
+        Raises CoordinationError.
+        """
+        item = await self._view.fetch(group_record_key(subject, group))
+        return 0 if item is None else item.mod_revision

@@ -1,0 +1,71 @@
+"""Directed messages: each is for one consumer group, and all other groups pass over it. What in a batch says so. Pure.
+
+Rules:
+* A batch is directed as a whole (`BatchFlag.DIRECTED`), to the group that the header `qmq-group` names, the same in all its messages.
+* Nobody reads each batch to learn this: the consume log's entry of a directed one has all bits of the bloom of tags, `LOOK_INSIDE`, and
+  only then a group that comes along looks. A bloom that is full by its tags alone costs it that look, no more.
+* Messages of ordered subjects are never directed: a key's order holds for all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import unpack_from
+from typing import Final
+
+from qmq.batch import BatchView, Envelope
+from qmq.batch_columns import BatchFlag, Layout, RegionHeader, bytes_column, parse_header
+from qmq.errors import InvalidArgument, InvalidName, OrderMismatch
+from qmq.headers import ATTEMPT, GROUP
+from qmq.model import check_group
+
+LOOK_INSIDE: Final = 0xFFFF_FFFF_FFFF_FFFF
+"""In the place of a directed batch's bloom."""
+_DIRECTED, _ORDERED = int(BatchFlag.DIRECTED), int(BatchFlag.ORDERED)
+_DIGITS_MAX: Final = 9
+_NOWHERE: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
+
+
+def is_directed(header: RegionHeader) -> bool:
+    """Whether the batch is for one group."""
+    return header.flags & _DIRECTED != 0
+
+
+def group_of(region: bytes) -> bytes | None:
+    """The group that a stored batch is for, by its first message; None if it is for all."""
+    header = parse_header(region)
+    if not is_directed(header):
+        return None
+    layout = Layout.walk(region, header)
+    if layout.header_list < 0:
+        return b""
+    count: int = unpack_from("<i", region, layout.header_list + 4)[0]
+    names = bytes_column(region, layout.header_name, layout.header_name_data, count)
+    values = bytes_column(region, layout.header_value, layout.header_value_data, count)
+    return dict(zip(names, values, strict=True)).get(GROUP.encode(), b"")
+
+
+def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
+    """What is wrong with a directed batch, whose columns are sound, on its way into a log.
+
+    Raises:
+        OrderMismatch: it is for an ordered subject.
+        InvalidArgument: its messages do not all say for which group they are, or not for the same.
+    """
+    if to_partition or header.flags & _ORDERED:
+        raise OrderMismatch("a directed message is for one group, and of an ordered subject all groups see the same: send it undirected")
+    found = BatchView(_NOWHERE, region).headers() or [{}]
+    groups = {each.get(GROUP) for each in found}
+    group = groups.pop()
+    if group is None or groups:
+        raise InvalidArgument(f"each message of a directed batch names the group that it is for in the header {GROUP}, all the same")
+    try:
+        check_group(group.decode())
+    except (UnicodeDecodeError, InvalidName):
+        raise InvalidArgument(f"the header {GROUP} of a directed message is a group's name, not {group[:200]!r}") from None
+
+
+def failures(headers: Mapping[str, bytes]) -> int:
+    """How often a directed message was handed out and failed before it was sent again, by its headers."""
+    value = headers.get(ATTEMPT, b"")
+    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0

@@ -1,0 +1,131 @@
+"""The network of a cluster in one process: parties, and who is cut from whom.
+
+A *party* is a machine, as far as faults go: a replica, a metaserver, the coordination store, the application's clients. Each opens its
+connections through a door of its own, and the door knows by the address whose they are. To cut two parties ends the connections between
+them, both ways, and has new ones refused; calls over gRPC fail as they begin. To shut a door ends all its connections, those that
+it took too, without a word: that is what a killed process leaves of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import PurePath
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import grpc
+
+from qmq.network import Factory, Network, ServerListener, parse
+from qmq.rpc_channel import RpcChannel
+from qmq.wire.frame_stream import FrameStream
+
+CLIENTS: Final = "clients"
+COORDINATION: Final = "coordination"
+
+
+class Parties:
+    """Who there is, where they are, and between whom nothing passes. One for a cluster."""
+
+    def __init__(self) -> None:
+        self._doors: dict[str, list[PartyNetwork]] = {}
+        self._cuts: dict[frozenset[str], int] = {}
+        """How often each two are cut: faults may overlap."""
+
+    def door(self, party: str) -> PartyNetwork:
+        """A new door for a party."""
+        door = PartyNetwork(self, party)
+        self._doors[party] = [each for each in self._doors.get(party, ()) if not each.is_shut] + [door]
+        return door
+
+    @staticmethod
+    def owner(address: str) -> str:
+        """Whose address that is: parties listen on sockets that are called as they are, `FOLDER/PARTY:NUMBER`."""
+        return PurePath(parse(address).path.rpartition(":")[0]).name
+
+    def are_cut(self, one: str, other: str) -> bool:
+        """Whether nothing passes between them."""
+        return frozenset((one, other)) in self._cuts
+
+    def cut(self, one: str, other: str) -> None:
+        """From now on nothing passes between them."""
+        pair = frozenset((one, other))
+        self._cuts[pair] = self._cuts.get(pair, 0) + 1
+        for here, there in ((one, other), (other, one)):
+            for door in self._doors.get(here, ()):
+                door.drop(there)
+
+    def heal(self, one: str, other: str) -> None:
+        """Take one cut back."""
+        pair = frozenset((one, other))
+        left = self._cuts.pop(pair) - 1
+        if left:
+            self._cuts[pair] = left
+
+
+class PartyNetwork(Network):
+    """One party's way into the network. See the module."""
+
+    def __init__(self, parties: Parties, party: str) -> None:
+        self.party = party
+        self.is_shut = False
+        self._parties = parties
+        self._opened: WeakKeyDictionary[asyncio.BaseProtocol, str] = WeakKeyDictionary()
+        """Connections by whom they lead to; those that were taken lead to nobody known."""
+        self._listeners: list[ServerListener] = []
+
+    def reaches(self, other: str) -> bool:
+        """Whether anything passes to another party."""
+        return not self.is_shut and not self._parties.are_cut(self.party, other)
+
+    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
+        listener = await super().listen(host, port, lambda: self._kept(factory(), ""))
+        self._listeners.append(listener)
+        return listener
+
+    async def connect(self, address: str, factory: Factory) -> None:
+        """See Network. Raises ConnectionRefusedError where nothing passes."""
+        other = self._parties.owner(address)
+        self._require(other)
+        await super().connect(address, lambda: self._kept(factory(), other))
+        if not self.reaches(other):
+            self.drop(other)
+            self._require(other)
+
+    def _require(self, other: str) -> None:
+        if not self.reaches(other):
+            raise ConnectionRefusedError(f"nothing passes from {self.party} to {other} (a fault that the test asked for)")
+
+    def _kept(self, protocol: asyncio.BaseProtocol, other: str) -> asyncio.BaseProtocol:
+        self._opened[protocol] = other
+        if self.is_shut:
+            _abort(protocol)
+        return protocol
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        other = self._parties.owner(address)
+
+        def guard() -> None:
+            if not self.reaches(other):
+                nothing, why = grpc.aio.Metadata(), f"nothing passes from {self.party} to {other}"
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
+
+        return RpcChannel(address, guard)
+
+    def drop(self, other: str) -> None:
+        """End the connections to another party."""
+        for protocol, to in list(self._opened.items()):
+            if to == other:
+                _abort(protocol)
+
+    def shut(self) -> None:
+        """End everything; nothing passes any more."""
+        self.is_shut = True
+        for listener in self._listeners:
+            listener.close()
+        for protocol in list(self._opened):
+            _abort(protocol)
+
+
+def _abort(protocol: asyncio.BaseProtocol) -> None:
+    if isinstance(protocol, FrameStream):
+        protocol.abort()

@@ -1,0 +1,145 @@
+"""A clock that the test moves. Wall time stands until `advance`; the event loop's time flows on, and is moved besides.
+
+Why the loop's time has to move: leases are kept by heartbeats that sleep, retries pause, long polls run out. All of them ask the event
+loop what time it is, so it is told that more of it has passed than has. It is moved in steps with a little real time between them: whoever
+lives says so at each step, and keeps its leases; whoever hangs loses them. The rule:
+
+    up to two minutes    wall time and the loop's time move together, a second a step at most
+    more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
+                         when the wall time stands at its new place already
+
+In the second half everything that looks at the wall clock at least once a minute has looked. So a lease of more than two minutes is not
+lost by one long advance; it is by several of two minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from qmq.clock import SystemClock
+from qmq.errors import InvalidArgument
+
+STEP_S: Final = 1.0
+LOOP_S_MAX: Final = 120.0
+"""The most by which one advance moves the loop's time."""
+PAUSE_S: Final = 0.005
+"""Real time between two steps, for sockets and threads."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def virtual(start: datetime | None = None) -> VirtualClock:
+    """A clock for one `TestCluster`. It stands at `start` (with a time zone; default: the present second) until it is advanced.
+
+    Raises InvalidArgument if `start` has no time zone.
+    """
+    if start is None:
+        return VirtualClock(SystemClock().time_ms() // 1000 * 1000)
+    if start.utcoffset() is None:
+        raise InvalidArgument(f"start={start.isoformat()} has no time zone, so it names no moment")
+    return VirtualClock((start - _EPOCH) // _MILLISECOND)
+
+
+class LoopTime:
+    """The time of one event loop, with what was added to it. It stays in its place as long as the loop lives: time never goes back."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self._real = real
+        self.added_s = 0.0
+
+    def __call__(self) -> float:
+        return self._real() + self.added_s
+
+
+def loop_time_of(loop: asyncio.AbstractEventLoop) -> LoopTime:
+    """Take the loop's time over, once. Raises InvalidArgument if that loop keeps its time where nobody can."""
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        raise InvalidArgument(
+            f"virtual time needs asyncio's own event loop, and this one is {type(loop).__module__}.{type(loop).__name__}, whose time "
+            "cannot be moved: run the test without uvloop, or give TestCluster no clock"
+        )
+    found = loop.time
+    if not isinstance(found, LoopTime):
+        found = LoopTime(found)
+        loop.time = found  # type: ignore[method-assign]
+    return found
+
+
+@contextmanager
+def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """In asyncio's debug mode: a step shall not be told of as a callback that took so long."""
+    before, loop.slow_callback_duration = loop.slow_callback_duration, math.inf
+    try:
+        yield
+    finally:
+        loop.slow_callback_duration = before
+
+
+class VirtualClock:
+    """A `qmq.clock.Clock`. Make it with `virtual()`; it runs once its cluster has begun."""
+
+    def __init__(self, start_ms: int) -> None:
+        self._wall_ms = start_ms
+        self._loop_time: LoopTime | None = None
+        self._moving = asyncio.Lock()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Its cluster begins in this loop. Raises InvalidArgument for a loop whose time cannot be moved."""
+        found = loop_time_of(loop)
+        if self._loop_time not in (None, found):
+            raise InvalidArgument("this clock belongs to another event loop: make a new one with virtual()")
+        self._loop_time = found
+
+    def time_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; stands until it is advanced."""
+        return self._wall_ms
+
+    def monotonic_ms(self) -> int:
+        """The event loop's time."""
+        return int(self._required()() * 1000)
+
+    def now(self) -> datetime:
+        """The wall time, in UTC."""
+        return _EPOCH + self._wall_ms * _MILLISECOND
+
+    def _required(self) -> LoopTime:
+        if self._loop_time is None:
+            raise InvalidArgument("this clock has no cluster yet: `async with TestCluster(clock=clock)` first")
+        return self._loop_time
+
+    async def advance(
+        self,
+        by: timedelta | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+    ) -> None:
+        """Let so much time pass, as the module tells: `by` and the others together. What became due meanwhile is on its way then.
+
+        Raises InvalidArgument for a negative time, a clock without a cluster.
+        """
+        span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        span += by if by is not None else timedelta()
+        if span < timedelta():
+            raise InvalidArgument("time does not go back: advance by something positive")
+        async with self._moving:
+            with _unhurried(asyncio.get_running_loop()):
+                await self._pass(self._required(), -(-span // _MILLISECOND))
+
+    async def _pass(self, loop_time: LoopTime, total_ms: int) -> None:
+        start_ms, total_s = self._wall_ms, total_ms / 1000
+        is_long = total_s > LOOP_S_MAX
+        steps = int(LOOP_S_MAX / STEP_S) if is_long else max(math.ceil(total_s / STEP_S), 1)
+        wall_steps = steps // 2 if is_long else steps
+        for step in range(1, steps + 1):
+            self._wall_ms = start_ms + total_ms * min(step, wall_steps) // wall_steps
+            loop_time.added_s += STEP_S if is_long else total_s / steps
+            await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,465 @@
+"""What each kind of frame carries, packed and unpacked. Pure.
+
+Frequent payloads are fixed structs (little endian); the rare ones that open a conversation (HELLO, WELCOME, ATTACH, ATTACHED) or ask
+much at once (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
+ProtocolViolation.
+
+    PRODUCE    batches, one after another, as the producer made them   ->  PRODUCED  a Produced for each
+    PULL       what a consumer wants next                              ->  MESSAGES  a Delivery: ranges, then the batches they lie in
+    SETTLE     a Settlement for each range of pull sequences           ->  SETTLED   how many messages were settled, how many were stale
+    FETCH      a queue from a sequence on, and a selection             ->  FETCHED   a Fetched, then whole committed batches
+    FIND       which batches of a producer are stored                  ->  FOUND     their numbers and places
+    HEARTBEAT, DETACH                                                  ->  OK
+    anything                                                           ->  ERROR     code, outcome, retry_after_ms, text
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from struct import Struct, error
+from typing import Any, Final, NamedTuple, TypeVar
+
+from qmq import limits
+from qmq.errors import InvalidArgument, Outcome, ProtocolViolation, QmqError, from_wire
+from qmq.wire.settle_payloads import BY_GROUP_MS as BY_GROUP_MS
+from qmq.wire.settle_payloads import Settlement as Settlement
+from qmq.wire.settle_payloads import Verdict as Verdict
+from qmq.wire.settle_payloads import pack_begun as pack_begun
+from qmq.wire.settle_payloads import pack_settle as pack_settle
+from qmq.wire.settle_payloads import pack_settled as pack_settled
+from qmq.wire.settle_payloads import require_ranges
+from qmq.wire.settle_payloads import unpack_begun as unpack_begun
+from qmq.wire.settle_payloads import unpack_settle as unpack_settle
+from qmq.wire.settle_payloads import unpack_settled as unpack_settled
+
+PROTOCOL_VERSION: Final = 1
+
+_PRODUCED: Final = Struct("<qq")
+_PULL: Final = Struct("<IIII")
+_DELIVERY: Final = Struct("<IIqI")
+_RANGE: Final = Struct("<qIII")
+_FETCHED: Final = Struct("<qqqqqII")
+_SESSION: Final = Struct("<I")
+_ERROR: Final = Struct("<HBBI")
+_LANE_PULL: Final = Struct("<IQqIII")
+_LANE_DELIVERY: Final = Struct("<IIqII")
+_LANE_SETTLE: Final = Struct("<IIQ")
+_LANE_SETTLEMENT: Final = Struct("<qqII")
+
+RESUME: Final = "resume"
+"""As the `start` of an ATTACH."""
+
+_J = TypeVar("_J", bound="_JsonMessage")
+
+
+class _JsonMessage:
+    """A payload that is one JSON object; unknown fields are passed over, so that a newer peer may add some."""
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload]
+
+    @classmethod
+    def unpack(cls: type[_J], payload: memoryview | bytes) -> _J:
+        try:
+            found: Any = json.loads(bytes(payload))
+            known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+            message = cls(**{name: value for name, value in found.items() if name in known})
+        except (ValueError, TypeError, AttributeError, RecursionError) as cause:
+            raise ProtocolViolation(f"no {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
+        message._check()
+        return message
+
+    def _check(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            kind = {"int": int, "str": str}.get(str(field.type), list)
+            if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(field.type), value):
+                given = repr(value)[: limits.ERROR_VALUE_CHARS_MAX]
+                raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {given}")
+            if not all(is_text(each) for each in (value if isinstance(value, list) else (value,))):
+                raise InvalidArgument(f"{type(self).__name__}.{field.name} holds half of a surrogate pair, which is no character")
+
+
+def is_text(value: Any) -> bool:
+    """Whether a string can be written as UTF-8. JSON may escape what cannot."""
+    return not isinstance(value, str) or value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _holds(kind: str, value: Any) -> bool:
+    """Whether the items of a list are what they should be."""
+    if kind == "list[str]":
+        return all(isinstance(each, str) for each in value)
+    if kind == "list[list[int]]":
+        return all(isinstance(each, list) and all(type(number) is int for number in each) for each in value)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(_JsonMessage):
+    """First frame on a connection."""
+
+    version: int
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(_JsonMessage):
+    """The broker's answer: its limits. `inflight_bytes_max` is the credit: unanswered bytes a client may have here."""
+
+    version: int
+    broker: str
+    epoch: int
+    frame_bytes_max: int
+    inflight_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(_JsonMessage):
+    """A consumer takes part in its group on one queue.
+
+    `incarnation` is drawn when the consumer starts: the same one attaching again is a reconnect and keeps what it holds up to
+    `received` (the last pull sequence it got, -1 for none); another one gets everything that was not settled again.
+    `start` says where a group that is new begins: "earliest" or "latest". `RESUME` takes part only if this life is known still, and changes
+    nothing otherwise: the answer then has `resumed` 0 and no session.
+    """
+
+    subject: str
+    partition: int
+    group: str
+    consumer: str
+    incarnation: str
+    received: int
+    start: str
+    lease_ms: int
+    tags_any: list[str]
+    tags_all: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached(_JsonMessage):
+    """`session` names the consumer in the frames that follow on this connection.
+
+    `resumed` is 1 if the consumer still holds what it had received, 0 if that went back to the group.
+    """
+
+    session: int
+    lease_ms: int
+    next_pull_sequence: int
+    resumed: int
+    attempts_max: int = 0
+    """After so many attempts a message goes to the dead-letter queue; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(_JsonMessage):
+    """Read committed batches of a queue, without a group: those that hold any of `sequence` to `until` - 1, about `bytes_max` of them.
+
+    At least one batch is given if there is one and `bytes_max` is more than 0; with 0 only the queue's numbers are asked for. `since_ms`:
+    begin at the first batch appended at or after that time, if that is further on (0: no matter). Batches may be passed over
+    that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps` (ranges, end
+    exclusive, as "0-512"; empty: all). `directed`: 1 if batches for one consumer group only are wanted too.
+    """
+
+    subject: str
+    partition: int
+    sequence: int
+    until: int
+    since_ms: int
+    bytes_max: int
+    tags_any: list[str]
+    tags_all: list[str]
+    lps: list[str]
+    directed: int
+
+
+class Fetched(NamedTuple):
+    """A queue's numbers, and how far the batches that follow in the answer go. Of a queue where nothing ever was, all are 0.
+
+    `next_sequence`: whatever is wanted from the asked sequence on (or from `start_sequence`, if that is more), up to before it, is in the
+    answer; ask on from here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its command
+    message. `stored_bytes`, what the kept messages take, is told to who asks for no messages only.
+    """
+
+    start_sequence: int
+    next_sequence: int
+    end_sequence: int
+    stored_bytes: int
+    last_append_ms: int
+    is_sealed: bool
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Find(_JsonMessage):
+    """Which batches of a producer (16 hexadecimal digits) a queue has: those with the highest numbers below `before`, at most `most`."""
+
+    subject: str
+    partition: int
+    producer_id: str
+    before: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatches(_JsonMessage):
+    """`[batch_sequence, base_sequence, count]` of each, the highest number first; all committed. A count of 0: retention took it since."""
+
+    found: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneAttach(_JsonMessage):
+    """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a partition, for a group.
+
+    `version` is the frontier's under which the lane is open for the group. `token` is what the consumer was granted for this very lane
+    before, if it comes back after a broken connection; 0 otherwise. All the other lanes of this consumer that overlap are given up by it.
+    """
+
+    subject: str
+    partition: int
+    group: str
+    consumer: str
+    incarnation: str
+    first: int
+    end: int
+    version: int
+    token: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneAttached(_JsonMessage):
+    """The lane is the consumer's; answered when that is committed. `token` goes into every LANE_PULL and LANE_SETTLE.
+
+    `position`: the first sequence that may hold something of the lane that is not done: pull from there. `is_resumed` is 1 if the token is
+    the one that the consumer had: what it pulled already is still its own. `parked` are the parked keys of the lane, hexadecimal:
+    messages of theirs are to be parked as well.
+    """
+
+    session: int
+    token: int
+    lease_ms: int
+    position: int
+    is_resumed: int
+    parked: list[str]
+
+
+class Produced(NamedTuple):
+    """Where a batch went. It may have gone there at an earlier try."""
+
+    base_sequence: int
+    append_time_ms: int
+
+
+class Pull(NamedTuple):
+    """Ask for the group's next messages; answered when there are some, or after `wait_ms` with none."""
+
+    session: int
+    messages_max: int
+    bytes_max: int
+    wait_ms: int
+
+
+class Range(NamedTuple):
+    """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0."""
+
+    first_sequence: int
+    count: int  # type: ignore[assignment]
+    attempt: int
+    batch: int
+
+
+class LanePull(NamedTuple):
+    """Ask for a lane's messages from `sequence` on; answered when there are some, or after `wait_ms` with none.
+
+    The consumer says from where, so a broken answer is simply asked for again.
+    """
+
+    session: int
+    token: int
+    sequence: int
+    messages_max: int
+    bytes_max: int
+    wait_ms: int
+
+
+class LaneDelivery(NamedTuple):
+    """A lane's messages. Everything of the lane that is not done, from the pull's sequence up to before `next_sequence`, is in `ranges`.
+
+    `is_end`: the partition is sealed, and `next_sequence` is behind its command message: nothing will ever follow.
+    """
+
+    session: int
+    next_sequence: int
+    is_end: bool
+    ranges: list[Range]
+    batches: int
+
+
+class LaneVerdict(IntEnum):
+    """What a consumer says about its lane's messages in a range of sequences, both ends included."""
+
+    DONE = 0
+    """Worked on. Covers everything of the lane in the range, also what other lanes' messages lie between."""
+    FAILED = 1
+    """The handler failed on the one message at `first`, for the `argument`-th time; it stays to be done. Kept for those who come after."""
+    PARKED = 2
+    """The one message at `first` is set aside with its key; done, as far as the lane is concerned."""
+
+
+class LaneSettlement(NamedTuple):
+    """A verdict on sequences `first` to `last`."""
+
+    first: int
+    last: int
+    verdict: int
+    argument: int
+
+
+def pack_lane_pull(pull: LanePull) -> bytes:
+    """The payload of LANE_PULL."""
+    return _LANE_PULL.pack(*pull)
+
+
+def unpack_lane_pull(payload: memoryview | bytes) -> LanePull:
+    """Raises ProtocolViolation."""
+    return LanePull(*_unpack(_LANE_PULL, payload, "LANE_PULL"))
+
+
+def pack_lane_delivery(delivery: LaneDelivery) -> bytes:
+    """What stands before the batches in LANE_MESSAGES."""
+    session, following, is_end, ranges, batches = delivery
+    return _LANE_DELIVERY.pack(session, len(ranges), following, batches, is_end) + b"".join([_RANGE.pack(*each) for each in ranges])
+
+
+def unpack_lane_delivery(payload: memoryview | bytes) -> tuple[LaneDelivery, int]:
+    """The delivery, and where its batches begin. Raises ProtocolViolation."""
+    try:
+        session, count, following, batches, is_end = _LANE_DELIVERY.unpack_from(payload)
+        start = _LANE_DELIVERY.size + count * _RANGE.size
+        ranges = [Range(*each) for each in _RANGE.iter_unpack(payload[_LANE_DELIVERY.size : start])]
+    except error:
+        raise ProtocolViolation("LANE_MESSAGES is cut short") from None
+    if len(ranges) != count:
+        raise ProtocolViolation(f"LANE_MESSAGES holds {len(ranges)} of {count} ranges")
+    return LaneDelivery(session, following, bool(is_end), ranges, batches), start
+
+
+def pack_lane_settle(session: int, token: int, settlements: list[LaneSettlement]) -> bytes:
+    """The payload of LANE_SETTLE."""
+    return _LANE_SETTLE.pack(session, len(settlements), token) + b"".join([_LANE_SETTLEMENT.pack(*each) for each in settlements])
+
+
+def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[LaneSettlement]]:
+    """(session, token, settlements). Raises ProtocolViolation."""
+    try:
+        session, count, token = _LANE_SETTLE.unpack_from(payload)
+        require_ranges("LANE_SETTLE", min(count, len(payload) // _LANE_SETTLEMENT.size))
+        settlements = [LaneSettlement(*each) for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])]
+    except error:
+        raise ProtocolViolation("LANE_SETTLE is cut short") from None
+    if len(settlements) != count or any(each.verdict > LaneVerdict.PARKED for each in settlements):
+        raise ProtocolViolation("LANE_SETTLE has another number of ranges than it says, or an unknown verdict")
+    return session, token, settlements
+
+
+def pack_produced(results: list[Produced]) -> bytes:
+    """The payload of PRODUCED."""
+    return b"".join([_PRODUCED.pack(*each) for each in results])
+
+
+def unpack_produced(payload: memoryview | bytes) -> list[Produced]:
+    """Raises ProtocolViolation."""
+    try:
+        return [Produced(*each) for each in _PRODUCED.iter_unpack(payload)]
+    except error:
+        raise ProtocolViolation("PRODUCED is cut short") from None
+
+
+def unpack_one_produced(payload: memoryview | bytes) -> Produced:
+    """The answer to a PRODUCE of one batch. Raises ProtocolViolation."""
+    results = unpack_produced(payload)
+    if len(results) != 1:
+        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
+    return results[0]
+
+
+def pack_pull(pull: Pull) -> bytes:
+    """The payload of PULL."""
+    return _PULL.pack(*pull)
+
+
+def unpack_pull(payload: memoryview | bytes) -> Pull:
+    """Raises ProtocolViolation."""
+    return Pull(*_unpack(_PULL, payload, "PULL"))
+
+
+def pack_delivery(session: int, first_pull_sequence: int, ranges: list[Range], batches: int) -> bytes:
+    """What stands before the batches in MESSAGES."""
+    head = _DELIVERY.pack(session, len(ranges), first_pull_sequence, batches)
+    return head + b"".join([_RANGE.pack(*each) for each in ranges])
+
+
+def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range], int, int]:
+    """(session, first pull sequence, ranges, number of batches, where they begin). Raises ProtocolViolation."""
+    try:
+        session, count, first, batches = _DELIVERY.unpack_from(payload)
+        start = _DELIVERY.size + count * _RANGE.size
+        ranges = [Range(*each) for each in _RANGE.iter_unpack(payload[_DELIVERY.size : start])]
+    except error:
+        raise ProtocolViolation("MESSAGES is cut short") from None
+    if len(ranges) != count:
+        raise ProtocolViolation(f"MESSAGES holds {len(ranges)} of {count} ranges")
+    return session, first, ranges, batches, start
+
+
+def pack_fetched(fetched: Fetched) -> bytes:
+    """What stands before the batches in FETCHED."""
+    return _FETCHED.pack(*fetched)
+
+
+def unpack_fetched(payload: memoryview | bytes) -> tuple[Fetched, int]:
+    """The numbers, and where the batches begin. Raises ProtocolViolation."""
+    try:
+        found = Fetched(*_FETCHED.unpack_from(payload))
+    except error:
+        raise ProtocolViolation("FETCHED is cut short") from None
+    return found._replace(is_sealed=bool(found.is_sealed)), _FETCHED.size
+
+
+FETCHED_HEAD_BYTES: Final = _FETCHED.size
+"""What stands before the batches: enough to ask on while they are still on their way."""
+
+
+def pack_session(session: int) -> bytes:
+    """The payload of HEARTBEAT and DETACH."""
+    return _SESSION.pack(session)
+
+
+def unpack_session(payload: memoryview | bytes) -> int:
+    """Raises ProtocolViolation."""
+    session: int = _unpack(_SESSION, payload, "HEARTBEAT or DETACH")[0]
+    return session
+
+
+def pack_error(failure: QmqError) -> bytes:
+    """The payload of ERROR."""
+    retry = failure.retry_after_ms or 0
+    return _ERROR.pack(failure.code, failure.outcome.value, 0, retry) + failure.message.encode()
+
+
+def unpack_error(payload: memoryview | bytes) -> QmqError:
+    """The error that the peer answered with. Raises ProtocolViolation if it is none."""
+    try:
+        code, outcome, _, retry_after_ms = _ERROR.unpack_from(payload)
+        return from_wire(code, bytes(payload[_ERROR.size :]).decode(), Outcome(outcome).value, retry_after_ms)
+    except (error, ValueError):
+        raise ProtocolViolation("ERROR cannot be read") from None
+
+
+def _unpack(layout: Struct, payload: memoryview | bytes, name: str) -> tuple[Any, ...]:
+    if len(payload) != layout.size:
+        raise ProtocolViolation(f"{name} has {len(payload)} bytes instead of {layout.size}")
+    return layout.unpack(payload)

@@ -1,0 +1,172 @@
+"""The one thin asyncio protocol around the frame codec, for both ends of a connection.
+
+Frames go to `on_frames` as they come, their payloads borrowed; what is sent during one round of the event loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final, cast
+
+from qmq import limits
+from qmq.errors import ProtocolViolation
+from qmq.wire import reachable
+from qmq.wire.frame import Frame, FrameReader
+
+SOCKET_BYTES: Final = 2 * limits.MIB
+WRITE_HIGH_BYTES: Final = 4 * limits.MIB
+
+
+class FrameStream(asyncio.BufferedProtocol):
+    """Frames over one TCP connection.
+
+    `on_frames(frames)` is called with what came; if it, or the codec, raises ProtocolViolation, `on_violation` gets it and the
+    connection is closed. `on_closed` is called once. `on_writable` is called when a full write buffer has drained.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_frames: Callable[[list[Frame]], None],
+        on_closed: Callable[[Exception | None], None],
+        on_writable: Callable[[], None],
+        on_violation: Callable[[ProtocolViolation], None],
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        shared: bytearray | None = None,
+    ) -> None:
+        self.reader = FrameReader(frame_bytes_max, shared=shared)
+        self.is_writable = True
+        self.refusal = b""
+        """If set before the connection is made: all that the peer gets to hear."""
+        self.transport: asyncio.Transport | None = None
+        self.received_bytes = 0
+        self._sent_bytes = 0
+        self._is_unwanted = False
+        self._on_frames = on_frames
+        self._on_closed = on_closed
+        self._on_writable = on_writable
+        self._on_violation = on_violation
+        self._outbox: list[bytes] = []
+
+    # --- asyncio's side ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        tune_socket(transport.get_extra_info("socket"))
+        self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
+        if self.refusal:
+            self.put(self.refusal)
+            self.close()
+        elif self._is_unwanted:
+            self.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
+        try:
+            frames = self.reader.received(nbytes)
+            if frames:
+                self._on_frames(frames)
+        except ProtocolViolation as violation:
+            self._on_violation(violation)
+            self.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.is_writable = False
+        self._outbox.clear()
+        self.reader.release()
+        self._on_closed(exc)
+
+    # --- our side ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection stands."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """What it runs over, while it stands."""
+        return None if self.transport is None else self.transport.get_extra_info("socket")
+
+    @property
+    def silent_ms(self) -> int:
+        return reachable.silent_ms(self.socket)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether what the peer sends is taken now."""
+        return self.is_open and self.transport is not None and self.transport.is_reading()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the system did not take yet, since the peer does not read."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that the system took."""
+        return self._sent_bytes - self.unsent_bytes
+
+    def put(self, *buffers: bytes) -> bool:
+        """Keep bytes for the next `flush`; True if they are the first, so that the caller plans one."""
+        is_first = not self._outbox
+        self._outbox += buffers
+        return is_first
+
+    def flush(self) -> None:
+        """Write what was put, in one go."""
+        outbox, self._outbox = self._outbox, []
+        if outbox and self.is_open:
+            assert self.transport is not None
+            self._sent_bytes += sum(map(len, outbox))
+            if len(outbox) == 1:
+                self.transport.write(outbox[0])
+            else:
+                self.transport.writelines(outbox)
+
+    def close(self) -> None:
+        """Write what was put, then close. A connection that is not made yet is closed as soon as it is."""
+        self.flush()
+        self._is_unwanted = True
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever the peer has not read."""
+        self._is_unwanted = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """Take no more frames for now: the peer's bytes wait in the kernel, and then at the peer."""
+        if self.is_open and self.transport is not None and self.transport.is_reading():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_open and self.transport is not None and not self.transport.is_reading():
+            self.transport.resume_reading()
+
+
+def tune_socket(found: socket.socket | None) -> None:
+    """No delay for small frames, room for large ones."""
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        found.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)

@@ -1,0 +1,137 @@
+"""Connections that other replicas open to this one. Nothing that comes over one counts before its other end has proved itself
+(peer_proof.py).
+
+    a hello in a name of nobody's, or our own    refused
+    a proof that does not hold                   refused
+    a second connection of a peer, proved        the first is closed, so that its other end notices should it live
+
+Until then a connection may send small frames only, and it is forgotten when it ends; so whoever can connect, and no more, changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from qmq.errors import ProtocolViolation, Unavailable
+from qmq.wire.frame import Frame, FrameKind
+from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
+
+log = logging.getLogger("qmq.replication")
+
+NONCE_BYTES: Final = 16
+
+
+def new_nonce() -> str:
+    """A number that nobody can foresee."""
+    return secrets.token_hex(NONCE_BYTES)
+
+
+class InboundDoor(Protocol):
+    """The connection, as the listening end has it."""
+
+    def answer_peer(self, payload: bytes) -> None:
+        """Send a step of the handshake."""
+        ...
+
+    def trust_peer(self) -> None:
+        """Take frames as large as replicas send them."""
+        ...
+
+    def close_peer(self) -> None: ...
+
+
+class InboundLinks:
+    """All that are proved, by name. `members` says who may come, `heard` takes a peer's frame."""
+
+    def __init__(
+        self,
+        group: str,
+        name: str,
+        *,
+        secret: Callable[[], bytes],
+        members: Callable[[], tuple[str, ...]],
+        heard: Callable[[str, Frame], None],
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.secret = secret
+        self.members = members
+        self.heard = heard
+        self.refused = 0
+        """Hellos and proofs that were refused."""
+        self.proved: dict[str, InboundLink] = {}
+
+    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
+        """Somebody says that it is a replica. Raises ProtocolViolation if it cannot be, Unavailable if that cannot be known yet."""
+        try:
+            return InboundLink(self, PeerHello.unpack(first.payload), door)
+        except ProtocolViolation:
+            self.refused += 1
+            raise
+
+
+class InboundLink:
+    """One connection."""
+
+    def __init__(self, arrivals: InboundLinks, hello: PeerHello, door: InboundDoor) -> None:
+        self._arrivals = arrivals
+        self._hello = hello
+        self._door = door
+        self._nonce = new_nonce()
+        self._is_proved = False
+        if (hello.group, hello.to) != (arrivals.group, arrivals.name):
+            raise ProtocolViolation(f"this is {arrivals.name} of group {arrivals.group}, the peer wants {hello.to!r} of {hello.group!r}")
+        if hello.replica == arrivals.name or hello.replica not in arrivals.members():
+            raise ProtocolViolation(f"{hello.replica!r} is no other replica of group {arrivals.group}")
+        if not arrivals.secret():
+            raise Unavailable("this replica has not heard its group's secret from the coordination store yet")
+        door.answer_peer(ProofStep(nonce=self._nonce).pack())
+
+    def take(self, frame: Frame) -> None:
+        """A frame has come. Raises ProtocolViolation."""
+        if self._is_proved:
+            self._take_message(frame)
+            return
+        try:
+            self._check_proof(frame)
+        except ProtocolViolation:
+            self._arrivals.refused += 1
+            raise
+        self._welcome()
+
+    def _take_message(self, frame: Frame) -> None:
+        """What an older connection of a peer still holds was said before it last started, perhaps: it counts no more."""
+        if self._arrivals.proved.get(self._hello.replica) is not self:
+            return
+        if frame.kind != FrameKind.REPLICA:
+            raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
+        self._arrivals.heard(self._hello.replica, frame)
+
+    def _check_proof(self, frame: Frame) -> None:
+        hello, secret = self._hello, self._arrivals.secret()
+        if frame.kind != FrameKind.REPLICA_HELLO:
+            raise ProtocolViolation(f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved who it is")
+        if not is_proof(ProofStep.unpack(frame.payload).proof, secret, DIALS, hello, self._nonce):
+            raise ProtocolViolation(f"who says that it is {hello.replica!r} does not know the secret of group {hello.group}")
+
+    def _welcome(self) -> None:
+        hello, arrivals = self._hello, self._arrivals
+        older = arrivals.proved.pop(hello.replica, None)
+        arrivals.proved[hello.replica] = self
+        self._is_proved = True
+        self._door.trust_peer()
+        self._door.answer_peer(ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack())
+        if older is not None:
+            log.info("%s has connected anew: its older connection is closed", hello.replica)
+            older.close()
+
+    def close(self) -> None:
+        self._door.close_peer()
+
+    def ended(self) -> None:
+        """The connection has ended."""
+        if self._arrivals.proved.get(self._hello.replica) is self:
+            del self._arrivals.proved[self._hello.replica]

@@ -1,0 +1,92 @@
+"""How a replica proves that it speaks for its group: it knows the group's secret, which lies in the coordination store. Pure.
+
+    who dials                      who listens
+    Hello(group, replica, to, nonce)   ─▶
+                                   ◀─  Challenge(nonce)
+    Proof of "dials"               ─▶
+                                   ◀─  Proof of "listens": from now on messages are taken
+
+A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and who says it, so one that was overheard fits no other
+connection, and none can be sent back to where it came from. The secret itself never travels between replicas. What is said afterwards is
+not sealed: whoever can write into a connection that stands needs TLS to be kept out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Final, NamedTuple
+
+from qmq.errors import ProtocolViolation
+from qmq.wire.frame_payloads import is_text
+
+VERSION: Final = 2
+"""Raised whenever a message of replica_messages.py changes: a replica refuses one that has a field more than it knows."""
+DIALS: Final = "dials"
+LISTENS: Final = "listens"
+
+
+class PeerHello(NamedTuple):
+    """First thing a replica says to another: who it is, whom it wants, and a number that it never used before."""
+
+    group: str
+    replica: str
+    to: str = ""
+    nonce: str = ""
+
+    def pack(self) -> bytes:
+        return json.dumps({"version": VERSION, **self._asdict()}).encode()
+
+    @classmethod
+    def unpack(cls, payload: memoryview) -> PeerHello:
+        """Raises ProtocolViolation."""
+        found = _fields(payload)
+        if found.get("version") != VERSION:
+            raise ProtocolViolation(f"this replica speaks version {VERSION}, the other {found.get('version')}")
+        return cls(*[_text(found, name) for name in cls._fields])
+
+
+class ProofStep(NamedTuple):
+    """A later step of the handshake: a nonce, or a proof."""
+
+    nonce: str = ""
+    proof: str = ""
+
+    def pack(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def unpack(cls, payload: memoryview) -> ProofStep:
+        """Raises ProtocolViolation."""
+        found = _fields(payload)
+        return cls(*[_text(found, name) for name in cls._fields])
+
+
+def prove(secret: bytes, who: str, hello: PeerHello, challenge: str) -> str:
+    """The proof of the one that dials, or of the one that listens."""
+    said = json.dumps(["qmq replica", who, *hello, challenge]).encode()
+    return hmac.new(secret, said, "sha256").hexdigest()
+
+
+def is_proof(proof: str, secret: bytes, who: str, hello: PeerHello, challenge: str) -> bool:
+    """Whether it is that. Without a secret nothing is."""
+    return bool(secret) and hmac.compare_digest(proof.encode(), prove(secret, who, hello, challenge).encode())
+
+
+def _fields(payload: memoryview) -> dict[str, object]:
+    try:
+        found = json.loads(bytes(payload))
+    except (ValueError, RecursionError) as cause:
+        raise ProtocolViolation(f"no replica's hello: {cause}") from None
+    if not isinstance(found, dict):
+        raise ProtocolViolation("no replica's hello")
+    return found
+
+
+def _text(found: dict[str, object], name: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str):
+        raise ProtocolViolation(f"no replica's hello: {name} is missing")
+    if not is_text(value):
+        raise ProtocolViolation(f"no replica's hello: {name} holds half of a surrogate pair, which is no character")
+    return value

@@ -1,0 +1,93 @@
+"""What a replica knows of itself across restarts: the promise, above all. One small file, replaced all or nothing and synced.
+
+`boot` tells a killed process from a machine that lost its power: with `Flush.ASYNC`, what was written survives the first and perhaps not
+the second. `folder` is drawn when the folder is made; a replica under the same name with another folder has lost its past.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from qmq.errors import LogDamaged
+from qmq.log.disk import Disk
+from qmq_replication.ready import DurableState
+from qmq_replication.replica_membership import ReplicaMembership
+
+FILE: Final = "replica.json"
+CLEAN: Final = "clean"
+"""Instead of a boot: everything was flushed, and the process ended well."""
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Changes when the machine starts; "" where that cannot be known, and then every start counts as one."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaIdentity:
+    """The file's content. `addresses` are the peers' data addresses as last known, for a start while the store is away."""
+
+    group: str
+    replica: str
+    folder: str
+    promised: int = 0
+    is_whole: bool = True
+    resetting_until: int = 0
+    boot: str = ""
+    membership: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
+    """The group's, as last known: what its replicas prove to each other (peer_proof.py)."""
+
+    @property
+    def state(self) -> DurableState:
+        """What the core needs."""
+        return DurableState(self.promised, self.is_whole, self.resetting_until)
+
+    def with_state(self, state: DurableState) -> ReplicaIdentity:
+        """The same with another state."""
+        return replace(self, promised=state.promised, is_whole=state.is_whole, resetting_until=state.resetting_until)
+
+    def members(self) -> ReplicaMembership | None:
+        """The membership as last known."""
+        return ReplicaMembership.decode(self.membership.encode()) if self.membership else None
+
+    def save(self, disk: Disk, data: Path) -> None:
+        """On disk when it returns. Raises DiskFull, FlushFailed."""
+        content = json.dumps(asdict(self), sort_keys=True)
+        disk.replace(data / FILE, json.dumps({"crc": crc32c(content.encode()), "content": content}).encode())
+
+
+def load(data: Path, group: str, replica: str) -> ReplicaIdentity | None:
+    """The folder's identity; None for a new folder. Raises LogDamaged if it cannot be read or is another replica's."""
+    path = data / FILE
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+        if crc32c(found["content"].encode()) != found["crc"]:
+            raise ValueError("the checksum does not hold")
+        identity = ReplicaIdentity(**json.loads(found["content"]))
+    except (ValueError, KeyError, TypeError) as cause:
+        raise LogDamaged(
+            f"{path.name} is damaged ({cause}): what this replica promised is lost. Move its data folder away and start it again: "
+            "it comes back as a new disk, from the others"
+        ) from cause
+    if (identity.group, identity.replica) != (group, replica):
+        raise LogDamaged(f"this folder is of replica {identity.replica} of group {identity.group}, not {replica} of {group}")
+    return identity
+
+
+def new(group: str, replica: str) -> ReplicaIdentity:
+    """For a new folder."""
+    return ReplicaIdentity(group, replica, os.urandom(8).hex(), boot=boot_id())

@@ -1,0 +1,75 @@
+"""Who belongs to a broker group, and how many make a majority. Pure.
+
+*Voters* count for commit and for promises. *Learners* are sent everything and count for nothing until they have caught up; then the master
+makes them voters. A change adds or removes one voter at a time, so that any majority before it and any majority after it share a replica
+(Ongaro, "Consensus: Bridging Theory and Practice", section 4.1).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from qmq.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMembership:
+    """One version of a group's membership; versions are consecutive."""
+
+    version: int
+    voters: tuple[str, ...]
+    learners: tuple[str, ...] = ()
+
+    @property
+    def majority(self) -> int:
+        """How many voters are more than half."""
+        return len(self.voters) // 2 + 1
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return self.voters + self.learners
+
+    def is_majority(self, names: Iterable[str]) -> bool:
+        """Whether the voters among `names` are more than half of all voters."""
+        return len(set(names) & set(self.voters)) >= self.majority
+
+    def quorum_index(self, held: Mapping[str, int]) -> int:
+        """The highest index that a majority holds, when each replica holds what `held` says (absent: nothing)."""
+        found = sorted((held.get(name, 0) for name in self.voters), reverse=True)
+        return found[self.majority - 1]
+
+    def with_learner(self, name: str) -> ReplicaMembership:
+        """Next version: `name` begins to learn. Raises InvalidArgument if it is there already."""
+        if name in self.replicas:
+            raise InvalidArgument(f"{name!r} is a replica of this group already")
+        return replace(self, version=self.version + 1, learners=(*self.learners, name))
+
+    def with_voter(self, name: str) -> ReplicaMembership:
+        """Next version: the learner becomes a voter. Raises InvalidArgument if it is no learner."""
+        if name not in self.learners:
+            raise InvalidArgument(f"{name!r} is no learner of this group")
+        left = tuple(each for each in self.learners if each != name)
+        return ReplicaMembership(self.version + 1, (*self.voters, name), left)
+
+    def without(self, name: str) -> ReplicaMembership:
+        """Next version: `name` is no replica any more. Raises InvalidArgument if it is none, or the last voter."""
+        if name not in self.replicas:
+            raise InvalidArgument(f"{name!r} is no replica of this group")
+        if self.voters == (name,):
+            raise InvalidArgument(f"{name!r} is the group's last voter: add another first")
+        return ReplicaMembership(
+            self.version + 1,
+            tuple(each for each in self.voters if each != name),
+            tuple(each for each in self.learners if each != name),
+        )
+
+    def encode(self) -> bytes:
+        """JSON, for the coordination store."""
+        return json.dumps({"version": self.version, "voters": self.voters, "learners": self.learners}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> ReplicaMembership:
+        found = json.loads(data)
+        return cls(found["version"], tuple(found["voters"]), tuple(found["learners"]))

@@ -1,0 +1,126 @@
+"""What replicas of one group say to each other. Values only; how they travel is the driver's matter (wire.py).
+
+    who            says             and hears
+    anyone         Probe            ProbeReply     before an election: who is ahead, who still hears the master
+    a candidate    PromiseRequest   Promise        fencing: from now on nothing from an older epoch is taken
+    the master     Append           Ack            entries, or none (a sign of life); what is stored
+                                    Mismatch       "my log does not continue there; it looks like this"
+    the master     Reset                           "what you lack is gone here: begin anew from what I have"
+    anyone         Refusal                         "I promised a higher epoch than yours"
+    the master     TakeOver                        "you are up to date: campaign now"
+
+Any of them may be lost, late, doubled or out of order; the core must not mind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from qmq_replication.history import EpochRun
+
+Place = Any
+"""Where an index lies in the logs' files; the core passes it on and never looks inside."""
+
+
+class Probe(NamedTuple):
+    """Asks how things are, changes nothing."""
+
+    epoch: int
+
+
+class ProbeReply(NamedTuple):
+    """`epoch` is the highest promised. `hears_master` says that the replica would not campaign now."""
+
+    epoch: int
+    master: str
+    hears_master: bool
+    last_epoch: int
+    last_index: int
+    is_whole: bool
+
+
+class PromiseRequest(NamedTuple):
+    """The sender won `epoch` in the coordination store."""
+
+    epoch: int
+
+
+class Promise(NamedTuple):
+    """The sender takes nothing older than `epoch` any more, and holds its log up to (last_epoch, last_index)."""
+
+    epoch: int
+    last_epoch: int
+    last_index: int
+    is_whole: bool
+
+
+class Append(NamedTuple):
+    """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index is not in the master's log.
+
+    `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier round says nothing new.
+    `flush_wanted`: somebody waits until everything up to that index is flushed; the receiver flushes at once, and says so when it has.
+    """
+
+    epoch: int
+    round: int
+    prev_epoch: int
+    prev_index: int
+    runs: tuple[EpochRun, ...]
+    last_index: int
+    commit: int
+    cut: bool
+    payload: Any
+    flush_wanted: int = 0
+
+
+class Ack(NamedTuple):
+    """Up to `stored` the sender's log equals the master's of `epoch`, durably. Its log ends at `last_index`, which lies at `place`.
+
+    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, whatever the policy.
+    `round` is the latest that the sender heard of; an Ack of an earlier one is late news, perhaps of entries that are lost since.
+    """
+
+    epoch: int
+    round: int
+    stored: int
+    last_index: int
+    place: Place
+    flushed: int = 0
+
+
+class Mismatch(NamedTuple):
+    """The sender's log does not continue at the Append's prev_index. Its shape, so that one answer is enough to get in step."""
+
+    epoch: int
+    round: int
+    last_index: int
+    start_index: int
+    start_epoch: int
+    runs: tuple[EpochRun, ...]
+    place: Place
+
+
+class LogReset(NamedTuple):
+    """Forget your log; it begins anew behind (start_epoch, start_index), laid out as `place`. It is whole again at `until_index`."""
+
+    epoch: int
+    round: int
+    start_epoch: int
+    start_index: int
+    place: Place
+    until_index: int
+
+
+class Refusal(NamedTuple):
+    """The sender promised `epoch`, which is higher than what it was sent."""
+
+    epoch: int
+
+
+class TakeOver(NamedTuple):
+    """The receiver may campaign at once."""
+
+    epoch: int
+
+
+Message = Probe | ProbeReply | PromiseRequest | Promise | Append | Ack | Mismatch | LogReset | Refusal | TakeOver

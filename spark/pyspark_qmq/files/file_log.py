@@ -1,0 +1,159 @@
+"""The committed log in files (ports.CommittedLog): folders, what is committed in them, where it lies.
+
+The driver keeps an index of each folder (`folder_index.py`) and asks it anew each time; of a broker group's replicas the one that is
+committed furthest counts. Tasks need none of this: a piece says where it lies (`piece_location.py`), and is read from there
+(`file_reader.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from pyspark_qmq.files.bounds import check_committed
+from pyspark_qmq.files.file_reader import FilePieceReader
+from pyspark_qmq.files.file_routes import empty_queues, read_routes
+from pyspark_qmq.files.folder_index import FolderIndex
+from pyspark_qmq.files.log_folders import LogFolder, find_folders
+from pyspark_qmq.files.piece_location import place_of
+from pyspark_qmq.files.queue_index import QueueIndex
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.errors import InvalidArgument, LogDamaged, NotConnected, UnknownSubject
+
+
+class FileLog:
+    """See `ports.CommittedLog`. Raises InvalidArgument."""
+
+    def __init__(self, paths: tuple[str, ...], committed: str = "", routes: str = "") -> None:
+        check_committed(committed)
+        self._paths = paths
+        self._committed = committed
+        self._routes = routes
+        self._indexes: dict[LogFolder, FolderIndex] = {}
+        self._chosen: dict[str, FolderIndex] = {}
+
+    def subjects(self) -> list[str]:
+        self._refresh()
+        return sorted({subject.decode() for index in self._chosen.values() for subject, _ in index.queues})
+
+    def topology(self, subjects: list[str]) -> Topology:
+        self._refresh()
+        queues: dict[QueueKey, SourceQueue] = {}
+        for subject in subjects:
+            found = {key: self._described(key) for key in self._queues_of(subject)}
+            if not found:
+                raise UnknownSubject(
+                    f"no folder of qmq.path has messages of subject {subject!r}: there are {', '.join(self._names()) or 'none at all'}"
+                )
+            queues |= found
+        return self.routed(queues, self._known_routes(subjects))
+
+    def routed(self, queues: Mapping[QueueKey, SourceQueue], routes: Mapping[str, Routes]) -> Topology:
+        """With the partitions of these routes that have no message in our folders yet: they are there, and may be what others follow."""
+        return Topology({**empty_queues(routes, self._chosen), **queues}, routes)
+
+    def find_time(self, queue: QueueKey, time_ms: int) -> int:
+        return self._require(queue)[1].find_time(time_ms)
+
+    def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
+        if first >= end:
+            return []
+        index, found = self._require(queue, end)
+        if end > found.end:
+            raise LogDamaged(
+                f"{queue}: messages up to {end - 1} are needed, and {index.folder.path} has them up to {found.end - 1}, as far as it says "
+                "what is committed: the folder is an older copy, or a power cut took its end"
+            )
+        entries = found.between(first, end)
+        cuts = _cuts(entries["bytes"].cumsum(dtype=np.int64), max(bytes_max, 1))
+        marks = [first, *[int(entries["base"][each]) for each in cuts[1:-1]], end]
+        places = [place_of(index.files, found.start, entries[a:b]) for a, b in pairwise(cuts)]
+        return [QueuePiece(queue, a, b, place) for (a, b), place in zip(pairwise(marks), places, strict=True)]
+
+    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+        """See `CommittedLog.read`. Regions are views of mapped memory, which stays while they do."""
+        return FilePieceReader(piece, selection, skips_lost=skips_lost).batches()
+
+    def close(self) -> None:
+        """Forget everything; files are closed when nothing looks at them any more."""
+        self._indexes.clear()
+        self._chosen.clear()
+
+    # --- folders -------------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Choose of each group the replica that is committed furthest, and know what is committed there."""
+        self._look_for_folders()
+        groups: dict[str, list[FolderIndex]] = {}
+        for folder, index in self._indexes.items():
+            groups.setdefault(folder.broker_group, []).append(index)
+        for group, replicas in groups.items():
+            now = self._chosen.get(group)
+            far = [_committed_index(each) if len(replicas) > 1 else 0 for each in replicas]
+            best = now if now is not None and far[replicas.index(now)] == max(far) else replicas[far.index(max(far))]
+            best.refresh()
+            self._chosen[group] = best
+
+    def _look_for_folders(self) -> None:
+        """A glob may name more by now. What was there once is not forgotten: a replica may just begin anew. Raises InvalidArgument."""
+        try:
+            found = find_folders(self._paths)
+        except InvalidArgument:
+            if not self._indexes:
+                raise
+            return
+        for folder in found:
+            if folder not in self._indexes:
+                self._indexes[folder] = FolderIndex(folder, self._committed)
+
+    def _queues_of(self, subject: str) -> list[QueueKey]:
+        name = subject.encode()
+        return [
+            QueueKey(subject, partition, group)
+            for group, index in sorted(self._chosen.items())
+            for found, partition in sorted(index.queues)
+            if found == name
+        ]
+
+    def _names(self) -> list[str]:
+        return sorted({subject.decode() for index in self._chosen.values() for subject, _ in index.queues})[:20]
+
+    def _require(self, queue: QueueKey, end: int = 0) -> tuple[FolderIndex, QueueIndex]:
+        """The queue, known up to `end` if it goes so far. Raises UnknownSubject."""
+        for is_fresh in (False, True):
+            if is_fresh:
+                self._refresh()
+            index = self._chosen.get(queue.broker_group)
+            found = index.require((queue.subject.encode(), queue.partition)) if index is not None else None
+            if index is not None and found is not None and (found.end >= end or is_fresh):
+                return index, found
+        raise UnknownSubject(f"no folder of qmq.path has the queue {queue}: it has no message, or its broker group's folder is not named")
+
+    def _described(self, key: QueueKey) -> SourceQueue:
+        _, found = self._require(key)
+        return SourceQueue(key, found.start, found.end, found.stored_bytes, found.last_append_ms, found.sealed_at is not None)
+
+    def _known_routes(self, subjects: list[str]) -> dict[str, Routes]:
+        if not self._routes:
+            return {}
+        known = read_routes(self._routes)
+        return {subject: known[subject] for subject in subjects if subject in known}
+
+
+def _committed_index(replica: FolderIndex) -> int:
+    """Up to where a replica is committed as far as it says; one that has just begun, and says nothing, is behind all others."""
+    try:
+        return replica.peek().index
+    except (InvalidArgument, NotConnected):
+        return -2
+
+
+def _cuts(ends: np.ndarray[tuple[int], np.dtype[np.int64]], bytes_max: int) -> list[int]:
+    """Numbers of the batches with which pieces begin, and behind the last one. At least one piece, even of nothing."""
+    cuts, before = [0], 0
+    while cuts[-1] < len(ends):
+        following = max(int(np.searchsorted(ends, before + bytes_max, "right")), cuts[-1] + 1)
+        cuts.append(following)
+        before = int(ends[following - 1])
+    return cuts if len(cuts) > 1 else [0, 0]

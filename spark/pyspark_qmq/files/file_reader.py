@@ -1,0 +1,127 @@
+"""Reading a piece from mapped segments: whole batches, each checked, those that cannot match left out.
+
+The bloom is looked at before a batch is touched. Everything else is believed only once both checksums hold: a batch is never passed over
+for what a flipped bit says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark_qmq.files.log_walk import WalkedBatch, entry_at
+from pyspark_qmq.files.mapped_segments import Mapped, SegmentFiles, map_part
+from pyspark_qmq.files.piece_location import FileStretch, PieceLocation
+from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
+from qmq.batch import Kind
+from qmq.batch_columns import BatchFlag, Column, Layout, RegionHeader, tag_hash
+from qmq.errors import LogDamaged, MessagesExpired, NotConnected
+from qmq.log.batch_filter import has_lps, has_tags
+from qmq.log.segments import segment_name
+
+_DIRECTED, _KEY = int(BatchFlag.DIRECTED), int(Column.KEY)
+
+
+class FilePieceReader:
+    """Reads one piece."""
+
+    def __init__(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> None:
+        assert isinstance(piece.place, PieceLocation), "the piece was planned by another log"
+        self._piece = piece
+        self._place: PieceLocation = piece.place
+        self._selection = selection
+        self._skips_lost = skips_lost
+        self._subject = piece.queue.subject.encode()
+        self._any = [tag_hash(tag) for tag in selection.tags_any]
+        self._all = [tag_hash(tag) for tag in selection.tags_all]
+
+    def batches(self) -> Iterator[SourceBatch]:
+        piece, place = self._piece, self._place
+        if piece.first < place.start and not self._skips_lost:
+            raise self._expired(f"the oldest that is kept is {place.start}")
+        for stretch in place.stretches:
+            mapped = self._map(stretch)
+            if mapped is not None:
+                yield from self._read(mapped, stretch)
+
+    def _map(self, stretch: FileStretch) -> Mapped | None:
+        """The stretch's segment; None if it is lost, and that is all right. Raises MessagesExpired, LogDamaged."""
+        folder = Path(self._place.folder)
+        path = folder / segment_name(stretch.base)
+        try:
+            return map_part(path, stretch.base, stretch.end)
+        except FileNotFoundError:
+            if not folder.is_dir():
+                raise NotConnected(f"{folder} is not here: driver and executors must see qmq.path under the same names") from None
+            left = SegmentFiles.list(folder).bases
+        if not left or left[0] < stretch.base:
+            raise LogDamaged(f"{path} is missing, although retention takes from the front and never all: restore it from a copy")
+        if not self._skips_lost:
+            raise self._expired(f"segment {path} is gone")
+        return None
+
+    def _expired(self, what: str) -> MessagesExpired:
+        piece = self._piece
+        return MessagesExpired(
+            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention took some of them ({what}); "
+            "failOnDataLoss=false goes on with what is left"
+        )
+
+    def _read(self, mapped: Mapped, stretch: FileStretch) -> Iterator[SourceBatch]:
+        piece = self._piece
+        look = self._look_up if stretch.positions else self._look_through
+        for found, header in look(mapped, stretch):
+            envelope = found.envelope
+            region = mapped.region(found.position, envelope)
+            is_inside = envelope.base_sequence < piece.end and envelope.base_sequence + header.count > piece.first
+            if is_inside and self._may_match(region, header):
+                yield SourceBatch(envelope, region)
+
+    def _look_up(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
+        """The batches that may have the wanted tags. Raises LogDamaged."""
+        for position in stretch.wanted(self._any, self._all).tolist():
+            found = entry_at(mapped, position)
+            header = self._header(found)
+            if header is None:
+                mapped.region(position, found.envelope)  # damage is the likelier reason
+                raise self._other(mapped, position)
+            yield found, header
+
+    def _look_through(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
+        """The queue's batches in a stretch, among others'. Raises LogDamaged if there are not as many as there were."""
+        position, count = stretch.begin, 0
+        while position < stretch.end:
+            found = entry_at(mapped, position)
+            header = self._header(found)
+            if header is not None:
+                count += 1
+                yield found, header
+            position = found.end
+        if count != stretch.count:
+            raise self._other(mapped, stretch.begin)
+
+    def _header(self, found: WalkedBatch) -> RegionHeader | None:
+        """Of a batch of the queue."""
+        header, queue = found.header, self._piece.queue
+        is_ours = header is not None and found.subject == self._subject and header.partition == queue.partition
+        return header if is_ours and found.envelope.kind == Kind.DATA else None
+
+    def _other(self, mapped: Mapped, position: int) -> LogDamaged:
+        return LogDamaged(
+            f"{mapped.path}: from byte {position - mapped.base} on it does not hold the batches of {self._piece.queue} that it held when "
+            "the piece was planned: it is damaged, or another log has taken the folder's place. Plan anew; if that does not help, restore "
+            "the file from a copy"
+        )
+
+    # --- what cannot match ---------------------------------------------------------------------------------------------
+
+    def _may_match(self, region: memoryview, header: RegionHeader) -> bool:
+        selection = self._selection
+        if header.flags & _DIRECTED and not selection.with_directed:
+            return False
+        if selection.has_keys and not header.columns & _KEY and b"" not in selection.keys:
+            return False
+        if not (self._piece.lps or self._any or self._all):
+            return True
+        layout = Layout.walk(region, header)
+        return has_lps(region, header, layout, self._piece.lps) and has_tags(region, header, layout, self._any, self._all)

@@ -1,0 +1,143 @@
+"""The segment files of one log, as somebody else's broker may be writing, cutting and deleting them: mapped into memory, never copied.
+
+Only what is committed is looked at, and that is never cut; a file that retention deletes stays readable while it is mapped. What is here:
+
+* `SegmentFiles.list` says which segments there are; a gap between two is damage.
+* `SegmentFiles.map` gives one segment's bytes up to a position. A file that is shorter is damage: it was committed once.
+* `Mapped.entry` gives an entry's envelope, checked, and `Mapped.region` its region, checked, as a view that stays as it is.
+
+Errors name the file and the byte, and say what to do.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from google_crc32c import value as crc32c
+
+from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
+from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.segments import SUFFIX, segment_name
+
+_RESTORE: Final = "restore the file from a copy or from another replica (`qmq log dump` shows what of it is whole)"
+
+
+class Mapped:
+    """One segment's bytes from its `base` to `end`, positions of the log."""
+
+    __slots__ = ("_bytes", "_view", "base", "end", "path")
+
+    def __init__(self, path: Path, base: int, end: int, memory: mmap.mmap | bytes) -> None:
+        self.path = path
+        self.base = base
+        self.end = end
+        self._bytes = np.frombuffer(memory, np.uint8)  # of which a checksum is made without a copy
+        self._view = memoryview(memory)
+
+    def envelope(self, position: int) -> Envelope:
+        """The envelope at a position. Raises LogDamaged if it does not hold."""
+        try:
+            return parse_envelope(self._view, position - self.base)
+        except CorruptBatch as cause:
+            raise self.damaged(position, cause.message) from cause
+
+    def entry(self, position: int) -> Envelope:
+        """The envelope of an entry that is all there. Raises LogDamaged if it is not, or does not hold."""
+        at, envelope = position - self.base, self.envelope(position)
+        if position + envelope.total_bytes > self.end:
+            raise LogDamaged(
+                f"{self.path}: the entry at byte {at} ends behind byte {self.end - self.base}, up to where the log is said to be "
+                "committed: what says so is not this log's, or the file is cut short. Start the broker once on its folder, or restore "
+                "the file from a copy"
+            )
+        return envelope
+
+    def region(self, position: int, envelope: Envelope) -> memoryview:
+        """The region of the entry there. Raises LogDamaged if it does not hold."""
+        begin, end = position - self.base + ENVELOPE_BYTES, position - self.base + envelope.total_bytes
+        if crc32c(self._bytes[begin:end]) != envelope.region_crc:
+            raise self.damaged(position, "the producer's checksum does not hold")
+        return self._view[begin:end]
+
+    def head(self, position: int, envelope: Envelope) -> memoryview:
+        """The same without looking at the checksum: for the walk, which needs its first bytes only."""
+        return self._view[position - self.base + ENVELOPE_BYTES : position - self.base + envelope.total_bytes]
+
+    def is_blank(self, position: int) -> bool:
+        """Whether nothing but zeros follows, as a power cut may leave it."""
+        at = position - self.base
+        return not self._bytes[at : at + ENVELOPE_BYTES].any() and not self._bytes[at:].any()
+
+    def damaged(self, position: int, what: str) -> LogDamaged:
+        return LogDamaged(f"{self.path} is damaged at byte {position - self.base} ({what}): {_RESTORE}")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The segments that are in a folder at one moment."""
+
+    folder: Path
+    bases: tuple[int, ...]
+    """Ascending."""
+
+    @classmethod
+    def list(cls, folder: Path) -> SegmentFiles:
+        """Raises OSError."""
+        found = [int(each.stem) for each in folder.glob(f"*{SUFFIX}") if each.stem.isdigit() and len(each.stem) == 20]
+        return cls(folder, tuple(sorted(found)))
+
+    @property
+    def start(self) -> int:
+        """Position of the first byte that is here."""
+        return self.bases[0] if self.bases else 0
+
+    def base_of(self, position: int) -> int:
+        """Begin of the segment that holds a position that is not before the start."""
+        return self.bases[bisect_right(self.bases, position) - 1]
+
+    def path(self, base: int) -> Path:
+        """Of the segment that begins there."""
+        return self.folder / segment_name(base)
+
+    def map(self, base: int, committed: int) -> Mapped:
+        """The segment, up to `committed` or its end; -1: all that is in the file.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            LogDamaged: it is shorter than it must be.
+        """
+        path = self.path(base)
+        after = bisect_right(self.bases, base)
+        following = self.bases[after] if after < len(self.bases) else -1
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            end = base + size if committed < 0 else committed
+            if following >= 0:
+                end = following if committed < 0 else min(committed, following)
+            if base + size < end:
+                what = "its successor says it goes" if end == following else "the log is committed"
+                raise _short(path, size, end - base, what)
+            return _mapped(file, path, base, end)
+
+
+def map_part(path: Path, base: int, end: int) -> Mapped:
+    """A segment's bytes up to a position that is known to be committed. Raises FileNotFoundError, LogDamaged as `SegmentFiles.map`."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if base + size < end:
+            raise _short(path, size, end - base, "the log is committed")
+        return _mapped(file, path, base, end)
+
+
+def _short(path: Path, size: int, needed: int, what: str) -> LogDamaged:
+    return LogDamaged(f"{path} has {size} bytes, and {what} up to byte {needed} of it: it is cut short, or one is missing; {_RESTORE}")
+
+
+def _mapped(file: BinaryIO, path: Path, base: int, end: int) -> Mapped:
+    memory = mmap.mmap(file.fileno(), end - base, access=mmap.ACCESS_READ) if end > base else b""
+    return Mapped(path, base, end, memory)

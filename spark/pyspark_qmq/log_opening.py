@@ -1,0 +1,82 @@
+"""From options to the log: brokers, files, or files whose routes come from brokers.
+
+Opened logs are kept for the life of a process, by address: a task of a stream that runs every second should not connect anew each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark_qmq.committed_log import CommittedLog, LogAddress
+from pyspark_qmq.files.file_address import FileAddress
+from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.read_options import StartPosition
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
+
+_opened: dict[LogAddress, CommittedLog] = {}
+
+
+def address_of(where: StartPosition) -> LogAddress:
+    """Where a log is."""
+    servers = ServerAddress(where.servers, where.retry_ms)
+    if not where.paths:
+        return servers
+    files = FileAddress(where.paths, committed=where.committed, routes=where.routes)
+    return RoutedAddress(files, servers) if where.servers and not where.routes else files
+
+
+def log_at(address: LogAddress) -> CommittedLog:
+    """The log, opened once in this process. Raises InvalidArgument, NotConnected, LogDamaged."""
+    found = _opened.get(address)
+    if found is None:
+        found = _opened[address] = address.open()
+    return found
+
+
+def forget(address: LogAddress) -> None:
+    """Close it, if it is open: something went wrong there, or nobody needs it any more."""
+    found = _opened.pop(address, None)
+    if found is not None:
+        found.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedAddress:
+    """Messages from files, routes from brokers."""
+
+    files: FileAddress
+    servers: ServerAddress
+
+    def open(self) -> CommittedLog:
+        return RoutedLog(self.files.open(), self.servers.open())
+
+
+class RoutedLog:
+    """See `RoutedAddress`. Routes are asked for behind the files' ends, as docs/SPARK.md wants it."""
+
+    def __init__(self, files: FileLog, servers: CommittedLog) -> None:
+        self._files = files
+        self._servers = servers
+
+    def subjects(self) -> list[str]:
+        """Those of the files."""
+        return self._files.subjects()
+
+    def topology(self, subjects: list[str]) -> Topology:
+        found = self._files.topology(subjects)
+        return self._files.routed(found.queues, self._servers.topology(subjects).routes)
+
+    def find_time(self, queue: QueueKey, time_ms: int) -> int:
+        return self._files.find_time(queue, time_ms)
+
+    def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
+        return self._files.pieces(queue, first, end, bytes_max)
+
+    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+        return self._files.read(piece, selection, skips_lost=skips_lost)
+
+    def close(self) -> None:
+        self._files.close()
+        self._servers.close()

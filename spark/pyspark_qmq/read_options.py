@@ -1,0 +1,275 @@
+"""What a user may ask of a read, in words that users of the Kafka source know. Pure.
+
+| option | |
+|---|---|
+| qmq.servers | metaservers, `host:port,host:port`: read from brokers |
+| qmq.path (or `path`) | folders, with commas or a glob: read segment files |
+| qmq.routes | with a path: a file that `qmq route export` wrote |
+| qmq.committed | with a path: `all`: take everything whole for committed |
+| qmq.retryMs | how long a broker may be away in mid-read (60000) |
+| qmq.log | messages (default), deliveries, progress, schedules |
+| subscribe, subscribePattern, assign | one of them: subjects with commas; a regular expression; JSON `{"orders":["0@g1"]}` |
+| startingOffsets | earliest, latest, or JSON per queue; default: batch earliest, stream latest, and only without a checkpoint |
+| endingOffsets | the same, batch only; default latest |
+| startingTimestamp, endingTimestamp | milliseconds since 1970, by append time, instead of offsets; the end is exclusive, batch only |
+| maxOffsetsPerTrigger, maxBytesPerTrigger | at most about so much in one micro-batch |
+| minPartitions, maxBytesPerPartition | cut in at least so many tasks; of at most about so much (128 MiB) |
+| failOnDataLoss | true (default): fail when retention took what is needed; false: go on with what is left |
+| includeHeaders | false (default): no column `headers` |
+| includeDirected | false (default): without copies that are for one consumer group |
+| tags, tagsAll | any of these; all of these. With commas, or as a JSON array |
+| keys | exactly these keys. With commas, or as a JSON array |
+| keyFrom, keyUntil | a range of keys, in the order of their bytes; the end is exclusive |
+
+Names are case-insensitive. What is misspelt is refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_qmq.admission import NO_LIMIT, Limit
+from pyspark_qmq.offsets import EARLIEST, LATEST, Given, parse_given
+from pyspark_qmq.planning import PIECE_BYTES, PLAN, Plan
+from pyspark_qmq.source_model import ALL, ReadSelection
+from qmq.errors import InvalidArgument
+from qmq.model import check_name
+
+NAMES: Final = (
+    "qmq.servers",
+    "qmq.path",
+    "path",
+    "qmq.routes",
+    "qmq.committed",
+    "qmq.retryMs",
+    "qmq.log",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeDirected",
+    "tags",
+    "tagsAll",
+    "keys",
+    "keyFrom",
+    "keyUntil",
+)
+LOGS: Final = ("messages", "deliveries", "progress", "schedules")
+RETRY_MS: Final = 60_000
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_CHOICES: Final = ("subscribe", "subscribePattern", "assign")
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """What keeps the log. `paths` given: files, and `servers` say only the routes."""
+
+    servers: str = ""
+    paths: tuple[str, ...] = ()
+    routes: str = ""
+    committed: str = ""
+    retry_ms: int = RETRY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which subjects; exactly one of these is given."""
+
+    subjects: tuple[str, ...] = ()
+    pattern: str = ""
+    queues: Mapping[str, tuple[str, ...]] | None = None
+    """Subject → names of queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Everything that is asked, checked as far as it can be without looking at the log."""
+
+    where: StartPosition
+    choice: Choice
+    start: Given
+    end: Given
+    start_ms: int | None = None
+    end_ms: int | None = None
+    limit: Limit = NO_LIMIT
+    plan: Plan = PLAN
+    skips_lost: bool = False
+    selection: ReadSelection = ALL
+
+
+class Asked:
+    """A user's options by their lower-case names; refuses what is misspelt. Raises InvalidArgument."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        known = {name.lower(): name for name in NAMES}
+        self._values = {str(name).lower(): str(value) for name, value in options.items()}
+        for name in self._values:
+            if name not in known:
+                raise unknown_option(name, NAMES)
+
+    def text(self, name: str, default: str = "") -> str:
+        """As it was written."""
+        return self._values.get(name.lower(), default).strip()
+
+    def has(self, name: str) -> bool:
+        """Whether it was given."""
+        return name.lower() in self._values
+
+    def number(self, name: str, least: int = 0) -> int | None:
+        """A whole number; None if it was not given."""
+        if not self.has(name):
+            return None
+        text = self.text(name)
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+            raise InvalidArgument(f"option {name} is a whole number from {least} on, not {text!r}")
+        return int(text)
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise InvalidArgument(f"option {name} is true or false, not {text!r}")
+        return text == "true"
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list, with commas or as a JSON array of strings."""
+        text = self.text(name)
+        if not text.startswith("["):
+            return tuple(word.strip() for word in text.split(",") if word.strip())
+        found = _json(name, text)
+        if not all(isinstance(each, str) for each in found):
+            raise InvalidArgument(f"option {name} must be a JSON array of strings, not {text!r}")
+        return tuple(found)
+
+
+def unknown_option(name: str, known: tuple[str, ...]) -> InvalidArgument:
+    """The error for a name that is no option, with the nearest that is."""
+    lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
+    hint = f"did you mean {lower[near[0]]!r}?" if near else f"there are {', '.join(known)}"
+    return InvalidArgument(f"there is no option {name!r}: {hint}")
+
+
+def log_of(options: Mapping[str, str]) -> str:
+    """Which log is asked for: messages, or what is told beside them. Raises InvalidArgument."""
+    name = Asked(options).text("qmq.log", LOGS[0])
+    if name not in LOGS:
+        raise InvalidArgument(f"option qmq.log is one of {', '.join(LOGS)}, not {name!r}")
+    return name
+
+
+def where(options: Mapping[str, str]) -> StartPosition:
+    """What keeps the log. Raises InvalidArgument."""
+    given = Asked(options)
+    paths = given.words("qmq.path") + given.words("path")
+    servers = given.text("qmq.servers")
+    if not paths and not servers:
+        raise InvalidArgument("say where the log is: option qmq.servers (host:port of metaservers) or qmq.path (data folders)")
+    retry_ms = given.number("qmq.retryMs")
+    return StartPosition(servers, paths, given.text("qmq.routes"), given.text("qmq.committed"), RETRY_MS if retry_ms is None else retry_ms)
+
+
+def with_headers(options: Mapping[str, str]) -> bool:
+    """Whether the default schema has the column `headers`. Raises InvalidArgument."""
+    return Asked(options).flag("includeHeaders", False)
+
+
+def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
+    """Read a user's options. Raises InvalidArgument, InvalidName."""
+    given = Asked(options)
+    for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
+        if given.has(name):
+            raise InvalidArgument(f"option {name} is for {'batch reads' if is_stream else 'streams'} only")
+    start_ms, end_ms = given.number("startingTimestamp"), given.number("endingTimestamp")
+    return ReadOptions(
+        where(options),
+        _choice(given),
+        _edge(given, "starting", start_ms, LATEST if is_stream else EARLIEST, is_stream),
+        _edge(given, "ending", end_ms, LATEST, is_stream),
+        start_ms,
+        end_ms,
+        _limit(given),
+        _plan(given, is_stream),
+        not given.flag("failOnDataLoss", True),
+        _selection(given),
+    )
+
+
+def _choice(given: Asked) -> Choice:
+    chosen = [name for name in _CHOICES if given.has(name)]
+    if len(chosen) != 1:
+        raise InvalidArgument(f"say which subjects by exactly one of {', '.join(_CHOICES)}; there are {', '.join(chosen) or 'none'}")
+    if chosen == ["subscribe"]:
+        subjects = tuple(dict.fromkeys(check_name("subject", each) for each in given.words("subscribe")))
+        if not subjects:
+            raise InvalidArgument("option subscribe names no subject")
+        return Choice(subjects)
+    if chosen == ["subscribePattern"]:
+        return Choice(pattern=_pattern(given.text("subscribePattern")))
+    found = _json("assign", given.text("assign"))
+    if not isinstance(found, dict) or not found or not all(isinstance(each, list) and each for each in found.values()):
+        raise InvalidArgument('option assign is JSON such as {"orders":["0@g1"]}')
+    subjects = tuple(check_name("subject", each) for each in found)
+    return Choice(subjects, queues={subject: tuple(map(str, queues)) for subject, queues in found.items()})
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as cause:
+        raise InvalidArgument(f"option subscribePattern is no regular expression: {cause}") from None
+    return text
+
+
+def _edge(given: Asked, which: str, time_ms: int | None, default: str, is_stream: bool) -> Given:
+    name = f"{which}Offsets"
+    if given.has(name) and time_ms is not None:
+        raise InvalidArgument(f"give {name} or {which}Timestamp, not both")
+    found = parse_given(name, given.text(name, default))
+    refused = EARLIEST if which == "ending" else LATEST
+    if found == refused and not is_stream:
+        raise InvalidArgument(f"{name}={refused} of a batch read would give nothing, ever: leave it out")
+    return found
+
+
+def _limit(given: Asked) -> Limit:
+    return Limit(given.number("maxOffsetsPerTrigger", 1), given.number("maxBytesPerTrigger", 1))
+
+
+def _plan(given: Asked, is_stream: bool) -> Plan:
+    return Plan(given.number("maxBytesPerPartition", 1) or PIECE_BYTES, given.number("minPartitions", 1) or 1, is_stream)
+
+
+def _selection(given: Asked) -> ReadSelection:
+    key_from, key_until = (given.text(name).encode() if given.has(name) else None for name in ("keyFrom", "keyUntil"))
+    if key_from is not None and key_until is not None and key_from >= key_until:
+        raise InvalidArgument("option keyFrom must be below keyUntil")
+    return ReadSelection(
+        given.words("tags"),
+        given.words("tagsAll"),
+        tuple(each.encode() for each in given.words("keys")),
+        key_from,
+        key_until,
+        given.flag("includeDirected", False),
+    )
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as cause:
+        raise InvalidArgument(f"option {name} is no JSON: {cause}") from None

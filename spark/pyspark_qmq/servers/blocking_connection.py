@@ -1,0 +1,196 @@
+"""One blocking connection to a broker's data port: frames out, answers in, in the order in which the broker gives them.
+
+For a task, which has nothing to do but to wait. Several requests may be under way; whoever sends them pairs answers by their request ids.
+
+Rules:
+* A payload is received into memory of its own, which nobody writes to again: what is cut out of it as views stays as it is.
+* A connection that failed is closed, and stays so. What was asked on it has an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from qmq import limits
+from qmq.errors import DeadlineExceeded, NotConnected, Outcome, ProtocolViolation, QmqError
+from qmq.wire import frame as frames
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
+
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 15.0
+"""A broker that says nothing for so long while an answer is due is taken for gone: a machine without power closes no connection."""
+
+_BUFFERS_MAX: Final = 512
+"""Buffers of one system call."""
+
+
+class Head(NamedTuple):
+    """What stands before an answer's payload."""
+
+    kind: int
+    request_id: int
+    payload_bytes: int
+
+
+class BlockingConnection:
+    """A connection that stands. Make it with `connect`. Used by one thread, or one that sends and one that receives."""
+
+    def __init__(self, address: str, found: socket.socket, timeout_s: float) -> None:
+        self.address = address
+        self.is_open = True
+        self.answered_id = 0
+        """Request id of the answer that was received last, also if that was an error."""
+        self.inflight_bytes_max = 0
+        """Unanswered bytes of PRODUCE that the broker takes from one connection."""
+        self._socket = found
+        self._socket.settimeout(timeout_s)
+        self._next_id = 1
+        self._head = memoryview(bytearray(HEADER_BYTES))
+
+    @classmethod
+    def connect(cls, address: str, timeout_s: float = CONNECT_S, *, answer_s: float = 0.0, client: str = "spark") -> BlockingConnection:
+        """Connect and greet; `answer_s`: how long an answer may take, 0: `ANSWER_S`. Raises NotConnected, ProtocolViolation."""
+        host, _, port = address.rpartition(":")
+        try:
+            found = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            # The receive buffer is left to the kernel, which lets it grow as far as the way to the broker needs.
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ValueError) as cause:
+            raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
+        channel = cls(address, found, timeout_s)
+        try:
+            channel._greet(client)
+        except BaseException:
+            channel.close()
+            raise
+        found.settimeout(answer_s or ANSWER_S)
+        return channel
+
+    def _greet(self, client: str) -> None:
+        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client).pack())
+        answer = self.receive()
+        if answer.kind != FrameKind.WELCOME:
+            raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to HELLO: is {self.address} the data port of a broker?")
+        self.inflight_bytes_max = wire.Welcome.unpack(answer.payload).inflight_bytes_max
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> int:
+        """Send a request; its id, which its answer will carry. Raises NotConnected, DeadlineExceeded."""
+        number = self._next_id
+        self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
+        size = sum([len(each) for each in buffers])
+        self._send_all([frames.header(kind, number, size, deadline_ms), *buffers])
+        return number
+
+    def _send_all(self, buffers: list[bytes | memoryview]) -> None:
+        self._require_open()
+        try:
+            while buffers:
+                sent = self._socket.sendmsg(buffers[:_BUFFERS_MAX])
+                buffers = _behind(buffers, sent)
+        except OSError as cause:
+            self._fail(cause)
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Frame:
+        """The next answer, whole. Raises the error that the broker answered with, as `receive_head`."""
+        head = self.receive_head()
+        return Frame(head.kind, head.request_id, 0, self.receive_payload(head.payload_bytes))
+
+    def receive_head(self) -> Head:
+        """The head of the next answer; its payload is to be received next, by `receive_payload`, all of it.
+
+        Raises:
+            the error that the broker answered with; `answered_id` is the request's.
+            NotConnected: the connection ended.
+            DeadlineExceeded: nothing came in time. The connection is closed.
+            ProtocolViolation: what came is no answer. The connection is closed.
+        """
+        self._require_open()
+        self._fill(self._head)
+        length, kind, flags, _, request_id, _ = HEADER.unpack(self._head)
+        if not HEADER_BYTES <= length <= limits.ANSWER_BYTES_MAX or flags:
+            self.close()
+            raise ProtocolViolation(f"no frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?")
+        self.answered_id = request_id
+        if kind == FrameKind.ERROR:
+            self._raise(request_id, self.receive_payload(length - HEADER_BYTES))
+        return Head(kind, request_id, length - HEADER_BYTES)
+
+    def receive_payload(self, size: int) -> memoryview:
+        """So many bytes, into memory of their own, which nobody else has. Raises NotConnected, DeadlineExceeded."""
+        payload = np.empty(size, np.uint8).data
+        self._fill(payload)
+        return payload
+
+    def _raise(self, request_id: int, payload: memoryview) -> None:
+        failure = wire.unpack_error(payload)
+        if request_id == 0:
+            self.close()
+            raise NotConnected(f"{self.address} ended the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
+        raise failure
+
+    def _fill(self, view: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(view):
+                count = self._socket.recv_into(view[at:])
+                if not count:
+                    raise ConnectionResetError("the broker closed it")
+                at += count
+        except OSError as cause:
+            self._fail(cause)
+
+    def call(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> memoryview:
+        """Send a request and wait for its answer, while nothing else is under way. Raises as `receive`."""
+        number = self.send(kind, *buffers, deadline_ms=deadline_ms)
+        answer = self.receive()
+        if answer.request_id != number:
+            self.close()
+            raise ProtocolViolation(f"an answer to request {answer.request_id} of {self.address}, where {number} was asked")
+        return answer.payload
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise NotConnected(f"the connection to {self.address} is closed", outcome=Outcome.UNKNOWN)
+
+    def _fail(self, cause: OSError) -> None:
+        self.close()
+        failure: QmqError
+        if isinstance(cause, TimeoutError):
+            failure = DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN)
+        else:
+            failure = NotConnected(f"the connection to {self.address} ended: {cause}", outcome=Outcome.UNKNOWN)
+        raise failure from cause
+
+    def close(self) -> None:
+        """End it. Harmless to call again; a thread that waits for an answer wakes up."""
+        self.is_open = False
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _behind(buffers: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
+    """What is left when so many bytes are gone."""
+    for at, each in enumerate(buffers):
+        if sent < len(each):
+            return [memoryview(each)[sent:], *buffers[at + 1 :]]
+        sent -= len(each)
+    return []

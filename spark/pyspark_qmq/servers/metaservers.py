@@ -1,0 +1,136 @@
+"""Metaservers as tasks and planners ask them: blocking, one after another, until one answers or `retry_ms` is over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from pyspark_qmq.servers.retry_deadline import patiently
+from pyspark_qmq.servers.server_routes import routes_of
+from pyspark_qmq.source_model import Routes
+from qmq.client.metadata import placement_of
+from qmq.client.route_book import Placement
+from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
+from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.rpc import CHANNEL_OPTIONS, typed_error
+
+CALL_S: Final = 5.0
+RETRY_MS: Final = 60_000
+
+
+class Located(NamedTuple):
+    """A metaserver's answer about a subject."""
+
+    settings: pb.SubjectSettings
+    placement: Placement
+    hosts: tuple[str, ...]
+    """All broker groups that may hold messages of it; of delayed messages, the delay groups."""
+
+
+class Metadata:
+    """Asks the metaservers at `servers`, "host:port" with commas between. Used by one thread.
+
+    Every call raises the typed error that the server raised; NotConnected when none of them answered for `retry_ms`. Making it raises
+    InvalidArgument.
+    """
+
+    def __init__(self, servers: str, retry_ms: int = RETRY_MS) -> None:
+        self._addresses = parse_servers(servers)
+        self.retry_ms = retry_ms
+        self._turns = itertools.cycle(self._addresses)
+        self._address = next(self._turns)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
+
+    # --- where things are ----------------------------------------------------------------------------------------------
+
+    def locate(self, subject: str, *, delayed: bool = False, retry_ms: int | None = None) -> Located:
+        """Where a subject is, or its delayed messages go. Raises UnknownSubject, InvalidName, NotConnected."""
+        request = pb.LocateRequest(subject=subject, delayed=delayed)
+        found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
+        placement = placement_of(subject, found)
+        hosts = tuple(found.hosts) or tuple(dict.fromkeys([each.group for each in placement.routes] + list(found.settings.broker_groups)))
+        return Located(found.settings, placement, hosts if not delayed else tuple([each.group for each in placement.routes]))
+
+    def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
+        """Subjects with their queues. Raises NotConnected, also if one broker group does not answer."""
+        found: pb.ListSubjectsResponse = self._ask("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
+        return list(found.subjects)
+
+    def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
+        """A subject's route, 0: the latest. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        found: pb.DescribeRouteResponse = self._ask("DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version))
+        return found
+
+    def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
+        """What changes led to the subject's latest route, the oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        found: pb.RouteHistoryResponse = self._ask("RouteHistory", pb.RouteHistoryRequest(subject=subject))
+        return list(found.changes)
+
+    def routes(self, subject: str) -> Routes:
+        """All routes of an ordered subject; the first one, which never changes, is asked for once. Raises as `route_history`."""
+        first = self._first_routes.get(subject)
+        if first is None:
+            first = self._first_routes[subject] = self.describe_route(subject, 1)
+        return routes_of(first.route, self.route_history(subject), first.settings.order)
+
+    def cluster(self) -> list[pb.GroupDescription]:
+        """The broker groups, each with its replicas. Raises NotConnected."""
+        found: pb.DescribeClusterResponse = self._ask("DescribeCluster", pb.DescribeClusterRequest())
+        return list(found.groups)
+
+    # --- asking --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, request: Any, retry_ms: int | None = None) -> Any:
+        def once() -> Any:
+            address = self._address
+            try:
+                return call(self._channel(address), meta_pb2_grpc.MetaStub, method, request, address)
+            except CallerError:
+                raise
+            except (Unavailable, CoordinationError, QmqError) as failure:
+                self._address = next(self._turns)
+                if isinstance(failure, Unavailable):
+                    raise
+                raise NotConnected(f"the metaserver at {address} could not say: {failure.message}") from failure
+
+        return patiently(once, self.retry_ms if retry_ms is None else retry_ms)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        found = self._channels.get(address)
+        if found is None:
+            found = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return found
+
+    def control(self, address: str, method: str, request: Any) -> Any:
+        """Call a replica's control port, once. Raises the typed error that it raised, NotConnected, DeadlineExceeded."""
+        return call(self._channel(address), control_pb2_grpc.BrokerControlStub, method, request, address)
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+
+def call(channel: grpc.Channel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str) -> Any:
+    """One call. Raises the typed error that the server raised, NotConnected, DeadlineExceeded."""
+    try:
+        return getattr(stub(channel), method)(request, timeout=CALL_S)
+    except grpc.RpcError as cause:
+        raise typed_error(cause, address) from cause
+
+
+def parse_servers(servers: str) -> list[str]:
+    """The addresses in "host:port,host:port". Raises InvalidArgument."""
+    addresses = [each.strip() for each in servers.split(",") if each.strip()]
+    for each in addresses:
+        host, _, port = each.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidArgument(f"{each!r} is no address of a metaserver: write host:port, and commas between several")
+    if not addresses:
+        raise InvalidArgument("name at least one metaserver as host:port")
+    return addresses

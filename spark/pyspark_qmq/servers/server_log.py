@@ -1,0 +1,148 @@
+"""The committed log as brokers serve it (see `pyspark_qmq.committed_log`).
+
+Rules:
+* Where a queue ends is what its master says that applications may see: one FETCH that asks for no messages.
+* Of ordered subjects the queues are those that the route history names. It is asked behind the ends, and once more for what it did not name
+  before: so where a target is shown to have messages, its sources are shown closed. A metaserver that is behind names
+  a target later, never a source too late: its closing is the broker's own word.
+* A broker group that does not answer is waited for, and then the answer is NotConnected: nobody could say where its queues end.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.masters import MasterConnections
+from pyspark_qmq.servers.metaservers import Metadata
+from pyspark_qmq.servers.server_reader import ServerPieceReader, numbers_of
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.errors import QmqError, UnknownSubject
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+
+class ServerLog:
+    """Everything that is committed in a cluster. Used by one thread."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._masters = MasterConnections(metadata)
+        self._is_ordered: dict[str, bool] = {}
+        """Of each subject that was asked about; it never changes."""
+        self._known: dict[str, Routes] = {}
+        self._queues: dict[QueueKey, SourceQueue] = {}
+
+    # --- what there is -------------------------------------------------------------------------------------------------
+
+    def subjects(self) -> list[str]:
+        """All names, sorted. Raises NotConnected."""
+        return sorted(each.settings.name for each in self._metadata.list_subjects())
+
+    def topology(self, subjects: list[str]) -> Topology:
+        """The queues and routes of these subjects, now. Raises UnknownSubject, NotConnected."""
+        queues: dict[QueueKey, SourceQueue] = {}
+        routes: dict[str, Routes] = {}
+        for subject in dict.fromkeys(subjects):
+            if self._has_order(subject):
+                routes[subject], found = self._ordered(subject)
+                queues.update(found)
+            else:
+                hosts = self._masters.locate(subject).hosts
+                queues.update(_queues(self._numbers([QueueKey(subject, 0, host) for host in hosts])))
+        self._queues.update(queues)
+        return Topology(queues, routes)
+
+    def _has_order(self, subject: str) -> bool:
+        """Raises UnknownSubject, naming others like it."""
+        if subject not in self._is_ordered:
+            try:
+                found = self._masters.locate(subject)
+            except UnknownSubject as failure:
+                raise self._unknown(subject) from failure
+            self._is_ordered[subject] = found.placement.ordering is not None
+        return self._is_ordered[subject]
+
+    def _unknown(self, subject: str) -> UnknownSubject:
+        names: list[str] = []
+        with suppress(QmqError):
+            names = self.subjects()
+        near = difflib.get_close_matches(subject, names, 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
+        return UnknownSubject(f"there is no subject {subject!r}: {hint}")
+
+    def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
+        before = self._known.get(subject) or self._metadata.routes(subject)
+        found = self._numbers(_keys(subject, before))
+        routes = self._known[subject] = self._metadata.routes(subject)
+        found |= self._numbers(set(_keys(subject, routes)) - set(found))
+        sealed = dict(routes.sealed_at)
+        sealed |= {key.partition: numbers.end_sequence for key, numbers in found.items() if numbers.is_sealed}
+        return replace(routes, sealed_at=sealed), _queues(found, sealed)
+
+    # --- numbers -------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, keys: Iterable[QueueKey]) -> dict[QueueKey, wire.Fetched]:
+        """Of each queue. Raises NotConnected."""
+        by_group: dict[str, list[QueueKey]] = {}
+        for key in keys:
+            by_group.setdefault(key.broker_group, []).append(key)
+        found: dict[QueueKey, wire.Fetched] = {}
+        for group, several in by_group.items():
+            answers = self._masters.ask(several[0].subject, group, lambda channel, asked=several: _ask_numbers(channel, asked))  # type: ignore[misc]
+            found.update(zip(several, answers, strict=True))
+        return found
+
+    def find_time(self, queue: QueueKey, time_ms: int) -> int:
+        """The first sequence appended at or after a time; the queue's end if there is none. Raises UnknownSubject, NotConnected."""
+        request = numbers_of(queue, max(time_ms, 1)).pack()
+        payload = self._masters.call(queue.subject, queue.broker_group, FrameKind.FETCH, request)
+        return wire.unpack_fetched(payload)[0].next_sequence
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
+        """`first` to `end` - 1 in pieces of about so many stored bytes, if all messages took the same. Raises NotConnected."""
+        if first >= end:
+            return []
+        found = self._queues.get(queue)
+        if found is None:
+            found = self._queues[queue] = _queues(self._numbers([queue]))[queue]
+        per_message = found.stored_bytes / max(found.end - found.start, 1)
+        count = min(max(ceil(per_message * (end - first) / max(bytes_max, 1)), 1), end - first)
+        marks = [first + (end - first) * each // count for each in range(count + 1)]
+        return [QueuePiece(queue, marks[each], marks[each + 1]) for each in range(count)]
+
+    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+        """The piece's batches, whole, ascending. Raises MessagesExpired, NotConnected, LogDamaged."""
+        return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
+
+    def close(self) -> None:
+        self._masters.close()
+        self._metadata.close()
+
+
+def _keys(subject: str, routes: Routes) -> list[QueueKey]:
+    return [QueueKey(subject, each.number, each.broker_group) for each in routes.partitions.values()]
+
+
+def _queues(found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None) -> dict[QueueKey, SourceQueue]:
+    """As the model has them. What is known to be sealed ends at its command message, whatever was said a moment before."""
+    queues: dict[QueueKey, SourceQueue] = {}
+    for key, numbers in found.items():
+        end, is_sealed = numbers.end_sequence, numbers.is_sealed
+        if sealed is not None and key.partition in sealed:
+            end, is_sealed = sealed[key.partition], True
+        queues[key] = SourceQueue(key, min(numbers.start_sequence, end), end, numbers.stored_bytes, numbers.last_append_ms, is_sealed)
+    return queues
+
+
+def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire.Fetched]:
+    """One request after another, without waiting for the answers between; they come in the same order."""
+    for key in keys:
+        channel.send(FrameKind.FETCH, numbers_of(key).pack())
+    return [wire.unpack_fetched(channel.receive().payload)[0] for _ in keys]

@@ -1,0 +1,186 @@
+"""Loads and packets: the rows of a chunk that go to one subject, and those of them that go to one queue. Pure.
+
+chunk  1 ── n  load (a subject, at once or delayed)  1 ── n  packet (a queue, one batch)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from qmq_ordering.hashing import logical_partition
+
+from pyspark_qmq.sink import arrow_vectors, row_checks
+from pyspark_qmq.sink.chunks import RowChunk
+from pyspark_qmq.sink.row_identity import ID_BYTES, Ids, Rows, RowTarget
+from pyspark_qmq.sink.sink_schema import Fields
+from qmq.errors import InvalidArgument, OrderMismatch
+from qmq.model import check_name
+
+Lps = npt.NDArray[np.uint16]
+
+ROW_BYTES: Final = 64
+"""What a row takes besides what is in it, about."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """Rows of one chunk, in their order."""
+
+    number: int
+    """The chunk's."""
+    rows: Rows
+    """Their numbers in the task; they rise."""
+    size: int
+    """Their bytes, about."""
+    chunk: Any = None
+    places: npt.NDArray[np.int64] | None = None
+    """Where in the chunk they are."""
+    lps: Lps | None = None
+    """Of an ordered subject: their logical partitions."""
+    ids: Ids | None = None
+    """Their message ids, where rows bring their own."""
+    dues: npt.NDArray[np.int64] | None = None
+    """Of delayed ones: when they are due, milliseconds since 1970."""
+
+    def pick(self, chosen: npt.NDArray[np.int64]) -> Load:
+        """Some of them, by their index here; `chosen` rises."""
+        if len(chosen) == len(self.rows):
+            return self
+
+        def some(column: Any) -> Any:
+            return None if column is None else column[chosen]
+
+        size = max(self.size * len(chosen) // len(self.rows), 1)
+        return Load(self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.dues))
+
+    @classmethod
+    def join(cls, pieces: list[Load]) -> Load:
+        """Pieces of one load as one, in the order of their rows."""
+        order = np.argsort(np.concatenate([each.rows for each in pieces]))
+
+        def whole(name: str) -> Any:
+            columns = [getattr(each, name) for each in pieces]
+            return None if columns[0] is None else np.concatenate(columns)[order]
+
+        first = pieces[0]
+        size = sum(each.size for each in pieces)
+        return cls(first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("dues"))
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """One batch, on its way to one queue."""
+
+    load: Load
+    to: RowTarget
+    number: int
+    """The batch's."""
+    attempts: int = 0
+    encoded: tuple[bytes, ...] | None = None
+    """Kept, so that a repetition sends the same bytes."""
+
+
+class Done:
+    """Rows that are stored, as far as somebody looked."""
+
+    def __init__(self) -> None:
+        self._rows: Rows = np.empty(0, np.int64)
+        self._ids: set[bytes] = set()
+
+    def add(self, rows: Rows, ids: frozenset[bytes]) -> None:
+        """More of them: by number, or by the ids that they brought."""
+        if len(rows):
+            self._rows = np.union1d(self._rows, rows)
+        self._ids |= ids
+
+    def left(self, load: Load) -> Load | None:
+        """What of a load is not stored; None if nothing is left."""
+        if not len(self._rows) and not self._ids:
+            return load
+        is_done = np.isin(load.rows, self._rows)
+        if self._ids and load.ids is not None:
+            kind = pa.binary(ID_BYTES)
+            found = pa.Array.from_buffers(kind, len(load.rows), [None, pa.py_buffer(np.ascontiguousarray(load.ids))])
+            is_done |= pc.is_in(found, value_set=pa.array(list(self._ids), kind)).to_numpy(zero_copy_only=False)
+        chosen = np.flatnonzero(~is_done)
+        return load.pick(chosen) if len(chosen) else None
+
+
+def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, now_ms: int) -> Iterator[tuple[str, bool, Load]]:
+    """A chunk's loads: (subject, whether delayed, load). `own_ids`: the message ids of all its rows, where they bring their own.
+
+    Raises InvalidArgument, InvalidName: a row's subject. DelayTooLong.
+    """
+    dues, is_delayed = _dues(chunk, fields, now_ms)
+    names, codes = _subjects(chunk, fields, default)
+    classes = codes * 2 if is_delayed is None else codes * 2 + is_delayed
+    rows = chunk.first_row + np.arange(chunk.batch.num_rows, dtype=np.int64)
+    for each in np.unique(classes).tolist():
+        places = np.flatnonzero(classes == each)
+        load = Load(chunk.number, rows[places], int(chunk.sizes[places].sum()) + ROW_BYTES * len(places), chunk, places)
+        if own_ids is not None:
+            load = replace(load, ids=own_ids[places])
+        if each % 2 and dues is not None:
+            row_checks.check_dues(dues[places], now_ms, load.rows)
+            load = replace(load, dues=dues[places])
+        yield names[each // 2], bool(each % 2), load
+
+
+def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The distinct subjects, and which is each row's."""
+    if fields.subject < 0:
+        return [default], np.zeros(chunk.batch.num_rows, np.int64)
+    array = chunk.batch.column(fields.subject)
+    if array.null_count:
+        if not default:
+            at = chunk.first_row + int(np.argmin(arrow_vectors.valid(array)))
+            raise InvalidArgument(f"row {at} of its Spark partition has no subject, and there is no option subject for such rows")
+        array = pc.fill_null(array, default)
+    found = array.dictionary_encode()
+    names = [check_name("subject", each) for each in found.dictionary.to_pylist()]
+    return names, found.indices.to_numpy().astype(np.int64)
+
+
+def _dues(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, Any]:
+    """(when each row is due, which rows are delayed); None: no row is."""
+    if fields.delay_ms >= 0:
+        array = chunk.batch.column(fields.delay_ms)
+        delays = pc.fill_null(array.cast(pa.int64()), 0).to_numpy()
+        dues = now_ms + np.clip(delays, -now_ms, (1 << 62) - now_ms)
+    elif fields.deliver_at >= 0:
+        array = chunk.batch.column(fields.deliver_at)
+        dues = np.maximum(arrow_vectors.milliseconds(array, up=True), 0)
+    else:
+        return None, None
+    return (dues, arrow_vectors.valid(array)) if array.null_count < len(array) else (None, None)
+
+
+def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) -> Load:
+    """A load to an ordered subject: with the logical partitions of its keys. Raises OrderMismatch: a row without a key."""
+    keys = require_keys(load, fields, subject)
+    distinct = keys.dictionary_encode()
+    found = [logical_partition(_bytes(key), logical_partitions) for key in distinct.dictionary.to_pylist()]
+    return replace(load, lps=np.array(found, np.uint16)[distinct.indices.to_numpy()])
+
+
+def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
+    """The keys of a load to an ordered subject. Raises OrderMismatch: a row without a key."""
+    if fields.key < 0:
+        raise OrderMismatch(f"subject {subject!r} is ordered: its messages have keys, so give the rows a column `key`")
+    assert load.places is not None
+    keys = arrow_vectors.taken(load.chunk.batch.column(fields.key), load.places)
+    empty = arrow_vectors.lengths(keys) == 0
+    if empty.any():
+        row = load.rows[int(np.argmax(empty))]
+        raise OrderMismatch(f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages have keys")
+    return keys
+
+
+def _bytes(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key

@@ -1,0 +1,267 @@
+"""One task: record batches in, batches out, until all is stored. Thin I/O around the cores.
+
+    cut in chunks ─▶ split by subject ─▶ core (Spread, Routed) ─▶ packets ─▶ carriers ─▶ brokers
+                                           ▲ asks: where, what is there already   │ answers
+                                           └──────────────────────────────────────┘
+
+So much is under way at once as `INFLIGHT_BYTES` says; then the next rows wait in Spark.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
+from pyspark_qmq.sink.carrier import Answer, Carrier
+from pyspark_qmq.sink.chunks import RowChunk, cut
+from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.packets import Packet
+from pyspark_qmq.sink.routed import Routed
+from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
+from pyspark_qmq.sink.sink_options import SinkOptions
+from pyspark_qmq.sink.sink_schema import Fields
+from pyspark_qmq.sink.spread import Spread
+from qmq.client.delay_home import DelayHome
+from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Unavailable
+from qmq.limits import MIB
+
+INFLIGHT_BYTES: Final = 32 * MIB
+"""Of rows that are not stored yet."""
+WAIT_S_MAX: Final = 1.0
+
+
+class WriteTarget(Protocol):
+    """The cluster: `cluster.Cluster`, or what stands for it in a test."""
+
+    def logical_partitions(self, subject: str, *, creates: bool) -> int:
+        """How many an ordered subject has; 0: it is unordered."""
+        ...
+
+    def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
+        """What a core asks."""
+        ...
+
+    def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
+        """Whether a closed partition cannot have rows of this epoch."""
+        ...
+
+    def take(self, to: RowTarget) -> BlockingConnection: ...
+
+    def give(self, to: RowTarget, channel: BlockingConnection) -> None: ...
+
+    def doubt(self, to: RowTarget) -> None:
+        """Look for another master."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a task did."""
+
+    rows: int = 0
+    batches: int = 0
+    found: int = 0
+    """Rows that an earlier attempt had stored."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.rows + other.rows, self.batches + other.batches, self.found + other.found)
+
+
+class WriteTask:
+    """Made for one task, run once."""
+
+    def __init__(
+        self,
+        cluster: WriteTarget,
+        writer: RowWriter,
+        fields: Fields,
+        options: SinkOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._cluster, self._writer, self._fields, self._options = cluster, writer, fields, options
+        self._clock, self._time_ms = clock, time_ms
+        self._retry_s = options.retry_ms / 1000
+        self._kinds: dict[str, int] = {}
+        self._cores: dict[tuple[str, bool], SubjectCore] = {}
+        self._active: dict[tuple[str, bool], SubjectCore] = {}
+        self._carriers: dict[tuple[str, bool], Carrier] = {}
+        self._events: SimpleQueue[Answer] = SimpleQueue()
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Counts:
+        """Returns when every row is stored.
+
+        Raises:
+            InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: what a row holds.
+            UnknownSubject: one of its subjects does not exist.
+            NotConnected, DeadlineExceeded: a broker group was away for `qmq.retryMs`. Some rows are stored; the next attempt finds them.
+        """
+        rows = 0
+        try:
+            for chunk in cut(batches, self._fields, self._options.batch_messages):
+                self._put(chunk)
+                rows += chunk.batch.num_rows
+                self._pump(INFLIGHT_BYTES)
+            self._pump(0)
+        finally:
+            self._end()
+        cores = self._cores.values()
+        return Counts(rows, sum(core.batches for core in cores), sum(core.found for core in cores))
+
+    # --- rows in -------------------------------------------------------------------------------------------------------
+
+    def _put(self, chunk: RowChunk) -> None:
+        own_ids = self._own_ids(chunk)
+        for subject, is_delayed, load in packets.split(chunk, self._fields, self._options.subject, own_ids, self._time_ms()):
+            lps = self._logical_partitions(subject)
+            if lps and is_delayed:
+                packets.require_keys(load, self._fields, subject)
+            elif lps:
+                load = packets.routed(load, self._fields, subject, lps)
+            key = subject, is_delayed
+            core = self._cores.get(key)
+            if core is None:
+                core = self._cores[key] = self._core(subject, is_delayed, is_ordered=lps > 0)
+            core.put(load)
+            self._active[key] = core
+
+    def _own_ids(self, chunk: RowChunk) -> Ids | None:
+        """The rows' message ids where they bring any; those that do not get the writer's."""
+        if self._fields.message_id < 0:
+            return None
+        array = chunk.batch.column(self._fields.message_id)
+        ids = self._writer.message_ids(chunk.first_row + np.arange(len(array), dtype=np.int64))
+        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(arrow_vectors.strings(array.drop_null()))
+        return ids
+
+    def _logical_partitions(self, subject: str) -> int:
+        found = self._kinds.get(subject)
+        if found is None:
+            found = self._kinds[subject] = self._patiently(lambda: self._cluster.logical_partitions(subject, creates=self._options.creates))
+        return found
+
+    def _patiently(self, act: Callable[[], int]) -> int:
+        until = self._clock() + self._retry_s
+        while True:
+            try:
+                return act()
+            except Unavailable:
+                if self._clock() >= until:
+                    raise
+                self._work(WAIT_S_MAX / 10)
+
+    def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
+        if is_ordered and not is_delayed:
+            return Routed(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
+        home = DelayHome(subject) if is_ordered else None
+        return Spread(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
+
+    # --- batches out ---------------------------------------------------------------------------------------------------
+
+    def _pump(self, pending_bytes_max: int) -> None:
+        """Work until so much is pending at most; 0: until all is stored."""
+        self._advance()
+        while self._active and (not pending_bytes_max or self._pending_bytes() > pending_bytes_max):
+            self._work(WAIT_S_MAX)
+            self._advance()
+
+    def _pending_bytes(self) -> int:
+        return sum(core.pending_bytes for core in self._active.values())
+
+    def _advance(self) -> None:
+        """All that can be done now without waiting."""
+        while not self._events.empty():
+            self._take(self._events.get())
+        for core in list(self._active.values()):
+            self._ask(core)
+            while (packet := core.next(self._clock())) is not None:
+                self._send(packet)
+            core.check(self._clock())
+        self._active = {key: core for key, core in self._active.items() if not core.is_idle}
+
+    def _work(self, wait_s: float) -> None:
+        """Wait for something to happen, and take note of it."""
+        now = self._clock()
+        wake_at = min([core.wake_at(now) for core in self._active.values()], default=math.inf)
+        try:
+            self._take(self._events.get(timeout=max(min(wake_at - now, wait_s), 0.001)))
+        except Empty:
+            return
+
+    def _ask(self, core: SubjectCore) -> None:
+        for ask in core.asks(self._clock()):
+            try:
+                found = self._cluster.answer(ask, self._writer)
+            except QmqError as failure:
+                core.failed(failure, self._clock())
+                return
+            if isinstance(ask, Locate):
+                assert not isinstance(found, LookedUp)
+                core.located(found, self._clock())
+            else:
+                assert isinstance(found, LookedUp)
+                core.looked(ask.target, found, self._clock())
+
+    def _send(self, packet: Packet) -> None:
+        if packet.encoded is None:
+            packet.encoded = batch_encoding.encode(
+                packet,
+                self._writer,
+                self._fields,
+                now_ms=self._time_ms(),
+                is_ordered=self._kinds[packet.to.subject] > 0,
+                compression=self._options.compression,
+            )
+        try:
+            self._carrier(packet.to).send(packet, packet.encoded)
+        except QmqError as failure:
+            self._break(packet.to, failure)
+
+    def _carrier(self, to: RowTarget) -> Carrier:
+        key = to.broker_group, to.is_delayed
+        found = self._carriers.get(key)
+        if found is None:
+            found = self._carriers[key] = Carrier(to, self._cluster.take(to), self._events)
+        return found
+
+    # --- answers -------------------------------------------------------------------------------------------------------
+
+    def _take(self, answer: Answer) -> None:
+        carrier = answer.carrier
+        if self._carriers.get((carrier.to.broker_group, carrier.to.is_delayed)) is not carrier:
+            return  # of a connection that was given up: what it still says is asked about again anyway
+        if answer.is_broken:
+            self._break(carrier.to, answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN))
+            return
+        packet, attempt = carrier.under_way.pop(answer.request_id)
+        core = self._cores[packet.to.subject, packet.to.is_delayed]
+        core.answered(packet, attempt, answer.failure, self._clock())
+        if isinstance(answer.failure, NotMaster | Stopping):
+            self._break(carrier.to, answer.failure)
+
+    def _break(self, to: RowTarget, failure: QmqError) -> None:
+        """The connection is of no use any more."""
+        carrier = self._carriers.pop((to.broker_group, to.is_delayed), None)
+        if carrier is not None:
+            carrier.channel.close()
+            carrier.end()
+        self._cluster.doubt(to)
+        for (_, is_delayed), core in self._cores.items():
+            if is_delayed == to.is_delayed:
+                core.broken(to.broker_group, failure, self._clock())
+
+    def _end(self) -> None:
+        for carrier in self._carriers.values():
+            if carrier.end():
+                self._cluster.give(carrier.to, carrier.channel)
+        self._carriers.clear()

@@ -1,0 +1,38 @@
+"""How far a stream is behind, from what Spark says of its progress. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_qmq.offsets import of_json
+from pyspark_qmq.source_model import QueueKey
+
+
+def lag(progress: Any) -> int:
+    """Messages that were committed when a micro-batch was planned, and that were not read with it; over all sources of a query.
+
+    Args:
+        progress: one of `query.recentProgress`, `query.lastProgress`, or of a listener's events.
+    """
+    return sum(sum(lag_by_queue(source).values()) for source in _sources(progress))
+
+
+def lag_by_queue(source: Mapping[str, Any]) -> dict[QueueKey, int]:
+    """The same of one source (`progress["sources"][0]`), queue by queue."""
+    latest, end = (of_json(_parsed(source.get(name))) for name in ("latestOffset", "endOffset"))
+    return {key: max(sequence - end.get(key, 0), 0) for key, sequence in latest.items()}
+
+
+def _sources(progress: Any) -> list[Mapping[str, Any]]:
+    found = progress if isinstance(progress, Mapping) else json.loads(progress.json)
+    return list(found["sources"])
+
+
+def _parsed(value: Any) -> Mapping[str, Mapping[str, int]]:
+    """Nothing for a source that is not ours: its offsets have another shape."""
+    if isinstance(value, str):
+        value = json.loads(value or "{}")
+    is_ours = isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())
+    return value if is_ours else {}

@@ -1,0 +1,231 @@
+"""What a broker does besides answering: a failed flush, checkpoints, retention, through a real broker on a disk that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support import eventually, intake
+
+from qmq.batch import encode
+from qmq.batch_columns import Columns
+from qmq.broker.broker import Broker
+from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
+from qmq.client.connection import connect
+from qmq.clock import SystemClock
+from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
+from qmq.log.disk import Disk
+from qmq.log.log_config import Flush, LogConfig
+from qmq.log.recovery import open_store
+from qmq.log.retention import begin_retention
+from qmq.model import SubjectConfig
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+
+class FailingDisk(Disk):
+    """A disk whose fdatasync can be made to fail."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        if self.fails:
+            raise FlushFailed("fdatasync failed (in this test)")
+        super().sync(fd)
+
+
+Served = tuple[Broker, DataServer, list[BaseException]]
+
+
+@asynccontextmanager
+async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int) -> AsyncIterator[Served]:
+    """A broker alone, with its data port, and what was fatal to it."""
+    fatal: list[BaseException] = []
+    store = open_store(folder, config, SystemClock(), disk=disk)
+    broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(**options), asyncio.get_running_loop())
+    upkeep, server = Maintenance(broker, fatal.append), DataServer(broker)
+    await server.start("127.0.0.1", 0)
+    if ticks:
+        upkeep.start()
+    try:
+        yield broker, server, fatal
+    finally:
+        await server.stop()
+        await upkeep.stop()
+        store.close()
+
+
+async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_stopped(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    async with served(tmp_path, LogConfig(flush=Flush.SYNC), disk) as (_, server, fatal):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        disk.fails = True
+        answers: list[object] = []
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+        connection.request(FrameKind.PRODUCE, answers.append, *batch, timeout_s=30)
+        await eventually(lambda: fatal)
+        assert isinstance(fatal[0], FlushFailed)
+        assert answers == []
+        disk.fails = False
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_path: Path) -> None:
+    class BrokenDisk(Disk):
+        fails = False
+
+        def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            super().write(fd, buffers, at)
+
+    disk = BrokenDisk()
+    async with served(tmp_path, LogConfig(), disk) as (_, server, fatal):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        disk.fails = True
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+        connection.request(FrameKind.PRODUCE, lambda _: None, *batch, timeout_s=30)
+        await eventually(lambda: fatal)
+        assert isinstance(fatal[0], OSError)
+        disk.fails = False
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_flood_of_fetches_does_not_make_the_broker_hold_their_answers(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig()) as (broker, server, _):
+        queue = broker.store.open_queue("s", 0)
+        for number in range(8):
+            broker.store.append([intake(queue, [bytes(1 << 20)], number=number)])
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 8 << 20, [], [], [], 0).pack()
+        calls = [connection.call(FrameKind.FETCH, fetch, timeout_s=30) for _ in range(200)]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(each, Overloaded) for each in found)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_a_checkpoint_is_taken_while_messages_come(tmp_path: Path) -> None:
+    config = LogConfig(checkpoint_bytes=64 * 1024, segment_bytes=256 * 1024)
+    async with served(tmp_path, config) as (broker, _, fatal):
+        queue = broker.store.open_queue("s", 0)
+        number = 0
+
+        def store_more() -> bool:
+            nonlocal number
+            for _ in range(20):
+                broker.store.append([intake(queue, [os.urandom(1000)], number=number)])
+                number += 1
+            return len(list((tmp_path / "checkpoint").glob("*.qmc"))) >= 2
+
+        await eventually(store_more)
+        assert fatal == []
+    store = open_store(tmp_path, config, SystemClock())
+    assert store.open_queue("s", 0).next_sequence == number
+    store.close()
+
+
+async def test_retention_goes_by_append_time_not_by_the_files_date(tmp_path: Path) -> None:
+    """The Java original decides by a file's date, which a copy or a backup changes."""
+    async with served(tmp_path, LogConfig(segment_bytes=64 * 1024)) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        for number in range(200):
+            broker.store.append([intake(queue, [os.urandom(1000)], number=number)])
+        for path in (tmp_path / "message").iterdir():
+            os.utime(path, (0, 0))
+        assert begin_retention(broker.store, SubjectConfig) == []
+        assert queue.start_sequence == 0
+
+
+async def test_a_pull_on_an_unknown_session_is_told_to_attach_again(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig()) as (_, server, _):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        with pytest.raises(UnknownConsumer, match="attach again"):
+            await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(77, 1, 1, 0)), timeout_s=10)
+        connection.close()
+        await connection.wait_closed()
+
+
+class GatedDisk(Disk):
+    """A disk whose flushes wait for the test; it counts them."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.syncs += 1
+            self.gate.wait()
+        super().sync(fd)
+
+
+async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig(), ticks=False) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        broker.append_own([intake(queue, [b"a"])])
+        await eventually(lambda: broker.store.flushed_index == broker.store.index)
+
+
+async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with served(tmp_path, LogConfig(flush_interval_ms=0), disk, ticks=False) as (broker, _, _):
+        queue = broker.store.open_queue("s", 0)
+        broker.append_own([intake(queue, [b"a"])])
+        await eventually(lambda: broker.store.is_flushed)
+        before = disk.syncs
+        disk.gate.clear()
+        for number in range(1, 50):
+            broker.append_own([intake(queue, [b"a"], number=number)])
+            await asyncio.sleep(0)
+        assert not broker.store.is_flushed
+        disk.gate.set()
+        await eventually(lambda: broker.store.is_flushed)
+        assert disk.syncs - before == 2, "one of the first, one of the others"
+        for _ in range(5):
+            broker.turn()
+        await asyncio.sleep(0)
+        assert disk.syncs - before == 2, "there is nothing to flush"
+
+
+async def test_an_interval_between_flushes_holds_up_nobody_who_waits_for_one(tmp_path: Path) -> None:
+    async with served(tmp_path, LogConfig(flush_interval_ms=3_600_000)) as (broker, server, _):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        for number in range(3):
+            batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=number, create_time_ms=0)
+            await connection.call(FrameKind.PRODUCE_FLUSHED, b"".join(batch), timeout_s=30)
+            assert broker.store.is_flushed
+        batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=3, create_time_ms=0)
+        await connection.call(FrameKind.PRODUCE, b"".join(batch), timeout_s=30)
+        assert not broker.store.is_flushed
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=64 * 1024, retention_ms=1)
+    async with served(tmp_path, config, retention_interval_ms=1) as (broker, _, fatal):
+        queue, number = broker.store.open_queue("s", 0), 0
+
+        def store_more() -> bool:
+            nonlocal number
+            for _ in range(20):
+                broker.append_own([intake(queue, [os.urandom(1000)], number=number)])
+                number += 1
+            return broker.tallies.files_deleted > 0
+
+        await eventually(store_more)
+        assert fatal == []

@@ -1,0 +1,166 @@
+"""Sharing what a consumer may hold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from qmq.client.prefetch_limits import START, TURN_WAIT_MS, WAIT_MS, allowance, bytes_allowance, check_limits, grown, start, wait_ms
+from qmq.client.settlements import Outstanding
+from qmq.errors import InvalidArgument
+from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
+
+
+@dataclass
+class Part:
+    held: int = 0
+    asked: int = 0
+    want: int = 0
+    held_bytes: int = 0
+    asked_bytes: int = 0
+
+
+def test_one_attachment_asks_for_all_that_is_free_but_for_a_second_ones_beginning() -> None:
+    part, late = Part(held=50), Part()
+    assert allowance(200, [part], part, has_unseen=False) == 150
+    part.asked = allowance(2000, [part], part, has_unseen=False)
+    assert part.asked == 1950 - START
+    assert allowance(2000, [part, late], late, has_unseen=False) == START
+
+
+def test_a_busy_queue_grows_while_idle_ones_keep_only_what_they_need_to_begin() -> None:
+    busy, idle, other = Part(), Part(asked=64), Part(asked=64)
+    asks = []
+    for _ in range(4):
+        ask = allowance(2000, [busy, idle, other], busy, has_unseen=False)
+        asks.append(ask)
+        busy.want = grown(busy.want, ask, ask, 2000)
+    assert asks == [64, 256, 1024, 2000 - 2 * START]
+
+
+def test_with_unseen_messages_at_hand_a_quarter_must_be_free() -> None:
+    part = Part(held=80)
+    assert allowance(100, [part], part, has_unseen=True) == 0
+    assert allowance(100, [part], part, has_unseen=False) == 20
+
+
+def test_when_there_is_not_enough_for_all_they_take_turns() -> None:
+    assert start(1, 3) == 0
+    assert wait_ms(1, MIB, 3) == wait_ms(6, 5, 3) == TURN_WAIT_MS
+    assert wait_ms(1, 1, 1) == wait_ms(6, 6, 3) == WAIT_MS
+    first, second = Part(), Part()
+    first.asked = allowance(1, [first, second], first, has_unseen=False)
+    assert (first.asked, allowance(1, [first, second], second, has_unseen=False)) == (1, 0)
+
+
+def test_the_total_is_never_exceeded_and_nobody_is_shut_out() -> None:
+    for seed in range(300):
+        draw = random.Random(seed)
+        total, parts = draw.choice((1, 2, 7, 100, 2000)), [Part() for _ in range(draw.randint(1, 6))]
+        for _ in range(100):
+            part = draw.choice(parts)
+            if part.asked:
+                got = draw.choice((0, part.asked, draw.randint(0, part.asked)))
+                part.want = grown(part.want, part.asked, got, total)
+                part.held, part.asked = part.held + got, 0
+            elif draw.random() < 0.5:
+                part.held -= draw.randint(0, part.held)
+            else:
+                part.asked = allowance(total, parts, part, has_unseen=draw.random() < 0.3)
+            assert sum(each.held + each.asked for each in parts) <= total, seed
+        for part in parts:
+            part.held = part.asked = 0
+        for part in parts if start(total, len(parts)) else parts[:1]:
+            part.asked = allowance(total, parts, part, has_unseen=False)
+            assert part.asked > 0, seed
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def room(total: int, parts: list[Part], part: Part, pull_bytes: int = MIB, *, has_unseen: bool = False) -> int:
+    return bytes_allowance(total, pull_bytes, parts, part, has_unseen=has_unseen)
+
+
+def test_a_pull_brings_what_is_left_of_the_bytes_and_who_holds_nothing_may_always_pull() -> None:
+    part = Part()
+    assert room(64 * MIB, [part], part) == MIB
+    assert room(1000, [part], part) == 1000
+    part.held_bytes = 900
+    assert (room(1000, [part], part), room(1000, [part], part, pull_bytes=7)) == (100, 7)
+    assert room(1000, [part], part, has_unseen=True) == 0, "a quarter is to be free"
+    part.held_bytes = 5_000_000
+    assert room(1000, [part], part) == 0, "a batch that is larger than the total came, and has to go first"
+    part.held_bytes = 0
+    assert room(1, [part, Part(), Part()], part) == 1
+
+
+def test_idle_queues_reserve_half_of_the_bytes_at_most_and_a_busy_one_leaves_them_theirs() -> None:
+    busy, idle, other = parts = [Part(), Part(), Part()]
+    for part in (idle, other):
+        part.asked_bytes = room(6000, parts, part)
+    assert (idle.asked_bytes, other.asked_bytes) == (1000, 1000)
+    busy.held_bytes = 2500
+    assert room(6000, parts, busy) == 1000
+    idle.asked_bytes = other.asked_bytes = 0
+    busy.held_bytes = 3900
+    assert (room(6000, parts, busy), room(6000, parts, idle)) == (100, 1000)
+    busy.held_bytes = 4000
+    assert (room(6000, parts, busy), room(6000, parts, idle)) == (0, 1000)
+
+
+def test_the_bytes_are_exceeded_by_one_batch_at_most_and_nobody_is_stuck() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        total, batch = draw.choice((1, 10, 1000, 100_000)), draw.choice((1, 400, 50_000))
+        parts = [Part() for _ in range(draw.randint(1, 5))]
+        for _ in range(100):
+            part = draw.choice(parts)
+            if part.asked_bytes:
+                part.held_bytes += draw.choice((0, part.asked_bytes, part.asked_bytes - 1 + draw.randint(1, batch)))
+                part.asked_bytes = 0
+            elif draw.random() < 0.5:
+                part.held_bytes -= draw.randint(0, part.held_bytes)
+            else:
+                before = sum(each.held_bytes + each.asked_bytes for each in parts)
+                part.asked_bytes = room(total, parts, part, draw.choice((1, 700, MIB)), has_unseen=draw.random() < 0.3)
+                assert before + part.asked_bytes <= max(total, 1) or not part.asked_bytes, seed
+        for part in parts:
+            part.held_bytes = part.asked_bytes = 0
+        for part in parts if total >= 2 * len(parts) else parts[:1]:
+            part.asked_bytes = room(total, parts, part)
+            assert part.asked_bytes > 0, seed
+
+
+@pytest.mark.parametrize(
+    "wrong", [(0, 1), (CONSUMER_UNACKED_MAX + 1, 1), (1, 0), (1, CONSUMER_UNACKED_BYTES_MAX + 1)], ids=["none", "many", "no-bytes", "bytes"]
+)
+def test_limits_that_no_consumer_can_have_are_refused(wrong: tuple[int, int]) -> None:
+    check_limits(1, 1)
+    check_limits(CONSUMER_UNACKED_MAX, CONSUMER_UNACKED_BYTES_MAX)
+    with pytest.raises(InvalidArgument, match="prefetch"):
+        check_limits(*wrong)
+
+
+def test_what_is_outstanding_knows_its_bytes_whatever_is_taken_out_of_it() -> None:
+    for seed in range(100):
+        draw = random.Random(seed)
+        outstanding, model, pull = Outstanding(), dict[int, int](), 0
+        for _ in range(40):
+            if draw.random() < 0.4:
+                count, size = draw.randint(1, 9), draw.randint(1, 99)
+                outstanding.add(pull, count, size)
+                model |= dict.fromkeys(range(pull, pull + count), size)
+                pull += count + draw.randint(0, 3)
+            elif draw.random() < 0.9:
+                first = draw.randint(0, pull)
+                last = first + draw.randint(0, 12)
+                removed = [each for a, b in outstanding.remove(first, last) for each in range(a, b + 1)]
+                assert removed == [each for each in range(first, last + 1) if model.pop(each, None)], seed
+            else:
+                before = draw.randint(0, pull)
+                outstanding.cut(before)
+                model = {each: size for each, size in model.items() if each < before}
+            assert (outstanding.messages, outstanding.bytes) == (len(model), sum(model.values())), seed

@@ -1,0 +1,65 @@
+"""What a client believes about the cluster."""
+
+from __future__ import annotations
+
+from qmq.client.route_book import Master, RouteBook, SubjectRoute
+
+
+def learned(book: RouteBook, *routes: SubjectRoute, subject: str = "s") -> set[str]:
+    return book.learn(book.ask(), subject, routes).outdated
+
+
+def test_an_older_epoch_is_not_believed_and_a_newer_one_holds_for_every_subject_on_the_group() -> None:
+    book = RouteBook()
+    learned(book, SubjectRoute("g1", "a:1", 4, True))
+    learned(book, SubjectRoute("g1", "a:1", 4, True), subject="t")
+    book.doubt("g1", Master("a:1", 4))
+    assert learned(book, SubjectRoute("g1", "b:1", 3, True)) == {"g1"}
+    assert book.master("g1") is None
+    learned(book, SubjectRoute("g1", "b:1", 5, True), subject="t")
+    assert book.master("g1") == Master("b:1", 5)
+    assert learned(book, SubjectRoute("g1", "a:1", 4, False)) == {"g1"}
+    assert book.groups("s") == {"g1": True}
+
+
+def test_a_doubt_is_cleared_only_by_what_was_asked_after_it() -> None:
+    book = RouteBook()
+    learned(book, SubjectRoute("g1", "a:1", 4, True))
+    under_way = book.ask()
+    assert book.doubt("g1", Master("a:1", 4))
+    book.learn(under_way, "s", [SubjectRoute("g1", "a:1", 4, True)])
+    assert book.master("g1") is None
+    learned(book, SubjectRoute("g1", "a:1", 4, True))
+    assert book.master("g1") == Master("a:1", 4)
+
+
+def test_another_master_is_believed_whenever_it_was_asked_for() -> None:
+    book = RouteBook()
+    learned(book, SubjectRoute("g1", "a:1", 4, True))
+    under_way = book.ask()
+    book.doubt("g1", Master("a:1", 4))
+    book.learn(under_way, "s", [SubjectRoute("g1", "b:1", 5, True)])
+    assert book.master("g1") == Master("b:1", 5)
+    assert not book.doubt("g1", Master("a:1", 4)), "who complains of the old master does not spoil the new one"
+    assert book.master("g1") == Master("b:1", 5)
+
+
+def test_a_group_without_a_master_is_placed_but_not_reachable() -> None:
+    book = RouteBook()
+    learned(book, SubjectRoute("g1", "", 4, True), SubjectRoute("g2", "c:1", 1, False))
+    assert book.groups("s") == {"g1": True, "g2": False}
+    assert book.master("g1") is None
+    learned(book, SubjectRoute("g1", "a:1", 5, True))
+    learned(book, SubjectRoute("g1", "", 5, True))
+    assert book.master("g1") is None
+    learned(book, SubjectRoute("g1", "a:1", 5, True))
+    assert book.master("g1") == Master("a:1", 5)
+
+
+def test_a_few_subjects_cover_all_groups() -> None:
+    book = RouteBook()
+    learned(book, SubjectRoute("g1", "a:1", 1, True), SubjectRoute("g2", "b:1", 1, True), subject="s")
+    learned(book, SubjectRoute("g2", "b:1", 1, True), subject="t")
+    learned(book, SubjectRoute("g3", "c:1", 1, True), subject="u")
+    assert book.cover() == ["s", "u"]
+    assert book.subject_on("g3") == "u"

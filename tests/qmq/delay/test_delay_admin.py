@@ -1,0 +1,78 @@
+"""The desk: lists in pages that miss nothing, ids of runs; cancelling and moving are simulated (tests/delaysim)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.batch_columns import BatchFlag
+from qmq.delay import delay_admin as desks
+from qmq.delay.delay_admin import EngineAdmin, check_due
+from qmq.delay.interfaces import DueMessage, SchedulePlace
+from qmq.errors import DelayTooLong, InvalidArgument
+from qmq.headers import SCHEDULE_ID
+
+
+def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, headers: dict[str, bytes] | None = None) -> DueMessage:
+    return DueMessage(SchedulePlace(0, number), due_ms, subject, b"", b"", (), headers or {}, 0, number.to_bytes(16, "big"), flags, 7)
+
+
+def _desk(messages: list[DueMessage]) -> EngineAdmin:
+    def scan(subject: str, from_ms: int, to_ms: int) -> Iterator[DueMessage]:
+        assert subject == ""
+        found = [each for each in messages if from_ms <= each.due_ms < (to_ms or 1 << 62)]
+        yield from sorted(found, key=lambda each: (each.due_ms, each.place))
+
+    engine: Any = SimpleNamespace(schedule=SimpleNamespace(scan=scan))
+    return EngineAdmin(lambda: engine, "d1", 1_000)
+
+
+def _all(desk: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
+    found: list[DueMessage] = []
+    after: tuple[int, str] | None = (-(1 << 62), "")
+    while after is not None:
+        page, behind = desk.listed(subject, 0, 0, after, most)
+        assert len(page) <= most
+        assert behind is None or behind > after, "it goes on"
+        found += page
+        after = behind
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), max_size=40), st.integers(1, 5), st.sampled_from(("", "a", "b")))
+def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, subject: str) -> None:
+    # ordinals and ids are in opposite orders: what is due at one time is listed by id
+    messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
+    desk = _desk(messages)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(desks, "LOOK_MAX", 4)
+        found = _all(desk, subject, most)
+    wanted = [each for each in messages if subject in ("", each.subject)]
+    assert found == sorted(wanted, key=lambda each: (each.due_ms, str(desk.id_of(each))))
+
+
+def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desks, "SAME_MAX", 5)
+    with pytest.raises(InvalidArgument, match="due at 3 ms"):
+        _desk([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
+
+
+def test_a_run_is_known_by_the_id_of_its_recurring_message() -> None:
+    first = bytes(15) + b"\x09"
+    run = _message(5, 3, flags=BatchFlag.RECURRING, headers={SCHEDULE_ID: first.hex().encode()})
+    forged = _message(6, 3, headers={SCHEDULE_ID: first.hex().encode()})
+    desk = _desk([])
+    assert desk.id_of(run).message_id.to_bytes() == first
+    assert desk.id_of(forged).message_id.to_bytes() == forged.message_id
+
+
+@pytest.mark.parametrize(("due_ms", "error"), [(-1, InvalidArgument), (3_002, DelayTooLong)])
+def test_a_due_time_beyond_reach_is_refused(due_ms: int, error: type[Exception]) -> None:
+    check_due(3_000, 2_000, 1_000)
+    with pytest.raises(error):
+        check_due(due_ms, 2_000, 1_000)

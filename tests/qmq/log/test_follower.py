@@ -1,0 +1,476 @@
+"""A slave's store: the master's bytes at the master's places, and the master's state up to what is committed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from replica_support import (
+    SMALL,
+    Traffic,
+    checkpoint,
+    entries_of_index,
+    feed,
+    feed_all,
+    files,
+    master_at,
+    opened,
+    read_from,
+    replay,
+    small,
+    state_of,
+)
+from support import ManualClock, intake
+
+from qmq.batch import ENVELOPE_BYTES
+from qmq.errors import CorruptBatch, DiskFull
+from qmq.log import follower
+from qmq.log.actions import Begin, Join, PullAction, Pulled
+from qmq.log.disk import Disk
+from qmq.log.envelopes import walk
+from qmq.log.log_config import Flush
+from qmq.log.merged_log import read_merged
+from qmq.log.recent_writes import WriteRun
+from qmq.log.retention import begin_retention, end_retention
+from qmq.log.store import Store
+from qmq.model import SubjectConfig
+
+
+def fed_slave(master: Store, folder: Path, *, bytes_max: int = 4096, from_files: bool = False) -> Store:
+    slave = opened(folder)
+    feed_all(master, slave, bytes_max, from_files=from_files)
+    return slave
+
+
+@pytest.mark.parametrize("from_files", [False, True])
+@pytest.mark.parametrize("bytes_max", [1, 500, 5_000, 1 << 20])
+def test_a_slave_that_is_fed_has_the_masters_files_and_once_it_commits_the_masters_state(
+    tmp_path: Path, bytes_max: int, from_files: bool
+) -> None:
+    traffic = master_at(tmp_path / "m", steps=150)
+    master = traffic.store
+    slave = fed_slave(master, tmp_path / "s", bytes_max=bytes_max, from_files=from_files)
+    assert files(tmp_path / "s") == files(tmp_path / "m")
+    assert len(master.messages.bases) > 4
+    assert len(master.actions.bases) > 4
+    assert state_of(slave) == {}
+    slave.commit(slave.index)
+    assert state_of(slave) == state_of(master)
+    assert entries_of_index(slave) == entries_of_index(master)
+    assert slave.epochs == master.epochs
+    for store in (master, slave):
+        store.close()
+        assert replay(store) == state_of(master)
+
+
+def test_a_slave_may_be_fed_from_any_index_on(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m", steps=50)
+    master = traffic.store
+    for stop in places(master, 3):
+        slave = opened(tmp_path / str(stop))
+        while slave.index < stop:
+            assert feed(master, slave, 1, from_files=True)
+        slave.commit(stop)
+        assert state_of(slave) == traffic.history.at(stop)
+        feed_all(master, slave)
+        assert files(slave.folder) == files(master.folder)
+        slave.close()
+
+
+def test_nothing_uncommitted_changes_the_derived_state(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m", steps=80)
+    slave = fed_slave(traffic.store, tmp_path / "s")
+    for index in range(1, slave.index + 1):
+        assert state_of(slave) == traffic.history.at(index - 1)
+        assert slave.applied_index == index - 1
+        slave.commit(index)
+        assert state_of(slave) == traffic.history.at(index)
+    assert not slave.pending
+
+
+def test_a_new_master_numbers_on_from_everything_it_has(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m", steps=60)
+    slave = fed_slave(traffic.store, tmp_path / "s")
+    slave.commit(slave.index // 2)
+    slave.apply_pending()
+    assert state_of(slave) == state_of(traffic.store)
+    slave.append_barrier(2)
+    second = Traffic(slave, Random(5), traffic.history)
+    second.number = 1000
+    second.run(60)
+    feed_all(slave, traffic.store)
+    assert files(tmp_path / "m") == files(tmp_path / "s")
+    assert slave.epochs[-1][0] == 2
+    assert traffic.store.epochs == slave.epochs
+
+
+def places(store: Store, step: int) -> list[int]:
+    """Some indexes, and among them all behind which a segment begins."""
+    logs = (store.messages, store.actions)
+    begins = [next(walk(segments, base)).envelope.index - 1 for segments in logs for base in segments.bases[1:]]
+    return sorted({*begins, *range(1, store.index + 1, step)})
+
+
+def another(tmp_path: Path, index: int, *, was_cut: bool) -> Store:
+    """A replica that has what the master had up to an index."""
+    folder = tmp_path / f"n{index}"
+    if was_cut:
+        shutil.copytree(tmp_path / "m", folder)
+        return opened(folder, until=index)
+    shutil.copytree(tmp_path / "m", tmp_path / "source")
+    source, other = opened(tmp_path / "source"), opened(folder)
+    while other.index < index:
+        feed(source, other, 1, from_files=True)
+    source.close()
+    shutil.rmtree(tmp_path / "source")
+    other.apply_pending()
+    return other
+
+
+@pytest.mark.parametrize("was_cut", [False, True], ids=["never had it", "was cut too"])
+def test_cutting_back_keeps_what_is_before_and_another_history_can_follow(tmp_path: Path, was_cut: bool) -> None:
+    """The other history begins behind any index, so also where a segment began that the new master never had, or has no more."""
+    traffic = master_at(tmp_path / "m", seed=was_cut, steps=40)
+    random = Random(was_cut)
+    indexes = places(traffic.store, 5)
+    traffic.store.close()
+    for index in indexes:
+        copy = tmp_path / f"m{index}"
+        shutil.copytree(tmp_path / "m", copy)
+        old = opened(copy)
+        slave = fed_slave(old, tmp_path / f"s{index}", from_files=True)
+        old.close()
+        slave.commit(random.randrange(index + 1))
+        other = another(tmp_path, index, was_cut=was_cut)
+        assert state_of(other) == traffic.history.at(index)
+        other.append_barrier(2)
+        second = Traffic(other, random)
+        second.number = 1000
+        second.run(12)
+        assert follower.truncate(slave, index)
+        assert slave.index == index
+        feed_all(other, slave, from_files=random.random() < 0.5)
+        assert files(slave.folder) == files(other.folder)
+        slave.commit(slave.index)
+        assert state_of(slave) == state_of(other)
+        assert slave.epochs == other.epochs
+        for store in (slave, other):
+            store.close()
+        assert replay(slave) == state_of(other)
+        for name in ("m", "s", "n"):
+            shutil.rmtree(tmp_path / f"{name}{index}")
+
+
+def test_what_is_applied_is_not_cut_in_place(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m")
+    slave = fed_slave(traffic.store, tmp_path / "s")
+    slave.commit(20)
+    before = files(slave.folder)
+    assert not follower.truncate(slave, 19)
+    assert files(slave.folder) == before
+    assert follower.truncate(slave, 20)
+    assert slave.index == 20
+    slave.close()
+
+
+def test_a_flush_that_was_under_way_while_the_log_was_cut_vouches_for_nothing_that_came_after(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m", steps=60, config=small(flush=Flush.SYNC))
+    slave = opened(tmp_path / "s", small(flush=Flush.SYNC))
+    feed_all(traffic.store, slave)
+    plan = slave.begin_flush()
+    end = slave.index
+    follower.truncate(slave, 3)
+    feed_all(traffic.store, slave)
+    plan.run()
+    assert slave.end_flush(plan) <= 3 < end
+    assert slave.messages.flushed < slave.messages.end
+    assert not slave.is_flushed
+    plan = slave.begin_flush()
+    plan.run()
+    assert slave.end_flush(plan) == end
+    slave.close()
+
+
+# --- a segment that was begun and got nothing ----------------------------------------------------------------------------
+
+
+class NoRoomToBegin(Disk):
+    """A disk that has no room for what a file begins with, while it is told so."""
+
+    is_full = False
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        if self.is_full and at == 0:
+            raise DiskFull("no space left (in this test)")
+        super().write(fd, buffers, at)
+
+
+def until_roll_fails(disk: NoRoomToBegin, traffic: Traffic, log: str) -> None:
+    """A segment begins, and its snapshot does not fit."""
+    segments = traffic.store.messages if log == "message" else traffic.store.actions
+    disk.is_full = True
+    while segments.end > segments.bases[-1]:
+        if log == "message":
+            with suppress(DiskFull):
+                traffic.produce()
+        else:
+            traffic.consume()
+            traffic.write()
+    disk.is_full = False
+
+
+def master_on(disk: Disk, folder: Path) -> Traffic:
+    store = opened(folder, disk=disk)
+    store.append_barrier(1)
+    traffic = Traffic(store, Random(3))
+    traffic.run(40)
+    return traffic
+
+
+@pytest.mark.parametrize("log", ["message", "action"])
+def test_a_new_epoch_behind_a_segment_that_could_not_be_opened_leaves_no_segment_without_its_snapshot(tmp_path: Path, log: str) -> None:
+    disk = NoRoomToBegin()
+    traffic = master_on(disk, tmp_path / "m")
+    until_roll_fails(disk, traffic, log)
+    master = traffic.store
+    master.write_actions()
+    master.append_barrier(2)
+    traffic.run(60)
+    for segments in (master.messages, master.actions):
+        kinds = [next(walk(segments, base)).envelope.kind for base in segments.bases[1:]]
+        assert set(kinds) == {1}
+    slave = fed_slave(master, tmp_path / "s")
+    assert files(slave.folder) == files(master.folder)
+    master.close()
+    assert replay(master) == state_of(master)
+
+
+def test_a_slave_with_a_segment_of_its_own_that_stayed_empty_follows_a_master_without(tmp_path: Path) -> None:
+    """It was master once, and its disk was full."""
+    disk = NoRoomToBegin()
+    traffic = master_on(disk, tmp_path / "m")
+    other = fed_slave(traffic.store, tmp_path / "s")
+    until_roll_fails(disk, traffic, "message")
+    feed_all(traffic.store, other)
+    other.apply_pending()
+    other.append_barrier(2)
+    Traffic(other, Random(9)).run(20)
+    feed_all(other, traffic.store)
+    assert files(other.folder) == files(traffic.store.folder)
+
+
+# --- snapshots -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_does_not_hold_what_a_replay_does_again(tmp_path: Path) -> None:
+    """The shares change when consumers act, before that is written: a snapshot in between would have it twice."""
+    store = opened(tmp_path)
+    store.append_barrier(1)
+    queue = store.open_queue("a", 0)
+    store.append([intake(queue, [b"x"] * 200)])
+    where = ("a", 0, "g")
+    store.act(Begin(*where, "", 0))
+    store.act(Join(*where, "c", "i", 1000, -1))
+    for number in range(100):
+        store.act(PullAction(*where, "c", (Pulled(number, 1, 1),)))
+        store.write_actions()
+    assert len(store.actions.bases) > 3
+    store.actions.drop_files_before(store.actions.bases[2])
+    store.close()
+    assert replay(store) == state_of(store)
+
+
+# --- beginning anew ------------------------------------------------------------------------------------------------------
+
+
+def begun_anew(master: Store, folder: Path) -> Store:
+    index, epoch = master.start()
+    follower.begin_anew(folder, (master.messages.start, master.actions.start))
+    slave = opened(folder)
+    slave.begin_at(index, epoch)
+    return slave
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replica_that_begins_anew_at_a_master_without_old_segments_ends_with_its_state(tmp_path: Path, seed: int) -> None:
+    config, clock = small(retention_ms=1000), ManualClock()
+    traffic = master_at(tmp_path / "m", seed=seed, steps=60 + 10 * seed, config=config, clock=clock)
+    master = traffic.store
+    master.commit(master.index)
+    clock.now_ms += 2000
+    traffic.run(10 * seed)
+    master.commit(master.index)
+    gone = begin_retention(master, SubjectConfig)
+    checkpoint(master)
+    end_retention(gone)
+    assert gone
+    old = opened(tmp_path / "old")
+    assert read_from(master, old, 4096, from_files=True) is None
+    old.close()
+    slave = begun_anew(master, tmp_path / "s")
+    feed_all(master, slave, bytes_max=1 + 500 * seed, from_files=True)
+    slave.commit(slave.index)
+    assert files(slave.folder) == files(master.folder)
+    assert state_of(slave) == state_of(master)
+    kept = entries_of_index(slave)
+    for key, entries in entries_of_index(master).items():
+        assert kept[key][len(kept[key]) - len(entries) :] == entries
+    traffic.run(30)
+    feed_all(master, slave)
+    slave.commit(slave.index)
+    assert state_of(slave) == state_of(master)
+    slave.close()
+    assert replay(slave) == state_of(master)
+
+
+def test_retention_on_one_replica_alone_does_no_harm(tmp_path: Path) -> None:
+    config, clock = small(retention_ms=1000), ManualClock()
+    traffic = master_at(tmp_path / "m", steps=80, config=config, clock=clock)
+    slave = opened(tmp_path / "s", config, clock=clock)
+    feed_all(traffic.store, slave)
+    slave.commit(slave.index)
+    clock.now_ms += 2000
+    traffic.run(60)
+    feed_all(traffic.store, slave)
+    gone = begin_retention(slave, SubjectConfig)
+    assert gone
+    slave.commit(slave.index)
+    checkpoint(slave)
+    end_retention(gone)
+    assert state_of(slave) == state_of(traffic.store)
+    mine, theirs = files(slave.folder), files(traffic.store.folder)
+    assert mine.items() < theirs.items()
+    traffic.run(40)
+    feed_all(traffic.store, slave)
+    slave.commit(slave.index)
+    assert state_of(slave) == state_of(traffic.store)
+    slave.close()
+    assert replay(slave) == state_of(traffic.store)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(tmp_path: Path, seed: int) -> None:
+    """Whatever is applied, the log can be cut there, and go on as it does on a master that has not begun the next segment."""
+    config, clock = small(retention_ms=1000), ManualClock()
+    traffic = master_at(tmp_path / "m", seed=seed, steps=50, config=config, clock=clock)
+    clock.now_ms += 1 << 40
+    for index in places(traffic.store, 5)[:-1]:
+        slave = opened(tmp_path / f"s{index}", config, clock=clock)
+        feed_all(traffic.store, slave)
+        slave.commit(index)
+        begin_retention(slave, SubjectConfig)
+        follower.truncate(slave, index)
+        other = another(tmp_path, index, was_cut=False)
+        other.append_barrier(2)
+        Traffic(other, Random(seed)).run(12)
+        feed_all(other, slave, from_files=True)
+        slave.commit(slave.index)
+        assert state_of(slave) == state_of(other)
+        slave.close()
+        other.close()
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------------
+
+
+def stretch_bytes(tmp_path: Path) -> tuple[Store, Store, bytes, int]:
+    traffic = master_at(tmp_path / "m", steps=12)
+    slave = opened(tmp_path / "s")
+    stretch = read_merged((traffic.store.messages, traffic.store.actions), (0, 0), 0, 1 << 20)
+    assert stretch is not None
+    return traffic.store, slave, b"".join(follower.pack_runs(stretch.runs)), stretch.last
+
+
+def test_a_stretch_with_a_flipped_bit_anywhere_is_refused_whole(tmp_path: Path) -> None:
+    _, slave, data, last = stretch_bytes(tmp_path)
+    random = Random(1)
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << random.randrange(8)
+        with pytest.raises(CorruptBatch):
+            follower.check_stretch(follower.unpack_runs(memoryview(flipped)), 0, last)
+    runs = follower.unpack_runs(memoryview(data))
+    follower.take(slave, runs, follower.check_stretch(runs, 0, last))
+    assert slave.index == last
+
+
+def test_a_stretch_that_was_cut_anywhere_is_refused_whole(tmp_path: Path) -> None:
+    _, _, data, last = stretch_bytes(tmp_path)
+    for end in range(len(data)):
+        with pytest.raises(CorruptBatch):
+            follower.check_stretch(follower.unpack_runs(memoryview(data)[:end]), 0, last)
+
+
+def test_an_entry_of_one_log_is_not_taken_into_the_other(tmp_path: Path) -> None:
+    _, _, data, last = stretch_bytes(tmp_path)
+    runs = follower.unpack_runs(data)
+    with pytest.raises(CorruptBatch, match="does not belong"):
+        follower.check_stretch([WriteRun(1 - run.log, *run[1:]) for run in runs], 0, last)
+
+
+def test_a_run_that_does_not_lie_where_the_log_ends_leaves_the_slave_untouched(tmp_path: Path) -> None:
+    master, slave, data, last = stretch_bytes(tmp_path)
+    runs = follower.unpack_runs(data)
+    found = follower.check_stretch(runs, 0, last)
+    before = files(slave.folder)
+    bad = runs[-1]
+    for wrong in (bad._replace(position=bad.position + 8), bad._replace(base=bad.base + 8)):
+        with pytest.raises(follower.Diverged):
+            follower.take(slave, [*runs[:-1], wrong], found)
+        assert files(slave.folder) == before
+        assert slave.index == 0
+    follower.take(slave, runs, found)
+    assert files(slave.folder) == files(master.folder)
+
+
+def test_a_stretch_says_which_indexes_it_holds(tmp_path: Path) -> None:
+    _, _, data, last = stretch_bytes(tmp_path)
+    runs = follower.unpack_runs(data)
+    for after, end in ((1, last), (0, last + 1), (0, last - 1), (last, last)):
+        with pytest.raises(CorruptBatch):
+            follower.check_stretch(runs, after, end)
+
+
+def test_an_empty_run_is_no_run() -> None:
+    with pytest.raises(CorruptBatch):
+        follower.unpack_runs(b"".join(follower.pack_runs([WriteRun(0, 0, 0, 0, ())])))
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_checkpoint_on_a_slave_with_pending_entries_reopens_to_all_of_them(tmp_path: Path, seed: int) -> None:
+    traffic = master_at(tmp_path / "m", seed=seed, steps=60)
+    for committed in range(0, traffic.store.index, 11):
+        folder = tmp_path / str(committed)
+        slave = fed_slave(traffic.store, folder)
+        slave.commit(committed)
+        assert slave.pending
+        checkpoint(slave)
+        slave.close()
+        for until in (committed, (committed + slave.index) // 2, slave.index):
+            again = opened(folder, until=until) if until != slave.index else opened(folder)
+            assert again.index == until
+            assert again.committed_index == committed
+            assert state_of(again) == traffic.history.at(until)
+            assert not again.lost_tail
+            again.close()
+            shutil.rmtree(folder / "message")
+            shutil.rmtree(folder / "action")
+            shutil.copytree(tmp_path / "m" / "message", folder / "message")
+            shutil.copytree(tmp_path / "m" / "action", folder / "action")
+
+
+def test_segments_hold_whole_entries_only(tmp_path: Path) -> None:
+    traffic = master_at(tmp_path / "m", steps=100)
+    for segments in (traffic.store.messages, traffic.store.actions):
+        ends = {entry.end for entry in walk(segments, 0)}
+        assert set(segments.bases[1:]) <= ends
+        assert segments.end in ends
+    assert ENVELOPE_BYTES == 64
+    assert traffic.store.config.segment_bytes == SMALL.segment_bytes

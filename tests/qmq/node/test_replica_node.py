@@ -1,0 +1,173 @@
+"""Three replicas in one event loop, on one coordination store in memory: what the node puts together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from faulty_store import FaultyStore, SharedStore
+from qmq_coordination.view import ROOT, ClusterView
+from support import eventually
+
+import qmq
+from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+
+NAMES = ("a", "b", "c")
+
+
+def config(tmp_path: Path, name: str, group: str = "g") -> ReplicaConfig:
+    return ReplicaConfig(group, name, NAMES, tmp_path / name, EtcdOptions(("127.0.0.1:1",)), host="127.0.0.1", data_port=0, control_port=0)
+
+
+class Cluster:
+    """Three replicas and a metaserver."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.store = SharedStore()
+        self.nodes: dict[str, ReplicaNode] = {}
+
+    async def start(self, name: str) -> ReplicaNode:
+        node = self.nodes[name] = ReplicaNode(config(self.tmp_path, name), self.store)
+        await node.start()
+        return node
+
+    async def stop(self, name: str) -> None:
+        await self.nodes.pop(name).stop()
+
+    async def master(self) -> ReplicaNode:
+        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
+        return next(node for node in self.nodes.values() if node.broker.is_serving)
+
+
+@asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[tuple[Cluster, str]]:
+    cluster = Cluster(tmp_path)
+    view = ClusterView(cluster.store)
+    await view.start()
+    meta = MetaServer(cluster.store, view, MetaConfig("127.0.0.1", 0))
+    await meta.start()
+    try:
+        for name in NAMES:
+            await cluster.start(name)
+        yield cluster, meta.address
+    finally:
+        for name in list(cluster.nodes):
+            await cluster.stop(name)
+        await meta.stop()
+        await view.stop()
+        await cluster.store.end()
+
+
+async def test_every_replica_comes_to_hold_what_the_master_acknowledged(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await cluster.master()
+        await mq.send_many("s", [b"%d" % number for number in range(5_000)])
+        await eventually(
+            lambda: all(each.store.queue("s", 0) and each.store.queue("s", 0).next_sequence == 5_000 for each in cluster.nodes.values())
+        )
+        logs = {(tmp_path / name / "broker" / "message" / f"{0:020d}.log").read_bytes() for name in NAMES}
+        assert len(logs) == 1
+
+
+async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_are_there(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        first = await cluster.master()
+        await mq.send_many("s", [b"%d" % number for number in range(100)])
+        async with mq.consumer("s", "g") as consumer:
+            found = await consumer.pull(60, timedelta(seconds=10))
+            await found.ack()
+            epoch = first.driver.core.promised
+            await cluster.stop(first.config.replica)
+            second = await cluster.master()
+            assert second.driver.core.promised > epoch
+            await mq.send("s", b"more")
+            left: list[bytes] = []
+            while len(left) < 101 - len(found):
+                got = await consumer.pull(100, timedelta(seconds=10))
+                left += [message.body for message in got]
+                await got.ack()
+        assert left == [*[b"%d" % number for number in range(len(found), 100)], b"more"]
+
+
+async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_epoch(tmp_path: Path) -> None:
+    """The second one was asked for while the first was still running; it took the claim of the epoch that the replica led in."""
+    async with running(tmp_path) as (cluster, _):
+        driver = (await cluster.master()).driver
+        epoch = driver.core.promised
+        await driver._campaign()
+        assert (await driver.coordinator.look_up())[0] == epoch
+        assert (await driver.coordinator.hold()).epoch == epoch
+
+
+async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        master = await cluster.master()
+        slave = next(name for name in NAMES if name != master.config.replica)
+        await mq.send("s", b"0")
+        await cluster.stop(slave)
+        for number in range(1, 50):
+            await mq.send("s", b"%d" % number)
+        node = await cluster.start(slave)
+        await eventually(lambda: node.driver.core.commit >= master.driver.core.commit - 1)
+        done = await mq.metadata.transfer("g", slave)
+        assert done.master == slave
+        async with mq.consumer("s", "g") as consumer:
+            assert [message.body for message in await consumer.pull(50, timedelta(seconds=10))] == [b"%d" % each for each in range(50)]
+
+
+async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _):
+        master = await cluster.master()
+        slave = next(node for node in cluster.nodes.values() if node is not master)
+        with pytest.raises(NotMaster):
+            await slave.standing.transfer("a")
+        with pytest.raises(InvalidArgument, match="is the master"):
+            await master.standing.change(remove=master.config.replica)
+        with pytest.raises(InvalidArgument, match="another voter"):
+            await master.standing.transfer("nobody")
+        assert master.broker.is_serving
+
+
+async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _):
+        with pytest.raises((FolderInUse, LogDamaged)):
+            await ReplicaNode(config(tmp_path, "a"), cluster.store).start()
+        await cluster.stop("b")
+        (tmp_path / "b").rename(tmp_path / "d")
+        stranger = config(tmp_path, "d")
+        with pytest.raises(LogDamaged, match="of replica b"):
+            await ReplicaNode(stranger, cluster.store).start()
+
+
+async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_next_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq, mq.consumer("s", "g", prefetch=2) as consumer:
+        await cluster.master()
+        await mq.send_many("s", [b"%d" % number for number in range(4)])
+        held = await consumer.pull(2, timedelta(seconds=10))
+        await mq.metadata.pause_group("s", "g", reason="while the master changes")
+        await mq.metadata.transfer("g")
+        await held.ack()
+        assert not await consumer.pull(2, timedelta(seconds=0.2))
+        (group,) = await mq.metadata.describe_groups("s", "g")
+        assert (len(held), group.is_paused, group.waiting, group.unacked) == (2, True, 2, 0)
+        assert await mq.metadata.resume_group("s", "g")
+        assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [b"2", b"3"]
+
+
+async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
+        await cluster.master()
+        await mq.send("s", b"first")
+        await cluster.stop("a")
+        refusing = FaultyStore(cluster.store)
+        refusing.cut("list", key=ROOT, times=2, failure=CoordinationError("etcd denies the user this (permission denied)"))
+        node = cluster.nodes["a"] = ReplicaNode(config(tmp_path, "a"), refusing)
+        await node.start()
+        await eventually(lambda: node.view.subject("s") is not None)

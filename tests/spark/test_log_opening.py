@@ -1,0 +1,36 @@
+"""Files whose routes come from elsewhere."""
+
+from __future__ import annotations
+
+from pyspark_qmq.admission import admit
+from pyspark_qmq.files.file_routes import empty_queues
+from pyspark_qmq.log_opening import RoutedAddress, address_of
+from pyspark_qmq.read_options import StartPosition
+from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
+from qmq_ordering.route import LpRange
+
+PARTS = {
+    1: RoutePartition(1, LpRange(0, 8), "g1", 1),
+    2: RoutePartition(2, LpRange(0, 8), "g2", 2, (1,)),
+    3: RoutePartition(3, LpRange(0, 8), "g9", 3, (2,)),
+}
+ROUTES = {"s": Routes(8, 3, PARTS, {1: 5, 2: 4})}
+
+
+def test_a_source_whose_messages_are_not_in_the_files_yet_holds_up_its_targets_all_the_same() -> None:
+    """Its folder's commit mark may lag behind that of the target's folder."""
+    queues = empty_queues(ROUTES, {"g1", "g2"})
+    assert queues == {
+        QueueKey("s", 1, "g1"): SourceQueue(QueueKey("s", 1, "g1"), 0, 0, is_sealed=True),
+        QueueKey("s", 2, "g2"): SourceQueue(QueueKey("s", 2, "g2"), 0, 0, is_sealed=True),
+    }
+    target = QueueKey("s", 3, "g9")
+    topology = Topology({**queues, target: SourceQueue(target, 0, 7)}, ROUTES)
+    assert admit(topology, {}) == {}
+    assert admit(topology, {QueueKey("s", 1, "g1"): 5, QueueKey("s", 2, "g2"): 4})[target] == 7
+
+
+def test_paths_with_servers_take_only_the_routes_from_them() -> None:
+    assert isinstance(address_of(StartPosition("a:1", ("/folder",))), RoutedAddress)
+    assert isinstance(address_of(StartPosition("a:1")), ServerAddress)

@@ -1,0 +1,117 @@
+"""What a user may ask for, and how what is wrong is said."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark_qmq import read_options
+from pyspark_qmq.admission import Limit
+from pyspark_qmq.source_model import ReadSelection
+
+from qmq.errors import InvalidArgument, InvalidName
+
+BASE = {"qmq.servers": "localhost:20880", "subscribe": "orders"}
+
+
+def refused(given: dict[str, str], *, is_stream: bool = False) -> str:
+    with pytest.raises((InvalidArgument, InvalidName)) as caught:
+        read_options.parse(given, is_stream=is_stream)
+    return str(caught.value)
+
+
+def test_a_batch_reads_everything_and_a_stream_what_is_new() -> None:
+    batch, stream = read_options.parse(BASE, is_stream=False), read_options.parse(BASE, is_stream=True)
+    assert (batch.start, batch.end, stream.start) == ("earliest", "latest", "latest")
+    assert batch.choice.subjects == ("orders",)
+    assert not batch.skips_lost
+    assert batch.selection.is_all
+    assert stream.plan.keeps_order
+    assert not batch.plan.keeps_order
+
+
+def test_names_are_case_insensitive_as_sparks_own() -> None:
+    asked = read_options.parse({"QMQ.Servers": "a:1", "SUBSCRIBE": "x,y , x", "STARTINGoffsets": "Earliest"}, is_stream=True)
+    assert (asked.where.servers, asked.choice.subjects, asked.start) == ("a:1", ("x", "y"), "earliest")
+
+
+@pytest.mark.parametrize("name", read_options.NAMES)
+def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str) -> None:
+    misspelt = name[:-1] + "q"
+    assert f"did you mean {name!r}" in refused({**BASE, misspelt: "1"}) or name in ("keys", "path", "tags")
+
+
+def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
+    assert "there are qmq.servers" in refused({**BASE, "zzz": "1"})
+
+
+def test_where_the_log_is_must_be_said() -> None:
+    assert "qmq.servers" in refused({"subscribe": "orders"})
+    assert read_options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == ("/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"subscribePattern": "x.*"}, "exactly one of subscribe, subscribePattern, assign"),
+        ({"assign": "{}"}, "exactly one"),
+        ({"startingOffsets": "latest"}, "would give nothing"),
+        ({"endingOffsets": "earliest"}, "would give nothing"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "not both"),
+        ({"maxOffsetsPerTrigger": "5"}, "for streams only"),
+        ({"minPartitions": "0"}, "from 1 on"),
+        ({"minPartitions": "many"}, "whole number"),
+        ({"failOnDataLoss": "yes"}, "true or false"),
+        ({"keyFrom": "b", "keyUntil": "b"}, "below keyUntil"),
+        ({"tags": '["a", 5]'}, "array of strings"),
+        ({"tags": '["a"'}, "no JSON"),
+    ],
+)
+def test_what_is_wrong_in_a_batch_read_is_said(more: dict[str, str], says: str) -> None:
+    assert says in refused({**BASE, **more})
+
+
+@pytest.mark.parametrize("more", [{"endingOffsets": "latest"}, {"endingTimestamp": "7"}])
+def test_a_stream_has_no_end(more: dict[str, str]) -> None:
+    assert "for batch reads only" in refused({**BASE, **more}, is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"subscribe": ""}, "names no subject"),
+        ({"subscribe": "a/b"}, "may hold only letters"),
+        ({"subscribePattern": "("}, "no regular expression"),
+        ({"assign": '{"orders": "0@g1"}'}, "option assign is JSON"),
+        ({"assign": "nonsense"}, "no JSON"),
+        ({}, "exactly one"),
+    ],
+)
+def test_what_is_wrong_about_the_choice_of_subjects_is_said(given: dict[str, str], says: str) -> None:
+    assert says in refused({"qmq.servers": "a:1", **given})
+
+
+def test_selection_limits_and_plan_are_read() -> None:
+    asked = read_options.parse(
+        {
+            **BASE,
+            "tags": "red, green",
+            "tagsAll": '["a,b"]',
+            "keys": "k1",
+            "keyFrom": "a",
+            "keyUntil": "z",
+            "includeDirected": "true",
+            "maxOffsetsPerTrigger": "100",
+            "maxBytesPerTrigger": "5000",
+            "minPartitions": "7",
+            "failOnDataLoss": "false",
+        },
+        is_stream=True,
+    )
+    assert asked.selection == ReadSelection(("red", "green"), ("a,b",), (b"k1",), b"a", b"z", True)
+    assert asked.limit == Limit(100, 5000)
+    assert (asked.plan.pieces_min, asked.skips_lost) == (7, True)
+
+
+def test_another_log_is_asked_for_by_name() -> None:
+    assert read_options.log_of({"qmq.log": "deliveries"}) == "deliveries"
+    with pytest.raises(InvalidArgument, match="messages, deliveries, progress, schedules"):
+        read_options.log_of({"qmq.log": "message"})
