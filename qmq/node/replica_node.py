@@ -296,6 +296,7 @@ class ReplicaNode:
             config.control_port,
             also=self._also_served(),
             wall=self.doors.clock,
+            network=self.doors.network,
         )
         return port
 
