@@ -91,10 +91,10 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
         assert not re.match(r"See the module\b", text), f"{name(path)}: {node.name}"
 
 
-SHARED_NAMES = {"broker", "cluster", "connection", "dedup", "message", "outbox", "route", "Connection"}
+SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection"}
 SHARED_NAMES |= {"carrier", "routed", "sending", "spread", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Routed", "Sender"}
 SHARED_NAMES |= {"Sending", "Spread", "Statements"}
-"""Commands named like what they are about, and the two ends of a connection."""
+"""Commands and jobs named like what they are about, and the two ends of a connection."""
 
 
 def test_no_two_modules_or_public_classes_share_a_name() -> None:
