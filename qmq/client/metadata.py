@@ -13,7 +13,15 @@ import grpc
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_any,
+    wait_random_exponential,
+)
 
 from qmq.client.client_timing import TIMING, MetadataTiming
 from qmq.client.delivery_client import DeliveryClient
@@ -30,6 +38,7 @@ from qmq.errors import (
     Outcome,
     QmqError,
     RouteConflict,
+    TlsFailed,
     Unavailable,
 )
 from qmq.model import Order, SubjectConfig, SubjectFlush
@@ -61,10 +70,14 @@ class MetadataClient(DeliveryClient):
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
         unreachable: dict[str, QmqError] = {}
+
+        def no_tls(_: RetryCallState) -> bool:  # with none of them, and time does not mend it
+            return len(unreachable) == len(self._channels) and all(isinstance(each, TlsFailed) for each in unreachable.values())
+
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Unavailable),
-                stop=stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1),
+                stop=stop_any(no_tls, stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1)),
                 wait=wait_random_exponential(multiplier=0.05, max=0.5),
                 reraise=True,
             ):

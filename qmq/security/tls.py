@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, TlsFailed
 
 if TYPE_CHECKING:
     import grpc
@@ -202,3 +202,11 @@ class Credentials:
     def version(self) -> int:
         """Counts how often the files have changed: who keeps channels makes them anew when it differs."""
         return self.pem.version
+
+
+def tls_failed(address: str, reason: object) -> TlsFailed:
+    """The error for a connection that did not come to be because of TLS."""
+    return TlsFailed(
+        f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name who signed the server's certificate, is the server's name in that"
+        " certificate, and does the server speak TLS?"
+    )
