@@ -26,6 +26,8 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     import grpc
 
+    from qmq.security.tls import Tls
+
 UNIX: Final = "unix:"
 PATH_BYTES_MAX: Final = 107
 """Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
@@ -131,6 +133,8 @@ class Network:
 
     is_machine = True
     """Whether it is the machine's own, and not a test's."""
+    tls: Tls | None = None
+    """What its connections are encrypted with; None: they are not."""
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""

@@ -168,7 +168,11 @@ class Node:
     def sources(self) -> list[FigureSource]:
         """What reads its figures."""
         of_delay = self.delay.sources() if self.delay is not None else []
-        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
+        own = (
+            MetaSource(self._meta, self.view),
+            CoordinationSource(self.coordination, self.view),
+            ExposureSource(self.config.host, tls=self._network.tls),
+        )
         return [*self._part.sources(), *of_delay, *own]
 
     @property

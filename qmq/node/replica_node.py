@@ -283,7 +283,11 @@ class ReplicaNode:
             self._roles,
             lambda: self.driver.refused,
         )
-        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
+        return [
+            *own,
+            CoordinationSource(self.coordination, self.view),
+            ExposureSource(self.config.host, self.config.etcd, self.doors.network.tls),
+        ]
 
     async def _listen_control(self) -> int:
         config = self.config

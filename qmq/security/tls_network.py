@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import InvalidArgument
@@ -26,21 +27,29 @@ HANDSHAKE_S: Final = 10.0
 class TlsListener(ServerListener):
     """A listener whose certificates can be renewed."""
 
-    def __init__(self, server: asyncio.Server, port: int, listening: socket.socket, factory: Factory, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        server: asyncio.Server,
+        port: int,
+        listening: socket.socket,
+        factory: Factory,
+        credentials: Credentials,
+        on_look: Callable[[], None],
+    ) -> None:
         super().__init__(server, port)
         self._listening, self._factory, self._credentials = listening, factory, credentials
         self._version = credentials.version
-        self._is_closed = False
+        self._on_look = on_look
         self._looking = asyncio.ensure_future(self._look_for_ever())
 
     def close(self) -> None:
-        self._is_closed = True
         self._looking.cancel()
         super().close()
         self._listening.close()
 
     async def _look_for_ever(self) -> None:
         while True:
+            self._on_look()
             await asyncio.sleep(LOOK_S)
             await self.look()
 
@@ -58,10 +67,12 @@ class TlsListener(ServerListener):
 
 
 class TlsNetwork(Network):
-    """`credentials` are for all ports and all connections."""
+    """`credentials` are for all ports and all connections. `on_look` is called whenever a listener looks at the certificates."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
         self.credentials = credentials
+        self._on_look = on_look
+        self.tls = credentials.files
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         if host.startswith(UNIX):
@@ -76,7 +87,7 @@ class TlsNetwork(Network):
         except BaseException:
             listening.close()
             raise
-        return TlsListener(server, listening.getsockname()[1], listening, factory, self.credentials)
+        return TlsListener(server, listening.getsockname()[1], listening, factory, self.credentials, self._on_look)
 
     async def connect(self, address: str, factory: Factory) -> None:
         place = parse(address)

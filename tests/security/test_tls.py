@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from support import node_config, running
 
 import qmq
@@ -21,8 +23,11 @@ from qmq.node.dev_node import Node
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import LOOK_S, Credentials, Tls
 from qmq.security.tls_network import TlsListener, TlsNetwork, network_of
+from qmq.wire.frame import FrameKind
+from qmq.wire.frame_payloads import Find
 
 HOST = "127.0.0.1"
+QUESTION = Find("s", 0, "0" * 16, 1, 1).pack()
 NOW = datetime.now(UTC)
 
 
@@ -272,3 +277,32 @@ def test_a_certificate_without_its_key_is_refused(papers: Papers) -> None:
     with pytest.raises(InvalidArgument, match="QMQ_TLS_CA"):
         Tls.from_environment({"QMQ_TLS_CERT": "a", "QMQ_TLS_KEY": "b"})
     assert Tls.from_environment({}) is None
+
+
+async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
+    tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the Spark sink's does: one thread receives, another one sends."""
+    for name, path in (("CA", papers.client.ca), ("CERT", papers.client.cert), ("KEY", papers.client.key)):
+        monkeypatch.setenv(f"QMQ_TLS_{name}", str(path))
+    async with secured(tmp_path / "data", papers.server) as node:
+        async with qmq.connect(node.address) as mq:
+            await mq.send("s", b"x")
+        assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(range(500))
+
+
+def _ask_from_two_threads(address: str) -> list[int]:
+    count, heard = 500, list[int]()
+    with BlockingConnection.connect(address) as connection:
+        first = connection.send(FrameKind.FIND, QUESTION)
+
+        def receive() -> None:
+            for _ in range(count):
+                heard.append(connection.receive().request_id - first)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        for _ in range(count - 1):
+            connection.send(FrameKind.FIND, QUESTION)
+        receiver.join(60)
+    return heard
