@@ -26,7 +26,7 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     import grpc
 
-    from qmq.security.tls import Tls
+    from qmq.security.tls import Credentials
 
 UNIX: Final = "unix:"
 PATH_BYTES_MAX: Final = 107
@@ -133,7 +133,7 @@ class Network:
 
     is_machine = True
     """Whether it is the machine's own, and not a test's."""
-    tls: Tls | None = None
+    credentials: Credentials | None = None
     """What its connections are encrypted with; None: they are not."""
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:

@@ -96,7 +96,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
     server = MetaServer(store, view, config, network=network)
-    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options, network.tls))
+    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options, network.credentials))
     metrics: MetricsServer | None = None
 
     is_serving = False

@@ -171,7 +171,7 @@ class Node:
         own = (
             MetaSource(self._meta, self.view),
             CoordinationSource(self.coordination, self.view),
-            ExposureSource(self.config.host, tls=self._network.tls),
+            ExposureSource(self.config.host, credentials=self._network.credentials),
         )
         return [*self._part.sources(), *of_delay, *own]
 

@@ -286,7 +286,7 @@ class ReplicaNode:
         return [
             *own,
             CoordinationSource(self.coordination, self.view),
-            ExposureSource(self.config.host, self.config.etcd, self.doors.network.tls),
+            ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
         ]
 
     async def _listen_control(self) -> int:

@@ -1,13 +1,12 @@
-"""When a process's own certificate ends: a figure, and a warning a day in the last week. Needs `cryptography`, which servers have."""
+"""When a process's own certificate ends: for a metric, and a warning a day in the last week. Needs `cryptography`, which servers have."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from qmq.metrics.figures import GAUGE, Figure, Reading, one
 from qmq.security.authority import ends_at
 from qmq.security.tls import Credentials
 
@@ -15,7 +14,6 @@ log = logging.getLogger("qmq.security")
 
 WARNING: Final = timedelta(days=7)
 AGAIN: Final = timedelta(days=1)
-EXPIRES: Final = Figure("qmq_certificate_expires_seconds", GAUGE, (), "Until the process's own certificate ends; negative: since it did.")
 
 
 def now() -> datetime:
@@ -23,17 +21,10 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class ExpirySource:
-    """Shows nothing for a process without a certificate."""
-
-    figures: Final = (EXPIRES,)
-
-    def __init__(self, credentials: Credentials | None, now: Callable[[], datetime] = now) -> None:
-        self._credentials, self._now = credentials, now
-
-    def read(self) -> Iterator[Reading | None]:
-        if self._credentials is not None and self._credentials.pem.cert is not None:
-            yield one(EXPIRES, (ends_at(self._credentials.pem.cert) - self._now()).total_seconds())
+def left_s(credentials: Credentials, now: datetime) -> float | None:
+    """Seconds until the process's own certificate ends; None without one."""
+    cert = credentials.pem.cert
+    return None if cert is None else (ends_at(cert) - now).total_seconds()
 
 
 class ExpiryWarning:

@@ -70,9 +70,8 @@ class TlsNetwork(Network):
     """`credentials` are for all ports and all connections. `on_look` is called whenever a listener looks at the certificates."""
 
     def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
-        self.credentials = credentials
+        self.credentials: Credentials = credentials
         self._on_look = on_look
-        self.tls = credentials.files
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         if host.startswith(UNIX):
