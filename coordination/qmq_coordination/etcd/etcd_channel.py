@@ -22,7 +22,7 @@ import grpc
 
 from qmq.errors import CoordinationError
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, EtcdTls
+from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation
 from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
 
 Metadata = tuple[tuple[str, str], ...]

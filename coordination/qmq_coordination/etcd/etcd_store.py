@@ -31,7 +31,7 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
 )
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.endpoints import Rotation, EtcdTls, parse_endpoint
+from qmq_coordination.etcd.endpoints import EtcdTls, Rotation, parse_endpoint
 from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
 from qmq_coordination.etcd.etcd_channel import Channels
 from qmq_coordination.etcd.etcd_methods import COMPACT, DELETE_RANGE, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PUT, RANGE, STATUS, TXN
