@@ -14,9 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
-from support import node_config, running
+from support import eventually, node_config, running
 
 import qmq
+from qmq.broker.broker_config import BrokerConfig
 from qmq.client.connection import connect
 from qmq.errors import InvalidArgument, NotConnected, TlsFailed
 from qmq.node.dev_node import Node
@@ -55,9 +56,9 @@ def papers(tmp_path: Path) -> Papers:
 
 
 @asynccontextmanager
-async def secured(folder: Path, tls: Tls, clock: FakeClock | None = None) -> AsyncIterator[Node]:
+async def secured(folder: Path, tls: Tls, clock: FakeClock | None = None, hello_timeout_ms: int = 10_000) -> AsyncIterator[Node]:
     network = TlsNetwork(Credentials(tls, clock or FakeClock()))
-    node = Node(node_config(folder, delay=True), network=network)
+    node = Node(node_config(folder, delay=True, broker=BrokerConfig(hello_timeout_ms=hello_timeout_ms)), network=network)
     await node.start()
     try:
         yield node
@@ -171,6 +172,18 @@ async def test_a_client_trusts_no_server_with_wrong_papers(tmp_path: Path, paper
             await connect(f"{HOST}:{listener.port}", "app", TlsNetwork(Credentials(papers.client)))
     finally:
         listener.close()
+
+
+async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Path, papers: Papers) -> None:
+    async with secured(tmp_path / "data", papers.server, hello_timeout_ms=200) as node:
+        host, _, port = node.data_address.rpartition(":")
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(bytes(64))
+            await reader.read()
+            writer.close()
+        server = node._part._data
+        await eventually(lambda: not server.connections)
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
