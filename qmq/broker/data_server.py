@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -60,7 +61,13 @@ class DataServer:
 
     def _expect_hello(self, connection: Connection) -> None:
         if not connection.has_said_hello and connection in self._connections:
-            connection.stream.close()
+            self._end(connection, FrameStream.close)
+
+    def _end(self, connection: Connection, end: Callable[[FrameStream], None]) -> None:
+        was_made = connection.stream.transport is not None
+        end(connection.stream)
+        if not was_made:  # asyncio says nothing of a connection whose TLS handshake failed
+            self._closed(connection)
 
     def _look_later(self) -> None:
         wait_s = self._broker.config.stall_ms / 1000 / LOOKS
@@ -96,10 +103,11 @@ class DataServer:
             self._listener.close()
         if self._looking is not None:
             self._looking.cancel()
+        await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()
             for connection in list(self._connections):
-                end(connection.stream)
+                self._end(connection, end)
             if not self._connections:
                 return
             with suppress(TimeoutError):

@@ -26,6 +26,7 @@ from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
+from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
@@ -50,6 +51,7 @@ class DelayPart:
         *,
         progress: Progress,
         clock: Clock | None = None,
+        network: Network = NETWORK,
     ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
@@ -58,7 +60,7 @@ class DelayPart:
         if not schedule.is_whole:
             store.close()
             raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
-        self._locator = ViewLocator(coordination, view)
+        self._locator = ViewLocator(coordination, view, network)
         self.broker = DelayBroker(
             store,
             view.subject,
@@ -71,7 +73,7 @@ class DelayPart:
             links=self._links,
             is_serving=False,
         )
-        self._part = SingleReplica(self.broker, coordination, view)
+        self._part = SingleReplica(self.broker, coordination, view, network)
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
             self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine

@@ -283,7 +283,11 @@ class ReplicaNode:
             self._roles,
             lambda: self.driver.refused,
         )
-        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
+        return [
+            *own,
+            CoordinationSource(self.coordination, self.view),
+            ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
+        ]
 
     async def _listen_control(self) -> int:
         config = self.config
@@ -296,6 +300,7 @@ class ReplicaNode:
             config.control_port,
             also=self._also_served(),
             wall=self.doors.clock,
+            network=self.doors.network,
         )
         return port
 

@@ -22,6 +22,7 @@ from qmq.broker.maintenance import Maintenance
 from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.store import Store
+from qmq.network import NETWORK, Network
 from qmq.node.metering import serving
 from qmq.node.view_rules import ViewRules
 
@@ -38,13 +39,14 @@ STOP_GRACE_S: Final = 1.0
 class SingleReplica:
     """Runs a broker, whose name is also its group's. Make it, `start` it, `stop` it; stopping works however far starting came."""
 
-    def __init__(self, broker: Broker, coordination: CoordinationStore, view: ClusterView) -> None:
+    def __init__(self, broker: Broker, coordination: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
         self.broker = broker
         self._name = broker.config.name
         self._coordination = coordination
         self._view = view
         self._upkeep = Maintenance(broker)
-        self._data = DataServer(broker)
+        self._network = network
+        self._data = DataServer(broker, network)
         self._standing = SingleGroupStatus(broker)
         self._control: grpc.aio.Server | None = None
         self._registration: Registration | None = None
@@ -61,7 +63,9 @@ class SingleReplica:
         """Listen, and say so. Raises OSError if a port is taken."""
         await self._data.start(host, data_port)
         self._upkeep.start()
-        self._control, bound = await serve_control(self.broker, self._standing, self._name, host, control_port, also=also)
+        self._control, bound = await serve_control(
+            self.broker, self._standing, self._name, host, control_port, also=also, network=self._network
+        )
         await self._register(f"{host}:{self._data.port}", f"{host}:{bound}")
 
     async def _register(self, data_address: str, control_address: str) -> None:
