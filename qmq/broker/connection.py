@@ -23,6 +23,7 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream
+from qmq.wire.partial_frames import PartialFrames
 
 log = logging.getLogger("qmq.broker")
 
@@ -47,7 +48,13 @@ class Connection(Flushable):
     saves a write for every lone message.
     """
 
-    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None], shared: bytearray | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        on_closed: Callable[[Connection], None],
+        shared: bytearray | None = None,
+        partial: PartialFrames | None = None,
+    ) -> None:
         self._broker = broker
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
@@ -67,6 +74,7 @@ class Connection(Flushable):
             on_violation=self._violated,
             frame_bytes_max=limits.HELLO_BYTES_MAX,
             shared=shared,
+            partial=partial,
         )
         self._patience = StallWatch()
 
@@ -307,6 +315,13 @@ class Connection(Flushable):
         elif ending is Ending.CLOSE:
             self._violated(ProtocolViolation("a frame was begun, and its rest does not come: send it again on a new connection"))
             self.stream.close()
+
+    def end_for_memory(self) -> None:
+        """Too many frames have come in part, and this connection's has been without progress for longest."""
+        failure = Overloaded("the broker has too many frames that came in part: send this one again on a new connection")
+        log.info("connection of %r closed: %s", self.client, failure)
+        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+        self.stream.close()
 
     def refuse(self, failure: Overloaded) -> None:
         """Too many connections: say so as soon as this one is made, and close."""

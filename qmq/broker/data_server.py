@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
@@ -15,6 +15,7 @@ from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
 from qmq.wire.frame import BUFFER_BYTES
 from qmq.wire.frame_stream import FrameStream
+from qmq.wire.partial_frames import PartialFrames
 
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
@@ -28,6 +29,7 @@ class DataServer:
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
+        self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: ServerListener | None = None
@@ -43,7 +45,7 @@ class DataServer:
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received)
+        connection = Connection(self._broker, self._closed, self._received, self._partial)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:
@@ -62,6 +64,14 @@ class DataServer:
     def _expect_hello(self, connection: Connection) -> None:
         if not connection.has_said_hello and connection in self._connections:
             self._end(connection, FrameStream.close)
+
+    def _exceeded(self, reader: Hashable) -> None:
+        asyncio.get_running_loop().call_soon(self._end_reader, reader)  # not while another connection receives
+
+    def _end_reader(self, reader: Hashable) -> None:
+        for connection in list(self._connections):
+            if connection.stream.reader is reader:
+                connection.end_for_memory()
 
     def _end(self, connection: Connection, end: Callable[[FrameStream], None]) -> None:
         was_made = connection.stream.transport is not None
