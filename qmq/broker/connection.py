@@ -14,6 +14,7 @@ from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
+from qmq.broker.round_budget import RoundBudget
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
@@ -54,8 +55,11 @@ class Connection(Flushable):
         on_closed: Callable[[Connection], None],
         shared: bytearray | None = None,
         partial: PartialFrames | None = None,
+        budget: RoundBudget | None = None,
     ) -> None:
         self._broker = broker
+        self._budget = budget
+        self._is_waiting_for_turn = False
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
@@ -202,6 +206,17 @@ class Connection(Flushable):
         self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
+        if self._budget is not None:
+            self._budget.took(self, size)
+
+    def wait_for_turn(self) -> None:
+        self._is_waiting_for_turn = True
+        self.stream.pause_reading()
+
+    def take_turn(self) -> None:
+        self._is_waiting_for_turn = False
+        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max and self.stream.is_writable:
+            self.stream.resume_reading()
 
     def _consuming(self) -> Dispatch:
         """Consumption, if this broker serves. Raises NotMaster."""
@@ -217,7 +232,7 @@ class Connection(Flushable):
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
         self._unanswered_bytes -= size
-        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2:
+        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2 and not self._is_waiting_for_turn:
             self.stream.resume_reading()
 
     def _pull(self, each: Frame) -> None:
@@ -295,7 +310,7 @@ class Connection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
 
     def _writable(self) -> None:
-        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max:
+        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max and not self._is_waiting_for_turn:
             self.stream.resume_reading()
         self._broker.writable(self)
         self._serve_fetches()

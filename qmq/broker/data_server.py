@@ -9,6 +9,7 @@ from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
+from qmq.broker.round_budget import RoundBudget
 from qmq.broker.stalled_connections import LOOKS
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
@@ -29,6 +30,7 @@ class DataServer:
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
+        self._budget = RoundBudget(broker.loop.call_soon)
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
@@ -45,7 +47,7 @@ class DataServer:
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received, self._partial)
+        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:
