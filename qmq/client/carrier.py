@@ -101,7 +101,7 @@ class Carrier:
         self,
         connection: Connection,
         kind: int,
-        encoded: tuple[bytes, bytes],
+        encoded: tuple[bytes, ...],
         timeout_s: float,
         answered: Callable[[Frame | QmqError], None],
     ) -> None:

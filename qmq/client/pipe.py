@@ -26,7 +26,7 @@ from qmq.client.feeding import Feeder
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.route_book import Master
-from qmq.client.send_retries import final, is_worth_another_try, rest_s
+from qmq.delivery.retries import final, is_worth_another_try, rest_s
 from qmq.errors import NotMaster, Outcome, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame

@@ -11,8 +11,9 @@ from typing import Protocol
 from qmq.client.carrier import ANSWER_S, Carrier
 from qmq.client.connection import Connection
 from qmq.client.links import Links
-from qmq.delay.outlets.channel import Channel, pause_s
+from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.parcel import Parcel
+from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind

@@ -18,7 +18,7 @@ from typing import Final
 
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
-from qmq.client.send_retries import is_worth_another_try, rest_s
+from qmq.delivery.retries import is_worth_another_try, rest_s
 from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, OutOfSequence, QmqError, ReadOnly, RouteChanged
 
 WINDOW: Final = 8

@@ -27,7 +27,7 @@ from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
 from pyspark_qmq.sink.sending import WINDOW, Rest, Sending
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
-from qmq.client.send_retries import is_worth_another_try, rest_s
+from qmq.delivery.retries import is_worth_another_try, rest_s
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0

@@ -17,8 +17,9 @@ from qmq.batch_columns import Columns
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.route_table import RouteTable
 from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.client.ordered.stream import ASK_S, WINDOW, Stream
+from qmq.client.ordered.stream import WINDOW, Stream
 from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DeadlineExceeded,
     NotConnected,
@@ -110,7 +111,7 @@ class World:
         claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
-        self.table.put_cut([OrderedBatch(columns, 1, len(keys), self.now + TIMEOUT_S, claim, range(len(keys)))])
+        self.table.put_cut([OrderedBatch(columns, 1, self.now + TIMEOUT_S, claim, range(len(keys)), size=len(keys))])
         self.pump()
         return claim
 
