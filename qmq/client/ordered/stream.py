@@ -117,12 +117,8 @@ class Stream(InFlightWindow[OrderedBatch]):
         self.waiting.append(batch)
         self._earliest_until = min(self._earliest_until, batch.until)
 
-    def answered(self, batch: OrderedBatch, attempt: int, answer: Produced | QmqError, now: float) -> None:
-        """What became of a try."""
-        if isinstance(answer, QmqError):
-            self.refused(batch, attempt, answer, now)
-        elif self.stored(batch, now):
-            self._decided.append((batch, answer))
+    def _store(self, batch: OrderedBatch, produced: Produced) -> None:
+        self._decided.append((batch, produced))
 
     def _forgotten(self, batch: OrderedBatch) -> None:
         if batch.is_certain:

@@ -130,13 +130,12 @@ class Channel(InFlightWindow[Parcel]):
     # --- in: answers ---------------------------------------------------------------------------------------------------
 
     def answered(self, parcel: Parcel, attempt: int, answer: Produced | QmqError, now: float) -> None:
-        """What became of a try."""
-        if isinstance(answer, QmqError):
-            self.refused(parcel, attempt, answer, now)
-        elif self.stored(parcel, now):
-            for each in [*self._before(parcel), parcel]:
-                self._done.append((each, answer))
+        super().answered(parcel, attempt, answer, now)
         self._bury()
+
+    def _store(self, parcel: Parcel, produced: Produced) -> None:
+        for each in [*self._before(parcel), parcel]:
+            self._done.append((each, produced))
 
     def _before(self, parcel: Parcel) -> list[Parcel]:
         """What is stored if this one is: all before it of its producer."""
