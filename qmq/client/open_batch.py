@@ -24,7 +24,6 @@ class Batch(InFlightBatch):
     create_time_ms: int
     ticket: Ticket
     sequence: int
-    until: float = 0.0
     flags: int = 0
     """See `region.BatchFlag`."""
 

@@ -6,6 +6,7 @@ batch uncertain: then only its destination can say.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from qmq.errors import QmqError
@@ -15,6 +16,8 @@ from qmq.errors import QmqError
 class InFlightBatch:
     size: int
     """Bytes of its messages, about."""
+    until: float = math.inf
+    """When its time is over, on the clock that its window is driven by."""
     attempts: int = 0
     unanswered: int = 0
     """Tries whose answer may still come."""

@@ -21,6 +21,7 @@ from qmq.delivery.window import InFlightWindow
 from qmq.errors import NotConnected, NotMaster, PeerError, QmqError, ReadOnly, Unavailable
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame_payloads import Produced
 
 ANSWER_S: Final = 15.0
 """A broker that has not answered a batch by then is asked again."""
@@ -57,13 +58,9 @@ class MasterConnection(Generic[B]):
 
     # --- what subclasses say -------------------------------------------------------------------------------------------
 
-    def _encoded(self, batch: B) -> tuple[bytes, ...]:
+    def _encode(self, batch: B) -> tuple[bytes, ...]:
         """The batch as it travels. Raises QmqError."""
         raise NotImplementedError
-
-    def _time_left_s(self, batch: B) -> float:
-        """How long the broker may take for an answer."""
-        return ANSWER_S
 
     @property
     def _is_needed(self) -> bool:
@@ -100,12 +97,13 @@ class MasterConnection(Generic[B]):
     def _transmit(self, connection: Connection, batch: B) -> None:
         attempt = batch.attempts
         try:
-            encoded = batch.encoded = self._encoded(batch)
+            if batch.encoded is None:
+                batch.encoded = self._encode(batch)
         except QmqError as failure:
             self._loop.call_soon(self._answered, connection, batch, attempt, failure)
             return
-        timeout_s = self._time_left_s(batch)
-        connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *encoded, timeout_s=timeout_s)
+        left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
+        connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s)
         if self._watch is None:
             self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
 
@@ -118,10 +116,11 @@ class MasterConnection(Generic[B]):
 
     def _answered(self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
+            self._is_confirmed = False
             self._window.answered(batch, attempt, answer, self._loop.time())
             self._refused(connection, answer)
         else:
-            self._window.answered(batch, attempt, wire.unpack_one_produced(answer.payload), self._loop.time())
+            self._stored(batch, wire.unpack_one_produced(answer.payload))
             self._answers += 1
             if not self._is_confirmed:
                 self._is_confirmed = True
@@ -129,9 +128,11 @@ class MasterConnection(Generic[B]):
         if not self.is_closed:
             self._after_answer()
 
+    def _stored(self, batch: B, produced: Produced) -> None:
+        self._window.answered(batch, batch.attempts, produced, self._loop.time())
+
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         """What a refusal says of the group."""
-        self._is_confirmed = False
         if self.is_closed:
             return
         if isinstance(failure, ReadOnly):
@@ -139,6 +140,7 @@ class MasterConnection(Generic[B]):
         if isinstance(failure, NotMaster) and connection is self.connection and self._master is not None:
             self._links.locator.doubt(self.group, self._master)
             self._leave(failure)
+        self._arm()
 
     def _look(self, answers_before: int) -> None:
         """Once a second while batches are under way: does the group answer at all?"""

@@ -76,6 +76,10 @@ class InFlightWindow(Generic[B]):
         """Whether a refused batch is sent again under its number; if not, `_reject` gets it."""
         return is_worth_another_try(failure)
 
+    def _hold_back(self, at: int) -> None:
+        """A batch on its way was refused: what is to be sent again."""
+        self._sent = at
+
     def _reject(self, batch: B, failure: QmqError) -> None:
         """The batch itself is at fault: take it out of the flight, and what depends on it."""
         raise NotImplementedError
@@ -101,13 +105,17 @@ class InFlightWindow(Generic[B]):
         batch = self.flight[self._sent]
         if not self.has_room(batch.size, now, room) or not self._may_send(batch):
             return None
+        self._depart(batch)
+        return batch
+
+    def _depart(self, batch: B) -> None:
+        """The first of those that are to be sent is on its way."""
         self._sent += 1
         batch.attempts += 1
         batch.unanswered += 1
         batch.run = self._run
         if self.is_left and not batch.first_question:
             batch.first_question = batch.attempts
-        return batch
 
     @property
     def is_settled(self) -> bool:
@@ -152,7 +160,7 @@ class InFlightWindow(Generic[B]):
             batch.is_out, self._quiet_since = True, now
         at = self.flight.index(batch)
         if attempt == batch.attempts and at < self._sent:
-            self._sent = at
+            self._hold_back(at)
             self._run += 1
             if self._is_retried(batch, failure):
                 self._rest(batch, failure, now)

@@ -28,8 +28,6 @@ class OrderedBatch(InFlightBatch):
 
     columns: Columns
     create_time_ms: int
-    until: float
-    """When its time is over, on the clock that `Stream` is driven by."""
     claim: SplitTicket
     places: Sequence[int]
     """Which of the claim's messages these are."""
@@ -56,7 +54,14 @@ class OrderedBatch(InFlightBatch):
         if keep_ids and columns.message_ids is None:
             columns.message_ids = message_ids(self.producer_id, self.number, self.count)
         return OrderedBatch(
-            columns, self.create_time_ms, self.until, self.claim, self.places, self.is_bent, size=self.size, failure=self.failure
+            columns,
+            self.create_time_ms,
+            self.claim,
+            self.places,
+            self.is_bent,
+            size=self.size,
+            until=self.until,
+            failure=self.failure,
         )
 
 
@@ -85,10 +90,10 @@ def _piece(batch: OrderedBatch, chosen: list[int]) -> OrderedBatch:
     return OrderedBatch(
         pick(batch.columns, chosen),
         batch.create_time_ms,
-        batch.until,
         batch.claim,
         choose(batch.places, chosen),
         size=size,
+        until=batch.until,
         failure=batch.failure,
     )
 

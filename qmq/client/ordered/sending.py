@@ -7,7 +7,7 @@ from typing import Protocol
 from qmq.client.links import Links
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
-from qmq.delivery.master_connection import ANSWER_S, MasterConnection
+from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
 
 
@@ -42,11 +42,8 @@ class Sending(MasterConnection[OrderedBatch]):
         self.stream = stream
         self._owner = owner
 
-    def _encoded(self, batch: OrderedBatch) -> tuple[bytes, ...]:
-        return batch.encoded or self._owner.encode(self.stream, batch)
-
-    def _time_left_s(self, batch: OrderedBatch) -> float:
-        return min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
+    def _encode(self, batch: OrderedBatch) -> tuple[bytes, ...]:
+        return self._owner.encode(self.stream, batch)
 
     def _tick(self, now: float) -> None:
         if self.stream.is_late(now):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from qmq.client.connection import Connection
 from qmq.client.links import Links
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.parcel import Parcel
@@ -40,17 +41,19 @@ class Courier(MasterConnection[Parcel]):
         self.channel = channel
         self._owner = owner
 
-    def _encoded(self, parcel: Parcel) -> tuple[bytes, ...]:
-        if parcel.encoded is not None and parcel.is_uncertain <= parcel.says_again:
-            return parcel.encoded
+    def _transmit(self, connection: Connection, parcel: Parcel) -> None:
+        if parcel.is_uncertain > parcel.says_again:
+            parcel.encoded = None
+        super()._transmit(connection, parcel)
+
+    def _encode(self, parcel: Parcel) -> tuple[bytes, ...]:
+        parcel.says_again = parcel.is_uncertain
         try:
-            encoded = self._owner.encode(parcel)
+            return self._owner.encode(parcel)
         except QmqError:
             raise
         except Exception as cause:
             raise _unencodable(cause) from cause
-        parcel.says_again = parcel.is_uncertain
-        return encoded
 
     @property
     def _is_needed(self) -> bool:

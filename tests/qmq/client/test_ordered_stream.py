@@ -111,7 +111,7 @@ class World:
         claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
-        self.table.put_cut([OrderedBatch(columns, 1, self.now + TIMEOUT_S, claim, range(len(keys)), size=len(keys))])
+        self.table.put_cut([OrderedBatch(columns, 1, claim, range(len(keys)), size=len(keys), until=self.now + TIMEOUT_S)])
         self.pump()
         return claim
 
