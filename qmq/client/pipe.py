@@ -78,8 +78,8 @@ class Pipe(MasterConnection[Batch]):
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
-    def _stored(self, batch: Batch, produced: Produced) -> None:
-        if self.window.stored(batch, self._loop.time()):
+    def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
+        if self.window.acknowledged(batch, now):
             self._feeder.stored(self.group, batch, produced)
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:

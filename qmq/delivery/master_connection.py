@@ -62,6 +62,10 @@ class MasterConnection(Generic[B]):
         """The batch as it travels. Raises QmqError."""
         raise NotImplementedError
 
+    def _stored(self, batch: B, produced: Produced, now: float) -> None:
+        """Let the window know that the batch is stored."""
+        raise NotImplementedError
+
     @property
     def _is_needed(self) -> bool:
         """Whether there is something to send, now or soon."""
@@ -117,19 +121,16 @@ class MasterConnection(Generic[B]):
     def _answered(self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
             self._is_confirmed = False
-            self._window.answered(batch, attempt, answer, self._loop.time())
+            self._window.refused(batch, attempt, answer, self._loop.time())
             self._refused(connection, answer)
         else:
-            self._stored(batch, wire.unpack_one_produced(answer.payload))
+            self._stored(batch, wire.unpack_one_produced(answer.payload), self._loop.time())
             self._answers += 1
             if not self._is_confirmed:
                 self._is_confirmed = True
                 self._links.locator.confirm(self.group)
         if not self.is_closed:
             self._after_answer()
-
-    def _stored(self, batch: B, produced: Produced) -> None:
-        self._window.answered(batch, batch.attempts, produced, self._loop.time())
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         """What a refusal says of the group."""

@@ -29,7 +29,6 @@ from typing import Final, Generic, TypeVar
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import is_worth_another_try
 from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
-from qmq.wire.frame_payloads import Produced
 
 ASK_S: Final = 0.5
 """How long a fenced partition is asked before what it may have is given up."""
@@ -63,10 +62,6 @@ class InFlightWindow(Generic[B]):
         self._is_given_up = False
 
     # --- what a kind of window says --------------------------------------------------------------------------------------
-
-    def _store(self, batch: B, produced: Produced) -> None:
-        """The batch is stored, and out of the flight."""
-        raise NotImplementedError
 
     def _may_send(self, batch: B) -> bool:
         """Whether this batch, the first that is to be sent, may leave."""
@@ -129,15 +124,11 @@ class InFlightWindow(Generic[B]):
 
     # --- in: answers -----------------------------------------------------------------------------------------------------
 
-    def answered(self, batch: B, attempt: int, answer: Produced | QmqError, now: float) -> None:
-        """What became of a try; each is answered once, in any order, also long after another connection is in use."""
-        if isinstance(answer, QmqError):
-            self.refused(batch, attempt, answer, now)
-        elif self.stored(batch, now):
-            self._store(batch, answer)
+    def acknowledged(self, batch: B, now: float) -> bool:
+        """A try was answered: stored. False if the batch was decided before.
 
-    def stored(self, batch: B, now: float) -> bool:
-        """A try was answered: stored. False if the batch was decided before."""
+        Each try is answered once, in any order, also long after another connection is in use.
+        """
         batch.unanswered -= 1
         if batch.is_gone:
             return False
@@ -174,6 +165,10 @@ class InFlightWindow(Generic[B]):
             self.trouble = failure
         elif batch is self.flight[0] and not self.is_left:
             self._forgotten(batch)
+        self._back_off(failure, now)
+
+    def _back_off(self, failure: QmqError, now: float) -> None:
+        """Rest, then let one batch go ahead."""
         self._window = 1
         self._refusals += 1
         self._rests_until = now + self._rest_s(self._refusals, failure)

@@ -9,6 +9,7 @@ from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
 from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
+from qmq.wire.frame_payloads import Produced
 
 
 class Owner(Protocol):
@@ -44,6 +45,9 @@ class Sending(MasterConnection[OrderedBatch]):
 
     def _encode(self, batch: OrderedBatch) -> tuple[bytes, ...]:
         return self._owner.encode(self.stream, batch)
+
+    def _stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
+        self.stream.stored(batch, produced, now)
 
     def _tick(self, now: float) -> None:
         if self.stream.is_late(now):

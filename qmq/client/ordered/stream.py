@@ -117,8 +117,10 @@ class Stream(InFlightWindow[OrderedBatch]):
         self.waiting.append(batch)
         self._earliest_until = min(self._earliest_until, batch.until)
 
-    def _store(self, batch: OrderedBatch, produced: Produced) -> None:
-        self._decided.append((batch, produced))
+    def stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
+        """A try was answered: where the batch is."""
+        if self.acknowledged(batch, now):
+            self._decided.append((batch, produced))
 
     def _forgotten(self, batch: OrderedBatch) -> None:
         if batch.is_certain:

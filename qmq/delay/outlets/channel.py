@@ -129,13 +129,16 @@ class Channel(InFlightWindow[Parcel]):
 
     # --- in: answers ---------------------------------------------------------------------------------------------------
 
-    def answered(self, parcel: Parcel, attempt: int, answer: Produced | QmqError, now: float) -> None:
-        super().answered(parcel, attempt, answer, now)
+    def stored(self, parcel: Parcel, produced: Produced, now: float) -> None:
+        """A try was answered: where the parcel is."""
+        if self.acknowledged(parcel, now):
+            for each in [*self._before(parcel), parcel]:
+                self._done.append((each, produced))
         self._bury()
 
-    def _store(self, parcel: Parcel, produced: Produced) -> None:
-        for each in [*self._before(parcel), parcel]:
-            self._done.append((each, produced))
+    def refused(self, parcel: Parcel, attempt: int, failure: QmqError, now: float) -> None:
+        super().refused(parcel, attempt, failure, now)
+        self._bury()
 
     def _before(self, parcel: Parcel) -> list[Parcel]:
         """What is stored if this one is: all before it of its producer."""

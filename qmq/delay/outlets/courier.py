@@ -15,6 +15,7 @@ from qmq.delay.outlets.parcel import Parcel
 from qmq.delivery.master_connection import MasterConnection
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError
+from qmq.wire.frame_payloads import Produced
 
 
 class Owner(Protocol):
@@ -54,6 +55,9 @@ class Courier(MasterConnection[Parcel]):
             raise
         except Exception as cause:
             raise _unencodable(cause) from cause
+
+    def _stored(self, parcel: Parcel, produced: Produced, now: float) -> None:
+        self.channel.stored(parcel, produced, now)
 
     @property
     def _is_needed(self) -> bool:

@@ -163,7 +163,10 @@ class World:
     def answer(self, number: int, batch: OrderedBatch, attempt: int, answer: Produced | QmqError) -> None:
         stream = self.stream_of(number)
         if stream is not None:
-            stream.answered(batch, attempt, answer, self.now)
+            if isinstance(answer, QmqError):
+                stream.refused(batch, attempt, answer, self.now)
+            else:
+                stream.stored(batch, answer, self.now)
             self.note(stream)
         else:
             assert batch.is_gone

@@ -34,8 +34,8 @@ def test_a_refused_batch_goes_back_and_the_answers_to_the_others_still_count() -
     window, (first, second, third) = window_with(1, 2, 3)
     window.refused(second, 1, BUSY, 0.0)
     assert window.take_given_back() == [second]
-    assert window.stored(first, 0.0)
-    assert window.stored(third, 0.0)
+    assert window.acknowledged(first, 0.0)
+    assert window.acknowledged(third, 0.0)
     assert not window.flight
     assert not window.has_room(1, 0.5), "it rests"
     assert window.has_room(1, 1.0)
@@ -49,7 +49,7 @@ def test_what_nobody_knows_stays_and_leaves_again_in_the_order_of_numbers() -> N
     window.disconnected(LOST)
     window.connected()
     assert sent(window, 0.0) == [1], "one goes ahead"
-    assert window.stored(first, 0.0)
+    assert window.acknowledged(first, 0.0)
     assert sent(window, 0.0) == [2, 3, 4]
     assert window.take_given_back() == []
 
@@ -73,7 +73,7 @@ def test_a_batch_that_may_be_stored_never_goes_back_and_fails_as_unknown_when_it
     window.expire(60.0)
     ((failed, failure),) = window.take_failed()
     assert (failed, failure.outcome) == (batch, Outcome.UNKNOWN)
-    assert not window.stored(batch, 61.0), "it was decided"
+    assert not window.acknowledged(batch, 61.0), "it was decided"
 
 
 def test_batches_refused_together_count_as_one_refusal() -> None:

@@ -68,7 +68,10 @@ class Driven:
         return found
 
     def answer(self, parcel: Parcel, answer: Produced | QmqError) -> None:
-        self.channel.answered(parcel, parcel.attempts, answer, self.now)
+        if isinstance(answer, QmqError):
+            self.channel.refused(parcel, parcel.attempts, answer, self.now)
+        else:
+            self.channel.stored(parcel, answer, self.now)
 
     @property
     def done(self) -> list[Parcel]:
