@@ -21,11 +21,12 @@ from typing import NamedTuple, Protocol
 
 from qmq.client.route_book import Ordering
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel, pause_s
+from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.office import Office
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.routed import Routed
 from qmq.delay.outlets.spread import Spread
+from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
 log = logging.getLogger("qmq.delay")
