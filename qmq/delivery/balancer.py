@@ -9,8 +9,8 @@ Rules:
 * A group that is drained, or that the subject has no more, gets nothing new; it stays known, since what may be stored there is asked for
   there. While no group is writable, batches wait, and the caller asks a metaserver for others.
 
-The producer and the delay server use it. Spark's sink does not (`pyspark_qmq/sink/spread.py`): several attempts of one task may run at once
-and must agree without asking, so not turns but the number of the batch's first row decides.
+The producer and the delay server use it. Spark's sink does not (`BalancedRows`): several attempts of one task may run at once and must
+agree without asking, so not turns but the number of the batch's first row decides.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
 
 
 SHARED_NAMES = {"broker", "cluster", "connection", "dedup", "message", "outbox", "route", "Connection"}
-SHARED_NAMES |= {"carrier", "routed", "sending", "spread", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Routed", "Sender"}
-SHARED_NAMES |= {"Sending", "Spread", "Statements"}
+SHARED_NAMES |= {"carrier", "sending", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Sender"}
+SHARED_NAMES |= {"Sending", "Statements"}
 """Commands named like what they are about, and the two ends of a connection."""
 
 
