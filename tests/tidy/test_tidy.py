@@ -92,8 +92,8 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
 
 
 SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection"}
-SHARED_NAMES |= {"routed", "sending", "spread", "Answer", "Outlet", "Owner", "Parcel", "Routed", "Sender"}
-SHARED_NAMES |= {"Sending", "Spread", "Statements"}
+SHARED_NAMES |= {"sending", "Answer", "Outlet", "Owner", "Parcel", "Sender"}
+SHARED_NAMES |= {"Sending", "Statements"}
 """Commands and jobs named like what they are about, and the two ends of a connection."""
 
 

@@ -2,11 +2,12 @@
 
     send ─▶ open batch of the key's stream ─▶ stream ─▶ sending ─▶ the partition's broker group
                   ▲                              │ settled after a change
-                  └───────── table ◀── route ────┘ cut anew
+                  └────── partitioner ◀── route ─┘ cut anew
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
 nothing is on its way there (with several partitions, leaving at each answer would halve the batches). What is promised is in
-docs/ORDERING.md; `stream.py` and `route_table.py` keep it, `streams.py` carries it out. This file is the public face and the open batches.
+docs/ORDERING.md; `stream.py` and `stream_partitioner.py` keep it, `streams.py` carries it out. This file is the public face and the open
+batches.
 
 A message whose time (`delivery_timeout`) is over fails, and with it everything of its partition that waits behind it at that moment:
 none is skipped and the next one stored. What is sent later goes on. Only a message that is itself at fault fails alone.

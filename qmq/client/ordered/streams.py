@@ -17,9 +17,9 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.route_table import RouteTable
 from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.stream import Stream
+from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.route_book import Ordering
 from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
@@ -70,7 +70,7 @@ class Streams:
         self._new_id, self._unknown = new_id, unknown
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
-        self._table = RouteTable(self._make)
+        self._partitioner = StreamPartitioner(self._make)
         self._sendings: dict[int, Sending] = {}
         self._lobby = Stream(NOWHERE, new_id)
         self._finding: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class Streams:
                 self.gather(sending)
             if not self._bend():
                 sending.pump()
-        if self._following is None and self._table.wants_route and not self._is_closed:
+        if self._following is None and self._partitioner.wants_route and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
         self._sender.answered()
 
@@ -142,7 +142,7 @@ class Streams:
         """Best-effort order: let healthy groups have what waits for others. Whether anything was given; then all were pumped."""
         if self._order is not Order.BEST_EFFORT:
             return False
-        given = self._table.bend(self._loop.time())
+        given = self._partitioner.bend(self._loop.time())
         for stream in given:
             self._sendings[stream.partition.number].reach(ahead=True)
         if given:
@@ -152,7 +152,7 @@ class Streams:
     @property
     def bent(self) -> int:
         """Messages that went to another partition than theirs."""
-        return self._table.bent
+        return self._partitioner.bent
 
     def _pump(self) -> None:
         for sending in list(self._sendings.values()):
@@ -164,7 +164,7 @@ class Streams:
         """Learn the first route."""
         locator = self._links.locator
         try:
-            while not self._lobby.is_idle and not self._table.version and not self._is_closed:
+            while not self._lobby.is_idle and not self._partitioner.version and not self._is_closed:
                 try:
                     ordering = await locator.ordering(self.subject, anew=locator.book.groups(self.subject) is None)
                     self._open(ordering)
@@ -193,7 +193,7 @@ class Streams:
         ordering = self._links.locator.book.ordering(self.subject)
         if ordering is None or self._is_closed:
             return
-        self._table.learn(ordering.route, ordering.fenced, self._loop.time())
+        self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
         self._settle()
         for sending in list(self._sendings.values()):
             sending.moved()
@@ -206,10 +206,10 @@ class Streams:
 
     def _settle(self) -> None:
         """Let settled streams hand over. Streams that are left and wait still take what comes for their ranges."""
-        for stream in list(self._table.streams.values()):
+        for stream in list(self._partitioner.partitions.values()):
             if stream.is_settled:
                 self.gather(self._sendings[stream.partition.number])
-        settled = self._table.settle()
+        settled = self._partitioner.settle()
         for stream in settled:
             self._take_decided(stream)
             self._sendings.pop(stream.partition.number).close()
@@ -218,7 +218,7 @@ class Streams:
         self._pump()
 
     def _tell_sender(self) -> None:
-        by_lp = [self._sendings[stream.partition.number] for stream in self._table.by_lp]
+        by_lp = [self._sendings[stream.partition.number] for stream in self._partitioner.by_lp]
         self._sender.rerouted(len(by_lp), by_lp)
 
     def _empty_lobby(self) -> None:
@@ -227,13 +227,13 @@ class Streams:
         self._tell_sender()
         for batch in self._lobby.take_left():
             batch.columns.logical_partitions = self._sender.key_partitions(batch.columns.keys or ())
-            self._table.put_cut([batch])
+            self._partitioner.put_cut([batch])
         self._pump()
 
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while self._table.wants_route and not self._is_closed:
+            while self._partitioner.wants_route and not self._is_closed:
                 try:
                     await self._links.locator.ordering(self.subject, anew=True)
                 except Unavailable:

@@ -1,19 +1,17 @@
-"""The way of an ordered subject: each message goes to the partition that holds its key when it is due, each key in order.
+"""How messages of an ordered subject leave: each goes to the partition that holds its key when it is due, each key in order.
 
-    put ─▶ by logical partition ─▶ branch: tray ─planned─▶ channel ─▶ its partition
-                  ▲                              │ settled after a change of the route
-                  └──────── newest route ────────┘ what is not stored there, and what waits behind it
+    put ─▶ by logical partition ─▶ partition: batcher ─planned─▶ window ─▶ broker group
+                  ▲                                      │ settled after a change of the route
+                  └──────────── newest route ────────────┘ what is not stored there, and what waits behind it
 
-Rules:
-* All undecided messages of a logical partition are in one branch: the one that the table (`_by_lp`) names. A range flips to the newest
-  route's partition when the old one's channel is settled; until then new messages wait behind, in the old one's tray.
+`Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. Beside that:
 * What an earlier master planned goes first. If the newest route lacks its partition, the logical partitions of its messages wait for it.
 * The route is asked for when a partition refuses as if it were sealed, again and again until it is newer.
 * A message without a key cannot be sent here: it is set aside.
 
 Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on their way: the first is stored, the others
 are refused. The route of version 2 lacks partition 1, and what was refused is certainly not stored: void. Its messages, and then those that
-waited behind them, go to the trays of 2 and 3, in order, and the table names 2 and 3 from now on.
+waited behind them, go to the batchers of 2 and 3, in order, and 2 and 3 take all that comes from now on.
 """
 
 from __future__ import annotations
@@ -22,28 +20,33 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qmq_ordering.route import PhysicalPartition, Route
+from qmq_ordering.route import LpRange, PhysicalPartition
 
+from qmq.client.links import Links
 from qmq.client.ordered.batch_builder import Keys
 from qmq.client.route_book import Ordering
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.courier import Courier
+from qmq.delay.outlets.courier import Courier, Owner
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.tray import Tray, encoded
+from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
 
 if TYPE_CHECKING:
     from qmq.delay.outlets.outlet import Outlet
 
+UNKNOWN_RANGE = LpRange(0, 0)
+"""Of a partition that only a plan names."""
 
-class Branch:
-    """One partition's part: what waits for it, and its courier."""
 
-    def __init__(self, tray: Tray, courier: Courier) -> None:
+class DuePartition(Channel):
+    """The window of one partition, what waits behind it, and its connection."""
+
+    def __init__(self, part: PhysicalPartition, tray: Tray, links: Links, owner: Owner) -> None:
+        super().__init__(part.group, part.number, is_ordered=True)
         self.tray = tray
-        self.courier = courier
-        self.channel = courier.channel
+        self.courier = Courier(links, self, owner)
 
 
 class Routed:
@@ -56,49 +59,41 @@ class Routed:
         self._locator = outlet.office.links.locator
         self._loop = asyncio.get_running_loop()
         self._keys = Keys(ordering.route.logical_partitions)
-        self._route: Route | None = None
-        self._branches: dict[int, Branch] = {}
-        self._by_lp: list[Branch] = []
+        self._partitioner = Partitioner(self._make)
         self._following: asyncio.Task[None] | None = None
         self._is_closed = False
         self._begin(ordering, resumed)
 
     def _begin(self, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
-        route = self._route = ordering.route
-        for part in route.partitions:
-            self._branch(part.number, part.group)
-        self._by_lp = [self._branches[route.holder(lp).number] for lp in range(route.logical_partitions)]
+        self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
         for parcel in resumed:
-            number = parcel.draft.partition
-            branch = self._branch(number, parcel.draft.broker_group)
-            branch.channel.admit(parcel)
-            if route.partition(number) is None:
-                for lp in self._lps(parcel.draft.messages):
-                    self._by_lp[lp] = branch
+            draft = parcel.draft
+            part = PhysicalPartition(draft.partition, UNKNOWN_RANGE, draft.broker_group)
+            self._partitioner.resume(part, self._lps(draft.messages)).admit(parcel)
         self._locator.listen(self.subject, self._rerouted)
         self._learn(ordering)
 
-    def _branch(self, number: int, group: str) -> Branch:
-        branch = self._branches.get(number)
-        if branch is None:
-            courier = Courier(self._office.links, Channel(group, number, is_ordered=True), self)
-            branch = self._branches[number] = Branch(Tray(self._office.limits, self._outlet.suspects), courier)
-        return branch
+    def _make(self, part: PhysicalPartition) -> DuePartition:
+        return DuePartition(part, Tray(self._office.limits, self._outlet.suspects), self._office.links, self)
 
     def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
         return self._keys.of_many([message.key for message in messages])
+
+    @property
+    def _partitions(self) -> list[DuePartition]:
+        return list(self._partitioner.partitions.values())
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         messages = self._with_key(messages)
-        by_lp, touched = self._by_lp, dict[int, Branch]()
+        by_lp, touched = self._partitioner.by_lp, dict[int, DuePartition]()
         for message, lp in zip(messages, self._lps(messages), strict=True):
-            branch = by_lp[lp]
-            branch.tray.messages.append(message)
-            touched[branch.channel.partition] = branch
-        for branch in touched.values():
-            self._draft(branch)
+            partition = by_lp[lp]
+            partition.tray.messages.append(message)
+            touched[partition.partition] = partition
+        for partition in touched.values():
+            self._draft(partition)
 
     def _with_key(self, messages: Sequence[DueMessage]) -> Sequence[DueMessage]:
         if all([message.key for message in messages]):  # noqa: C419 - faster than a generator
@@ -111,44 +106,45 @@ class Routed:
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
         messages = self._with_key(messages)
+        by_lp = self._partitioner.by_lp
         for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
-            self._by_lp[lp].tray.messages.appendleft(message)
+            by_lp[lp].tray.messages.appendleft(message)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
-        return any(branch.tray.withdraw(place) for branch in self._branches.values())
+        return any(partition.tray.withdraw(place) for partition in self._partitions)
 
     def take_waiting(self) -> list[DueMessage]:
         """All that is not planned, per key in order."""
-        messages = [message for branch in self._branches.values() for message in branch.tray.messages]
-        for branch in self._branches.values():
-            branch.tray.messages.clear()
+        messages = [message for partition in self._partitions for message in partition.tray.messages]
+        for partition in self._partitions:
+            partition.tray.messages.clear()
         return messages
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Plan and send what can be."""
-        for branch in list(self._branches.values()):
-            self._draft(branch)
-            branch.courier.pump()
+        for partition in self._partitions:
+            self._draft(partition)
+            partition.courier.pump()
 
-    def _draft(self, branch: Branch) -> None:
+    def _draft(self, partition: DuePartition) -> None:
         """Plan what waits for a partition, as long as its broker group takes it."""
-        tray, channel = branch.tray, branch.channel
+        tray, courier = partition.tray, partition.courier
         if not tray or self._outlet.is_held or self._is_closed:
             return
         self._locator.touch(self.subject)
-        while tray and channel.may_admit(self._loop.time()):
+        while tray and partition.may_admit(self._loop.time()):
             messages, size = tray.take()
-            draft = Draft(self.subject, channel.partition, channel.group, *channel.number(self._office.new_id), messages)
-            self._office.plan(channel, draft, size, lambda: self._planned(branch))
+            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._office.new_id), messages)
+            self._office.plan(partition, draft, size, lambda: self._planned(courier))
         if tray:
-            branch.courier.reach()
+            courier.reach()
 
-    def _planned(self, branch: Branch) -> None:
-        if not branch.courier.is_closed:
-            self.changed(branch.courier)
+    def _planned(self, courier: Courier) -> None:
+        if not courier.is_closed:
+            self.changed(courier)
 
     def encode(self, parcel: Parcel) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
@@ -158,21 +154,20 @@ class Routed:
 
     def changed(self, courier: Courier) -> None:
         """For a courier: see `Owner`."""
-        channel = courier.channel
-        branch = self._branches[channel.partition]
-        if channel.is_settled:
+        partition = self._partitioner.partitions[courier.channel.partition]
+        if partition.is_settled:
             self._settle()
             return
-        self.put_back(self._outlet.collect(channel))
-        self._draft(branch)
+        self.put_back(self._outlet.collect(partition))
+        self._draft(partition)
         courier.pump()
-        if channel.wants_route and self._following is None and not self._is_closed:
+        if partition.wants_route and self._following is None and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
 
     def wants(self, courier: Courier) -> bool:
         """For a courier: whether something waits that could be planned for it."""
-        branch = self._branches.get(courier.channel.partition)
-        return branch is not None and bool(branch.tray) and not branch.channel.is_left and not self._outlet.is_held
+        partition = self._partitioner.partitions.get(courier.channel.partition)
+        return partition is not None and bool(partition.tray) and not partition.is_left and not self._outlet.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -183,49 +178,26 @@ class Routed:
             self._learn(ordering)
 
     def _learn(self, ordering: Ordering) -> None:
-        route, known = ordering.route, self._route
-        if known is not None and route.version < known.version:
-            return
-        is_newer = known is not None and route.version > known.version
-        self._route = route
-        for part in route.partitions:
-            self._keep(part, is_newer)
-        for number, branch in self._branches.items():
-            if route.partition(number) is None:
-                branch.channel.leave(self._loop.time(), is_fenced=number in ordering.fenced)
-        self._settle()
-        for branch in list(self._branches.values()):
-            branch.courier.moved()
-
-    def _keep(self, part: PhysicalPartition, is_newer: bool) -> None:
-        branch = self._branch(part.number, part.group)
-        if is_newer:
-            branch.channel.keep()
+        if ordering.route.version >= self._partitioner.version:
+            self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
+            self._settle()
+            for partition in self._partitions:
+                partition.courier.moved()
 
     def _settle(self) -> None:
         """What is settled hands over: what was not stored there, and then what waited behind it, goes by the newest route."""
-        for number, branch in sorted(self._branches.items()):
-            if branch.channel.is_settled:
-                branch.channel.settle()
-                del self._branches[number]
-                self._flip(branch)
-                branch.courier.close()
-                waiting = self._outlet.collect(branch.channel)
-                waiting += branch.tray.messages
-                for message, lp in zip(waiting, self._lps(waiting), strict=True):
-                    self._by_lp[lp].tray.messages.append(message)
+        for partition in self._partitioner.settle():
+            partition.settle()
+            partition.courier.close()
+            waiting = [*self._outlet.collect(partition), *partition.tray.messages]
+            for message, lp in zip(waiting, self._lps(waiting), strict=True):
+                self._partitioner.by_lp[lp].tray.messages.append(message)
         self.pump()
-
-    def _flip(self, old: Branch) -> None:
-        assert self._route is not None
-        for lp, branch in enumerate(self._by_lp):
-            if branch is old:
-                self._by_lp[lp] = self._branches[self._route.holder(lp).number]
 
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while any(branch.channel.wants_route for branch in self._branches.values()) and not self._outlet.is_held:
+            while self._partitioner.wants_route and not self._outlet.is_held:
                 try:
                     await self._locator.ordering(self.subject, anew=True)
                 except QmqError as failure:
@@ -238,23 +210,22 @@ class Routed:
     @property
     def waiting(self) -> int:
         """Messages that are not planned."""
-        return sum([len(branch.tray) for branch in self._branches.values()])
+        return sum([len(partition.tray) for partition in self._partitions])
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is planned and undecided."""
-        return not any(branch.channel.flight for branch in self._branches.values())
+        return not any(partition.flight for partition in self._partitions)
 
     def trouble(self) -> tuple[int, str]:
         """Messages that cannot be delivered now, and why."""
         now, count, why = self._loop.time(), 0, None
-        for branch in self._branches.values():
-            channel = branch.channel
-            if channel.is_troubled(now) or channel.is_left or channel.wants_route:
-                held = len(branch.tray) + sum([len(parcel.draft.messages) for parcel in channel.flight])
+        for partition in self._partitions:
+            if partition.is_troubled(now) or partition.is_left or partition.wants_route:
+                held = len(partition.tray) + sum([len(parcel.draft.messages) for parcel in partition.flight])
                 count += held
                 if held and why is None:
-                    why = channel.trouble or RouteChanged(f"partition {channel.partition} has not settled what is before the change")
+                    why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
@@ -263,5 +234,5 @@ class Routed:
         self._locator.unlisten(self.subject, self._rerouted)
         if self._following is not None:
             self._following.cancel()
-        for branch in self._branches.values():
-            branch.courier.close()
+        for partition in self._partitions:
+            partition.courier.close()

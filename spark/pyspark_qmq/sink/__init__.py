@@ -6,7 +6,7 @@
     row_checks.py, batch_encoding.py   what rows may hold; batches from Arrow's buffers (pure)
     core_requests.py               what a subject's core wants to know, and is told (values)
     sending.py              what is under way to one queue (pure)
-    spread.py, routed.py    a subject's rows over broker groups; by route (pure)
+    balanced_rows.py, partitioned_rows.py   a subject's rows over broker groups; by route; row_sender.py: what both share (pure)
     dedup_lookup.py              what of an epoch is stored already
     sink_cluster.py, carrier.py  metaservers and masters; connections that carry batches
     write_task.py                 one task: rows in, batches out

@@ -1,6 +1,6 @@
 """One task: record batches in, batches out, until all is stored. Thin I/O around the cores.
 
-    cut in chunks ─▶ split by subject ─▶ core (Spread, Routed) ─▶ packets ─▶ carriers ─▶ brokers
+    cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets ─▶ carriers ─▶ brokers
                                            ▲ asks: where, what is there already   │ answers
                                            └──────────────────────────────────────┘
 
@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
+from pyspark_qmq.sink.balanced_rows import BalancedRows
 from pyspark_qmq.sink.carrier import Answer, Carrier
 from pyspark_qmq.sink.chunks import RowChunk, cut
 from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.packets import Packet
-from pyspark_qmq.sink.routed import Routed
+from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
 from pyspark_qmq.sink.sink_options import SinkOptions
 from pyspark_qmq.sink.sink_schema import Fields
-from pyspark_qmq.sink.spread import Spread
 from qmq.client.delay_home import DelayHome
 from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Unavailable
 from qmq.limits import MIB
@@ -162,9 +162,9 @@ class WriteTask:
 
     def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
         if is_ordered and not is_delayed:
-            return Routed(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
+            return PartitionedRows(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
         home = DelayHome(subject) if is_ordered else None
-        return Spread(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
+        return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
 
     # --- batches out ---------------------------------------------------------------------------------------------------
 

@@ -456,7 +456,7 @@ async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> l
     await eventually(lambda: len(group.arrived) == 11)
     order.publish([1], [(0, 4, "g1")], fenced=True)
     it.meta.push(subjects=["s"])
-    await eventually(lambda: producer._streams._table.version == 2)
+    await eventually(lambda: producer._streams._partitioner.version == 2)
     tickets.append(producer.send(b"a:11", LOW[0]))
     return tickets
 

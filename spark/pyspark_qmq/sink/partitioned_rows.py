@@ -1,5 +1,7 @@
 """An ordered subject's rows to its partitions, through splits, merges and moves. Pure.
 
+It is no `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must cut the same batches.
+
     put ──▶ waiting ──cut by the newest route──▶ sendings, one for each partition ──▶ stored
                ▲                                     │ the partition is closed
                └──── all that is not in it ──────────┘
@@ -16,9 +18,8 @@ Rules:
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 import numpy as np
@@ -26,14 +27,15 @@ import numpy as np
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
+from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.sink.sending import Sending
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq.delivery.retries import is_worth_another_try, rest_s
+from qmq.delivery.retries import rest_s
 from qmq.delivery.window import Rest
 from qmq.errors import OrderMismatch, QmqError
 
 
-class Routed:
+class PartitionedRows(RowSender[int]):
     """A `SubjectCore`.
 
     `may_skip` says of a closed partition that none of this epoch's rows can be in it: it was closed before the epoch began.
@@ -42,8 +44,8 @@ class Routed:
     def __init__(
         self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rest: Rest = rest_s
     ) -> None:
-        self.stored = self.found = self.batches = 0
-        self._subject, self._retry_s, self._may_skip, self._rest_s = subject, retry_s, may_skip, rest
+        super().__init__(subject, retry_s, rest)
+        self._may_skip = may_skip
         self._open: dict[int, RoutePartition] = {}
         self._closed: dict[int, RoutePartition] = {}
         self._ends = np.empty(0, np.int64)
@@ -57,19 +59,13 @@ class Routed:
         self._waiting: deque[Load] = deque()
         self._left: list[Load] = []
         """What was sent to partitions that are closed now, and may be there."""
-        self._sendings: dict[int, Sending] = {}
-        self._wants_route = True
-        self._rests_until = 0.0
-        self._failures = 0
-        self._stuck_since: float | None = None
-        self._trouble: QmqError | None = None
 
     # --- what is to be found out ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
         if now < self._rests_until or self.is_idle:
             return []
-        if self._wants_route:
+        if self._wants_location:
             return [Locate(self._subject)]
         closed = [
             Look(self._target(part), is_final=True, from_number=self._known.get(part.number, 0))
@@ -86,12 +82,12 @@ class Routed:
         if not isinstance(where, Routes):
             raise OrderMismatch(f"subject {self._subject!r} is not ordered, and was when the write began")
         self._succeeded()
-        self._wants_route = False
+        self._wants_location = False
         if where.version >= self._version:
             self._learn(where)
         for sending in self._sendings.values():
             sending.keep()
-        self._cut(now)
+        self._place(now)
 
     def _learn(self, routes: Routes) -> None:
         sources = {source for part in routes.partitions.values() for source in part.sources}
@@ -121,28 +117,15 @@ class Routed:
         sending = self._sendings.get(target.partition)
         if sending is not None and sending.wants_look:
             self.found += sending.looked(found.number, self._done, now)
-        self._cut(now)
-
-    def _succeeded(self) -> None:
-        self._failures, self._stuck_since, self._trouble = 0, None, None
-
-    def failed(self, failure: QmqError, now: float) -> None:
-        if not is_worth_another_try(failure):
-            raise failure
-        self._wants_route = True
-        self._failures += 1
-        self._rests_until = now + self._rest_s(self._failures, failure)
-        self._trouble = failure
-        if self._stuck_since is None:
-            self._stuck_since = now
+        self._place(now)
 
     # --- where rows go -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._waiting.append(load)
 
-    def _cut(self, now: float) -> None:
-        if self._wants_route or not self._open or not self._looked.keys() >= self._open.keys() | self._closed.keys():
+    def _place(self, now: float) -> None:
+        if self._wants_location or not self._open or not self._looked.keys() >= self._open.keys() | self._closed.keys():
             return
         if self._left:
             self._waiting = deque(sorted([*_joined(self._left), *self._waiting], key=attrgetter("number")))
@@ -170,49 +153,24 @@ class Routed:
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
-    def next(self, now: float) -> Packet | None:
-        self._cut(now)
-        for sending in self._sendings.values():
-            packet = sending.next(now)
-            if packet is not None:
-                return packet
-        return None
-
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
         sending = self._sendings.get(packet.to.partition)
         if sending is None:
             return
-        before = sending.stored
-        self.stored += sending.answered(packet, attempt, failure, now)
-        self.batches += sending.stored - before
-        self._wants_route |= sending.wants_route
-        self._cut(now)
-
-    def broken(self, group: str, failure: QmqError, now: float) -> None:
-        for sending in self._sendings.values():
-            if sending.to.broker_group == group:
-                sending.broken(failure, now)
-
-    def check(self, now: float) -> None:
-        for sending in self._sendings.values():
-            sending.check(now)
-        if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
-            raise self._trouble
+        self._answered(sending, packet, attempt, failure, now)
+        self._wants_location |= sending.wants_route
+        self._place(now)
 
     def wake_at(self, now: float) -> float:
-        waits = [sending.wake_at(now) for sending in self._sendings.values()]
-        if self._waiting or self._left or self._wants_route:
-            waits.append(self._rests_until)
-        return min(waits, default=math.inf)
+        at = super().wake_at(now)
+        return min(at, self._rests_until) if self._wants_location else at
 
     @property
-    def is_idle(self) -> bool:
-        return not self._waiting and not self._left and not any(sending.flight for sending in self._sendings.values())
+    def _is_waiting(self) -> bool:
+        return bool(self._waiting or self._left)
 
-    @property
-    def pending_bytes(self) -> int:
-        flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
-        return flying + sum(load.size for load in (*self._waiting, *self._left))
+    def _unsent(self) -> Iterable[Load]:
+        return (*self._waiting, *self._left)
 
 
 def _joined(loads: list[Load]) -> list[Load]:

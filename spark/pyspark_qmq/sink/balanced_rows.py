@@ -1,5 +1,7 @@
 """An unordered subject's rows over its broker groups; and all delayed rows over the delay groups. Pure.
 
+It is no `Balancer` (qmq/delivery/balancer.py): attempts of one task may run at once, so who gets a batch is not a matter of turns.
+
 Rules:
 * Before anything is sent, every broker group that may have rows of the subject is looked at. A batch's number says which row it begins with
   (`row_identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id
@@ -14,9 +16,8 @@ that run at the same time, or that ask metaservers of which one does not know it
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -24,10 +25,11 @@ import numpy as np
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
+from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.sink.sending import WINDOW, Sending
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
-from qmq.delivery.retries import is_worth_another_try, rest_s
+from qmq.delivery.retries import rest_s
 from qmq.delivery.window import Rest
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
@@ -35,7 +37,7 @@ CLOSED_S: Final = 1.0
 """How long a broker group that refused as drained is passed over before it is asked again."""
 
 
-class Spread:
+class BalancedRows(RowSender[str]):
     """A `SubjectCore`. `home`: of delayed rows of an ordered subject."""
 
     def __init__(
@@ -48,35 +50,22 @@ class Spread:
         home: DelayHome | None = None,
         rest: Rest = rest_s,
     ) -> None:
-        self.stored = self.found = self.batches = 0
-        self._subject, self._writer, self._retry_s, self._is_delayed, self._home, self._rest_s = (
-            subject,
-            writer,
-            retry_s,
-            is_delayed,
-            home,
-            rest,
-        )
+        super().__init__(subject, retry_s, rest)
+        self._writer, self._is_delayed, self._home = writer, is_delayed, home
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
         self._runs: dict[int, int] = {}
         self._skip = 0  # the next rows, which are in a batch that begins before them
         self._fresh: deque[Load] = deque()
         self._ready: deque[Load] = deque()
-        self._sendings: dict[str, Sending] = {}
         self._closed_until: dict[str, float] = {}
-        self._is_located = False
-        self._rests_until = 0.0
-        self._failures = 0
-        self._stuck_since: float | None = None
-        self._trouble: QmqError | None = None
 
     # --- what is to be found out ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
-        if now < self._rests_until or not (self._fresh or self._ready):
+        if now < self._rests_until or not self._is_waiting:
             return []
-        if not self._is_located:
+        if self._wants_location:
             return [Locate(self._subject, self._is_delayed)]
         return [Look(self._target(group)) for group in self._groups if group not in self._looked]
 
@@ -86,7 +75,7 @@ class Spread:
     def located(self, where: Where, now: float) -> None:
         if isinstance(where, Routes):
             raise OrderMismatch(f"subject {self._subject!r} is ordered, and was not when the write began")
-        self._groups, self._is_located = where, True
+        self._groups, self._wants_location = where, False
         self._succeeded()
         self._place(now)
 
@@ -96,36 +85,19 @@ class Spread:
         self._succeeded()
         self._place(now)
 
-    def _succeeded(self) -> None:
-        self._failures, self._stuck_since, self._trouble = 0, None, None
-
-    def failed(self, failure: QmqError, now: float) -> None:
-        if not is_worth_another_try(failure):
-            raise failure
-        self._is_located = False
-        self._stuck(failure, now)
-
-    def _stuck(self, failure: QmqError, now: float) -> None:
-        self._failures += 1
-        self._rests_until = now + self._rest_s(self._failures, failure)
-        self._trouble = failure
-        if self._stuck_since is None:
-            self._stuck_since = now
-
     # --- where rows go -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._fresh.append(load)
 
     def _place(self, now: float) -> None:
-        if not self._is_located or not self._looked.issuperset(self._groups):
+        if self._wants_location or not self._looked.issuperset(self._groups):
             return
         while self._fresh:
             self._ready.extend(self._undone(self._fresh.popleft()))
         while self._ready:
             group = self._choose(self._ready[0], now)
             if group is None:
-                self._is_located = False
                 self._stuck(ReadOnly(f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"), now)
                 return
             load = self._ready.popleft()
@@ -175,46 +147,18 @@ class Spread:
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
-    def next(self, now: float) -> Packet | None:
-        self._place(now)
-        for sending in self._sendings.values():
-            packet = sending.next(now)
-            if packet is not None:
-                return packet
-        return None
-
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
         group = packet.to.broker_group
         sending = self._sendings[group]
-        before = sending.stored
-        self.stored += sending.answered(packet, attempt, failure, now)
-        self.batches += sending.stored - before
+        self._answered(sending, packet, attempt, failure, now)
         refused = sending.take_refused()
         if refused:
             self._closed_until[group] = now + CLOSED_S
             self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))
 
-    def broken(self, group: str, failure: QmqError, now: float) -> None:
-        if group in self._sendings:
-            self._sendings[group].broken(failure, now)
-
-    def check(self, now: float) -> None:
-        for sending in self._sendings.values():
-            sending.check(now)
-        if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
-            raise self._trouble
-
-    def wake_at(self, now: float) -> float:
-        waits = [sending.wake_at(now) for sending in self._sendings.values()]
-        if self._fresh or self._ready:
-            waits.append(self._rests_until)
-        return min(waits, default=math.inf)
-
     @property
-    def is_idle(self) -> bool:
-        return not self._fresh and not self._ready and not any(sending.flight for sending in self._sendings.values())
+    def _is_waiting(self) -> bool:
+        return bool(self._fresh or self._ready)
 
-    @property
-    def pending_bytes(self) -> int:
-        flying = sum(packet.load.size for sending in self._sendings.values() for packet in sending.flight)
-        return flying + sum(load.size for load in self._fresh) + sum(load.size for load in self._ready)
+    def _unsent(self) -> Iterable[Load]:
+        return (*self._fresh, *self._ready)
