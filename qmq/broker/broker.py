@@ -24,14 +24,13 @@ from typing import Final
 from qmq import limits
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
-from qmq.broker.committer import Alone, Committer
+from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.committer import Alone
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
-from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.lanes import Lanes
 from qmq.broker.load_meters import LoadMeters
-from qmq.broker.ordered_writes import Admission, Barrier, NoRouting, Routing
-from qmq.broker.peers import ReplicaDoor, ReplicaPeer
+from qmq.broker.ordered_writes import Admission, Barrier
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, read_batches
 from qmq.broker.sessions import HeldAnswer, Peer
@@ -39,7 +38,6 @@ from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
     InvalidArgument,
-    LogDamaged,
     NotMaster,
     OrderMismatch,
     Outcome,
@@ -56,7 +54,7 @@ from qmq.log.store import Intake, Store
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
@@ -65,6 +63,7 @@ WRITE_BYTES_MAX: Final = 8 * limits.MIB
 """A turn's batches beyond this are written by more than one write."""
 
 LookUpSubject = Callable[[str], SubjectConfig | None]
+MakeParts = Callable[["Broker"], BrokerParts]
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class _Staged:
 
 
 class Broker:
-    """One broker on one store, in one event loop. `flusher` is set by whoever runs it (see `qmq.broker.maintenance`)."""
+    """One broker on one store, in one event loop. What a running one consists of: `qmq/node/broker_assembly.py`."""
 
     def __init__(
         self,
@@ -90,20 +89,25 @@ class Broker:
         config: BrokerConfig,
         loop: asyncio.AbstractEventLoop,
         *,
+        make_parts: MakeParts | None = None,
         is_serving: bool = True,
     ) -> None:
+        """`make_parts` is handed the broker, since most parts work on it. It may keep it and read its store, configuration, clock and loop,
+        and must call nothing of it. Without `make_parts` the broker belongs to no group, and nobody flushes for it.
+        """
         self.store = store
         self.config = config
         self.clock = clock
         self.loop = loop
-        self.committer: Committer = Alone(self)
-        self.on_turn_end: Callable[[], None] = lambda: None
-        self.fatal: Callable[[BaseException], None] = _raise
-        """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
-        self.mends: Callable[[LogDamaged], bool] = lambda _: False
-        """Told of damage; True if it is being repaired, and the broker will be woken."""
-        self.on_peer: Callable[[Frame, ReplicaDoor], ReplicaPeer] | None = None
-        """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
+        parts = make_parts(self) if make_parts is not None else BrokerParts(Alone(self))
+        self.committer = parts.committer
+        self.fatal = parts.fatal
+        self.mends = parts.mends
+        self.accept_replica = parts.accept_replica
+        self.routing = parts.routing
+        self.rules = parts.rules
+        self._on_turn_end = parts.on_turn_end
+        self.may_write = parts.may_write
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False
@@ -121,12 +125,6 @@ class Broker:
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
         self._look_up = look_up
-        self.routing: Routing = NoRouting()
-        """Which partitions of ordered subjects are here."""
-        self.right: Callable[[], bool] = lambda: True
-        """Whether this master's lease in the coordination store holds, by its own clock."""
-        self.rules: GroupRules = NoGroupRules()
-        """What operators said about consumer groups; `look_again` when there are news."""
         self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
@@ -151,6 +149,21 @@ class Broker:
         self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
+
+    def reopened(self, store: Store) -> None:
+        """This is the store now; the caller closes the one before. A broker that serves is only told of one with the same entries."""
+        self.store = store
+
+    def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
+        """The coordination store has news. `master_address` None: it says nothing of a master."""
+        self.forget_routes()
+        self.is_read_only = is_read_only
+        if master_address is not None:
+            self.master_address = master_address
+
+    def begin_stop(self) -> None:
+        """Take no more messages: the process is about to end."""
+        self.is_stopping = True
 
     def pause(self) -> None:
         """Begin nothing new, let what was begun come to its end."""
@@ -286,7 +299,7 @@ class Broker:
         if self.is_serving and self.store.unwritten:
             self._write_actions()
             self.flush_outboxes()
-        self.on_turn_end()
+        self._on_turn_end()
 
     def _append(self) -> None:
         """Write what is staged, in writes of a size that a slave takes in one frame."""
@@ -343,7 +356,7 @@ class Broker:
         return admitted
 
     def _has_right(self, queue: Queue) -> bool:
-        return self.right() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+        return self.may_write() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
         """Store what the broker itself sends; what is there already is not stored again. Raises DiskFull."""
@@ -479,7 +492,3 @@ class Flushable:
 
     def flush(self) -> None:
         raise NotImplementedError
-
-
-def _raise(cause: BaseException) -> None:
-    raise cause

@@ -149,8 +149,8 @@ class Connection(Flushable):
         handle(self, each)
 
     def _hello(self, each: Frame) -> None:
-        if each.kind == FrameKind.REPLICA_HELLO and self._broker.on_peer is not None:
-            self._peer = self._broker.on_peer(each, self)
+        if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self._peer = self._broker.accept_replica(each, self)
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
