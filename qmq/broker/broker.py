@@ -30,7 +30,7 @@ from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
 from qmq.broker.load_meters import LoadMeters
-from qmq.broker.ordered_writes import Admission, Barrier
+from qmq.broker.ordered_writes import Admission
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, read_batches
 from qmq.broker.sessions import HeldAnswer, Peer
@@ -116,8 +116,7 @@ class Broker:
         """Drained by an operator: no new messages."""
         self.master_address = ""
         """Where the master is, if it is known and not here."""
-        self.settled: list[HeldAnswer] = []
-        """Answers to SETTLE whose actions are not written yet."""
+        self.responses = PendingResponses()
         self.tallies = BrokerCounters()
         if is_serving:
             self.tallies.begin(store)
@@ -128,7 +127,6 @@ class Broker:
         self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
-        self._answers = PendingResponses()
         self._flushed_index = 0
         """Committed, and flushed on a majority."""
         self._full: dict[Flushable, None] = {}
@@ -186,13 +184,11 @@ class Broker:
             return
         self.is_serving = False
         self.tallies.end(self.store)
-        unknown = NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
         for staged in self._staged:
             self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
-        for held in (*self._answers.take(), *self.settled):
-            self.answer_error(held.peer, held.request_id, unknown)
+        for held in self.responses.abandon(self._unknown_here):
+            self.answer_error(held.peer, held.request_id, self._unknown_here())
         self._staged.clear()
-        self.settled.clear()
         self.dispatch.stop(NotMaster(self._not_master()))
         self.lanes.stop(NotMaster(self._not_master()))
         self._routes.clear()
@@ -200,6 +196,10 @@ class Broker:
     def _not_master(self) -> str:
         where = f"; it is at {self.master_address}" if self.master_address else ""
         return f"{self.config.name} is not its group's master{where}"
+
+    def _unknown_here(self) -> NotMaster:
+        """To who waits for what may have been stored: it will not be known here."""
+        return NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
 
     def require_serving(self) -> None:
         """Raises NotMaster."""
@@ -335,7 +335,7 @@ class Broker:
             if each.is_fast and not each.awaits_flush:
                 each.peer.send(answer)
             else:
-                self._answers.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+                self.responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
         if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
             self.store.flush_wanted = index
             self.committer.flush_wanted(index)
@@ -389,14 +389,14 @@ class Broker:
 
     async def committed(self) -> None:
         """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
-        waiter = Barrier(self.loop)
+        waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten:
-            self.settled.append(HeldAnswer(0, waiter, 0, b""))
+            self.responses.wait(waiter, None)
             self.schedule()
         else:
-            self._answers.hold(HeldAnswer(self.store.index, waiter, 0, b""))
+            self.responses.wait(waiter, self.store.index)
             self._release()
-        await waiter.done
+        await waiter
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         self.dispatch.wake_queues(queues)
@@ -408,10 +408,7 @@ class Broker:
         except DiskFull as failure:
             log.warning("consumption goes on in memory: %s", failure)
             return
-        settled, self.settled = self.settled, []
-        for held in settled:
-            held.index = self.store.index
-            self._answers.hold(held)
+        self.responses.written(self.store.index)
         self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)
 
@@ -437,7 +434,7 @@ class Broker:
             self._release()
 
     def _release(self) -> None:
-        self._answers.release(self.store.committed_index, self._flushed_index)
+        self.responses.release(self.store.committed_index, self._flushed_index)
 
     @property
     def awaits_flush(self) -> bool:
@@ -471,7 +468,7 @@ class Broker:
             self.lanes.tick()
         self._full.update(self.leisurely)
         self.leisurely.clear()
-        if self._full or (self.is_serving and (self.settled or self.store.unwritten)):
+        if self._full or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten)):
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:

@@ -238,7 +238,7 @@ class Connection(Flushable):
             self.send(answer)
         else:  # who hears it forgets what it said last: that must be committed
             self._consuming().detach(self, number)
-            self._broker.settled.append(HeldAnswer(0, self, each.request_id, answer))
+            self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
