@@ -161,8 +161,8 @@ class Connection(Flushable):
         handle(self, each)
 
     def _hello(self, each: Frame) -> None:
-        if each.kind == FrameKind.REPLICA_HELLO and self._broker.on_peer is not None:
-            self._peer = self._broker.on_peer(each, self)
+        if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self._peer = self._broker.accept_replica(each, self)
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
@@ -261,7 +261,7 @@ class Connection(Flushable):
             self.send(answer)
         else:  # who hears it forgets what it said last: that must be committed
             self._consuming().detach(self, number)
-            self._broker.settled.append(HeldAnswer(0, self, each.request_id, answer))
+            self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))

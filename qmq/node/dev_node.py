@@ -16,7 +16,7 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
 
-from qmq.broker.broker import Broker
+from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock, SystemClock
 from qmq.delay.delay_config import DelayConfig
@@ -121,9 +121,9 @@ class Node:
         name = config.broker.name
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
-        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
-        self.broker.routing = ViewRouting(self.view, name)
-        self._part = SingleReplica(self.broker, self.coordination, self.view, self._network)
+        routing = ViewRouting(self.view, name)
+        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network)
+        self.broker = self._part.broker
         if config.delay:
             try:
                 self.delay = await self._open_delay()
@@ -131,6 +131,9 @@ class Node:
                 await self._part.stop()
                 self._part.close()
                 raise
+
+    def _make_broker(self, make_parts: MakeParts) -> Broker:
+        return Broker(self.store, self.view.subject, self._clock, self.config.broker, asyncio.get_running_loop(), make_parts=make_parts)
 
     async def _open_delay(self) -> DelayPart:
         from qmq.node.dev_delay import DelayPart
