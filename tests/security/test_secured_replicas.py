@@ -78,7 +78,7 @@ async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> N
         stream = FrameStream(
             on_frames=heard.extend, on_closed=ended.append, on_writable=lambda: None, on_violation=ended.append, frame_bytes_max=1 << 20
         )
-        await NETWORK.connect(f"{HOST}:{node._data.port}", lambda: stream)
+        await NETWORK.connect(node.address, lambda: stream)
         stream.put(b"\x00" * 64)
         stream.flush()
         await eventually(lambda: ended)

@@ -182,7 +182,7 @@ async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Pa
             writer.write(bytes(64))
             await reader.read()
             writer.close()
-        server = node._part._data
+        server = node._part._running.data
         await eventually(lambda: not server.connections)
 
 
@@ -215,7 +215,7 @@ async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_pa
         papers.of("broker0", "node", HOST, "localhost", days=9)
         assert await serial_at(node.data_address, papers) == before, "it is not time to look yet"
         clock.now_s += LOOK_S
-        listener = node._part._data._listener
+        listener = node._part._running.data._listener
         assert isinstance(listener, TlsListener)
         await listener.look()
         assert await serial_at(node.data_address, papers) != before
