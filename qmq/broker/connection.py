@@ -10,10 +10,12 @@ from typing import Final, TypeVar
 
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
+from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
+from qmq.broker.produce_checks import Destination
 from qmq.broker.round_budget import RoundBudget
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
@@ -81,6 +83,7 @@ class Connection(Flushable):
             partial=partial,
         )
         self._patience = StallWatch()
+        self.access = ConnectionAccess(broker.access)
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -162,6 +165,8 @@ class Connection(Flushable):
 
     def _hello(self, each: Frame) -> None:
         if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self.access.greet(self.stream.transport)
+            self.access.accepts_replica()
             self._peer = self._broker.accept_replica(each, self)
             return
         if each.kind != FrameKind.HELLO:
@@ -169,7 +174,9 @@ class Connection(Flushable):
         hello = wire.Hello.unpack(each.payload)
         if hello.version != wire.PROTOCOL_VERSION:
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
-        self.has_said_hello, self.client = True, check_client(hello.client)
+        self.client = check_client(hello.client)
+        self.access.greet(self.stream.transport, hello.token)
+        self.has_said_hello = True
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
@@ -203,11 +210,16 @@ class Connection(Flushable):
             raise ProtocolViolation(f"request {each.request_id} is not answered yet")
         self._unanswered[each.request_id] = size
         self._unanswered_bytes += size
-        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush)
+        find_queue = self._find_queue if self.access.is_on else None
+        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=find_queue)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
         if self._budget is not None:
             self._budget.took(self, size)
+
+    def _find_queue(self, subject: bytes, partition: int) -> Destination:
+        self.access.require_produce(subject)
+        return self._broker.find_queue(subject, partition)
 
     def wait_for_turn(self) -> None:
         self._is_waiting_for_turn = True
@@ -264,7 +276,9 @@ class Connection(Flushable):
             self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
-        attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
+        request = wire.Attach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        attached = self._consuming().attach(self, request)
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _lanes(self) -> Lanes:
@@ -273,7 +287,9 @@ class Connection(Flushable):
         return self._broker.lanes
 
     def _lane_attach(self, each: Frame) -> None:
-        self._lanes().attach(self, each.request_id, wire.LaneAttach.unpack(each.payload))
+        request = wire.LaneAttach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        self._lanes().attach(self, each.request_id, request)
 
     def _lane_pull(self, each: Frame) -> None:
         self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
@@ -286,7 +302,9 @@ class Connection(Flushable):
     def _fetch(self, each: Frame) -> None:
         if len(self._fetches) >= FETCHES_MAX:
             raise Overloaded("read the answers to the fetches before this one first")
-        self._fetches.append((each.request_id, wire.Fetch.unpack(each.payload)))
+        request = wire.Fetch.unpack(each.payload)
+        self.access.require_browse(request.subject)
+        self._fetches.append((each.request_id, request))
         self._serve_fetches()
 
     def _serve_fetches(self) -> None:
@@ -300,7 +318,22 @@ class Connection(Flushable):
         self.send(*pack(self._broker.fetching.fetch(asked[1]), asked[0]))
 
     def _find(self, each: Frame) -> None:
-        self._broker.fetching.find(self, each.request_id, wire.Find.unpack(each.payload))
+        request = wire.Find.unpack(each.payload)
+        self.access.require_find(request.subject)
+        self._broker.fetching.find(self, each.request_id, request)
+
+    def _reauthenticate(self, each: Frame) -> None:
+        self.access.renew(wire.Reauth.unpack(each.payload).token)
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def look_at_access(self) -> None:
+        """End the connection if what it holds is not allowed any more, or its token has ended."""
+        try:
+            self.access.look_again()
+        except QmqError as failure:
+            log.info("connection of %r closed: %s", self.client, failure)
+            self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+            self.stream.close()
 
     # --- the connection's end ------------------------------------------------------------------------------------------
 
@@ -358,4 +391,5 @@ _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.LANE_ATTACH: Connection._lane_attach,
     FrameKind.LANE_PULL: Connection._lane_pull,
     FrameKind.LANE_SETTLE: Connection._lane_settle,
+    FrameKind.REAUTH: Connection._reauthenticate,
 }

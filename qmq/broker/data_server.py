@@ -39,11 +39,13 @@ class DataServer:
         self._all_closed = asyncio.Event()
         self._is_stopping = False
         self._looking: asyncio.TimerHandle | None = None
+        self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
         self._listener = await self._network.listen(host, port, self._accept)
         self.port = self._listener.port
+        self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
@@ -87,7 +89,13 @@ class DataServer:
 
     def _look(self) -> None:
         self.end_stalled()
+        self._look_at_access()
         self._look_later()
+
+    def _look_at_access(self) -> None:
+        """The rules have changed, or tokens may have ended."""
+        for connection in list(self._connections):
+            connection.look_at_access()
 
     def end_stalled(self) -> None:
         """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
@@ -115,6 +123,7 @@ class DataServer:
             self._listener.close()
         if self._looking is not None:
             self._looking.cancel()
+        self._forget_access()
         await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()

@@ -8,6 +8,7 @@ import typer
 
 import qmq
 from qmq.cli import (
+    acl,
     broker,
     cert,
     cluster,
@@ -50,6 +51,10 @@ app.add_typer(dedup.app, name="dedup")
 app.command("why")(why.why)
 app.add_typer(logs.app, name="log")
 app.add_typer(cert.app, name="cert")
+app.add_typer(acl.rules, name="acl")
+app.add_typer(acl.roles, name="role")
+app.add_typer(acl.users, name="user")
+app.command("whoami")(acl.whoami)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
@@ -33,6 +34,8 @@ from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
+from qmq.security.access_control import AccessConfig
+from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -67,6 +70,7 @@ class NodeConfig:
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
     """Where /metrics is; None: nowhere."""
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -80,7 +84,7 @@ class Node:
         self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
     ) -> None:
         """`clock`: another one than the machine's, which is believed. `network`: for all of its ports, and between them."""
-        self._network = network
+        self._given_network = network
         self.config = config
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -99,17 +103,20 @@ class Node:
         make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        self.access = follow_access(self.view, config.access)
+        self._network = server_network(self._given_network, self.view)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
         await self.view.start()
         try:
+            await ensure_server_token(self.coordination)
             await self._open()
         except BaseException:
             await self.view.stop()
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access)
         try:
             await self._listen()
         except BaseException:
@@ -122,7 +129,7 @@ class Node:
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
         routing = ViewRouting(self.view, name)
-        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network)
+        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network, self.access)
         self.broker = self._part.broker
         if config.delay:
             try:
@@ -153,6 +160,7 @@ class Node:
             progress=self._progress,
             clock=self._told_clock,
             network=self._network,
+            access=self.access,
         )
 
     async def _listen(self) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings, Mode, ReplicaRecord
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView, ViewChange
@@ -49,6 +50,8 @@ from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.replica_readiness import of_replica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
+from qmq.security.access_control import AccessConfig
+from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
@@ -84,6 +87,7 @@ class ReplicaConfig:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     metrics_port: int | None = None
     """Where /metrics is; None: nowhere."""
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class ReplicaNode:
@@ -99,11 +103,12 @@ class ReplicaNode:
         doors: Environment = MACHINE,
     ) -> None:
         self.config = config
-        self.doors = doors
         self.kind = kind
         self.folder = config.data / "broker"
         self.coordination = CountedStore(coordination or config.etcd.open())
         self.view = ClusterView(self.coordination)
+        self.doors = replace(doors, network=server_network(doors.network, self.view))
+        self.access = follow_access(self.view, config.access)
         self._clock = clock or doors.clock or SystemClock()
         self._disk = doors.disk
         self._is_opening = False
@@ -155,6 +160,7 @@ class ReplicaNode:
             self.view,
             self._clock,
             self.doors,
+            access=self.access,
             routing=self._routing(),
             host=config.host,
             advertise=config.advertise,
@@ -260,6 +266,7 @@ class ReplicaNode:
     async def _register(self) -> None:
         while True:
             try:
+                await ensure_server_token(self.coordination)
                 self.driver.know_secret(await find_secret(self.coordination, self.config.group))
                 await self._registration.start()
                 return
