@@ -13,10 +13,14 @@ from qmq.cli import draining
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.replica import Group, described
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
     ATTEMPTS_MAX,
     RETRY_DELAYS,
+    AccessStaleS,
+    Admins,
     Advertise,
     AttemptsMax,
+    AuditFile,
     ControlPort,
     DataPort,
     DiskFreeMib,
@@ -41,7 +45,9 @@ from qmq.cli.roles import (
     TlsCert,
     TlsClients,
     TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     log_config,
     names_of,
@@ -80,6 +86,10 @@ def broker(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
     flush: FlushWhen = "async",
     flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
@@ -103,9 +113,9 @@ def broker(
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import ReplicaConfig, ReplicaNode, run_replica
 
-    set_up_logging(verbose)
     require_flush(flush)
     try:
+        set_up_logging(verbose, audit_log)
         if not group or not replica:
             raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
         config = ReplicaConfig(
@@ -121,6 +131,7 @@ def broker(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
+            access=access_of(admins, tls_principal, access_stale_s),
         )
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, config.etcd, tls)

@@ -8,6 +8,10 @@ import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
+    AccessStaleS,
+    Admins,
+    AuditFile,
     Etcd,
     EtcdCa,
     EtcdCert,
@@ -21,7 +25,9 @@ from qmq.cli.roles import (
     TlsCert,
     TlsClients,
     TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     set_up_logging,
     tls_of,
@@ -49,6 +55,10 @@ def meta(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
     create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
@@ -71,12 +81,15 @@ def meta(
     from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
-    set_up_logging(verbose)
     try:
+        set_up_logging(verbose, audit_log)
+        access = access_of(admins, tls_principal, access_stale_s)
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, options, tls)
-        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate)
+        config = MetaConfig(
+            host, port, create_subjects, groups_per_subject, evacuate, access=access_of(admins, tls_principal, access_stale_s)
+        )
         run(_serve(options, config, metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)

@@ -25,14 +25,33 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Final
 
+from qmq.errors import InvalidArgument
 from qmq.printable import visible
 
 AUDIT: Final = logging.getLogger("qmq.audit")
 REPEAT_S: Final = 10.0
 REMEMBERED_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 300
+
+
+def write_audit_to(path: Path) -> None:
+    """Write the audit log to a file, whatever else is logged. The file is its owner's only, and is opened anew when it was moved away.
+
+    Raises InvalidArgument.
+    """
+    try:
+        path.touch(mode=0o600)
+        handler = WatchedFileHandler(path, encoding="utf-8")
+    except OSError as cause:
+        raise InvalidArgument(f"the audit log cannot be written: {cause}") from cause
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    AUDIT.addHandler(handler)
+    AUDIT.setLevel(logging.INFO)
+    AUDIT.propagate = False
 
 
 class AuditLog:
