@@ -222,8 +222,8 @@ class Broker:
         is_fast: bool = False,
         awaits_flush: bool = False,
         find_queue: FindQueue | None = None,
-    ) -> None:
-        """Check the batches of a PRODUCE and stage them. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
+    ) -> list[Intake]:
+        """Check the batches of a PRODUCE and stage them; the batches. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
 
         `find_queue` is the broker's own, or one that lets fewer subjects pass.
         """
@@ -236,6 +236,7 @@ class Broker:
         awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
         self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
         self.schedule()
+        return batches
 
     def _may_pass_drain(self, batch: Intake) -> bool:
         """Who asks again for its answer gets it, drained or not; and a partition takes messages until it was moved away."""

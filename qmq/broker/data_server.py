@@ -11,6 +11,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
 from qmq.broker.round_budget import RoundBudget
 from qmq.broker.stalled_connections import LOOKS
+from qmq.broker.throttle import Throttle
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
@@ -31,6 +32,7 @@ class DataServer:
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
         self._budget = RoundBudget(broker.loop.call_soon)
+        self.throttle = Throttle(broker.access, broker.loop.time)
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
@@ -49,7 +51,7 @@ class DataServer:
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget)
+        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:

@@ -1,4 +1,4 @@
-"""`qmq acl`, `qmq role`, `qmq user` and `qmq whoami`: who may do what (docs/ACCESS.md)."""
+"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`: who may do what (docs/ACCESS.md)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 rules = typer.Typer(no_args_is_help=True, help="Say who may do what: rules, and whether they hold.")
 roles = typer.Typer(no_args_is_help=True, help="Roles: principals that rules name together.")
+quotas = typer.Typer(no_args_is_help=True, help="How much a principal may use.")
 users = typer.Typer(no_args_is_help=True, help="Tokens of applications and people.")
 
 Principal = Annotated[str, typer.Argument(help="app:NAME, op:NAME, a prefix such as 'app:billing*', role:NAME, or '*'.")]
@@ -169,6 +170,64 @@ def _change_role(name: str, add: list[str], take: list[str], server: str) -> Non
             return await mq.access.change_role(name, add=add, remove=take)
 
     typer.echo(f"{name}: {', '.join(run(_ask()).members) or 'no members'}")
+
+
+# --- quotas ------------------------------------------------------------------------------------------------------------
+
+_QUOTA_COLUMNS = ("quota", "principal", "limit", "value")
+
+
+def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int]]:
+    return [(quota.id, quota.principal, name, value) for name, value in sorted(quota.limits.items()) if value]
+
+
+@quotas.command("list")
+def list_quotas(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show all quotas."""
+
+    async def _list() -> list[pb.AccessQuota]:
+        async with qmq.connect(server) as mq:
+            return await mq.access.quotas()
+
+    show("quotas", _QUOTA_COLUMNS, [row for quota in run(_list()) for row in _quota_rows(quota)], as_json=as_json)
+
+
+@quotas.command("set")
+def set_quota(
+    principal: Principal,
+    produce_bytes: Annotated[int, typer.Option("--produce-bytes", min=0, help="A second, at each broker; 0: no limit.")] = 0,
+    produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="A second, at each broker.")] = 0,
+    fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="A second, from each broker.")] = 0,
+    connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
+    requests: Annotated[int, typer.Option("--requests", min=0, help="A second, at each metaserver.")] = 0,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Set the limits of a principal, of a role or of a pattern; limits that are not named are taken away."""
+    limits = {
+        "produce_bytes_per_s": produce_bytes,
+        "produce_messages_per_s": produce_messages,
+        "fetch_bytes_per_s": fetch_bytes,
+        "connections": connections,
+        "requests_per_s": requests,
+    }
+
+    async def _ask() -> pb.AccessQuota:
+        async with qmq.connect(server) as mq:
+            return await mq.access.put_quota(principal, limits)
+
+    show("quota", _QUOTA_COLUMNS, _quota_rows(run(_ask())), as_json=as_json)
+
+
+@quotas.command("remove")
+def remove_quota(quota_id: Annotated[str, typer.Argument(help="As `qmq quota list` has it.")], server: Server = SERVER) -> None:
+    """Take a quota away."""
+
+    async def _ask() -> None:
+        async with qmq.connect(server) as mq:
+            await mq.access.delete_quota(quota_id)
+
+    run(_ask())
 
 
 # --- tokens ------------------------------------------------------------------------------------------------------------

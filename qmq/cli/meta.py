@@ -87,9 +87,7 @@ def meta(
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, options, tls)
-        config = MetaConfig(
-            host, port, create_subjects, groups_per_subject, evacuate, access=access_of(admins, tls_principal, access_stale_s)
-        )
+        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate, access=access)
         run(_serve(options, config, metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)

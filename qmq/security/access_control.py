@@ -24,6 +24,7 @@ from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, de
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule
+from qmq.security.quotas import Quota, nearest
 from qmq.security.tokens import check_token, id_of
 
 log = logging.getLogger("qmq.security")
@@ -98,6 +99,9 @@ class OpenAccess:
     def check(self, caller: Caller) -> None:
         return
 
+    def quota(self, principal: Principal) -> Quota | None:
+        return None
+
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
@@ -119,6 +123,8 @@ class AccessControl(OpenAccess):
         self._decided: dict[tuple[Principal, Need], Decision] = {}
         self._rules: dict[Principal, list[AccessRule]] = {}
         self._decided_at = -1
+        self._quotas: dict[Principal, Quota | None] = {}
+        self._quotas_at = -1
 
     # --- the state -----------------------------------------------------------------------------------------------------
 
@@ -187,6 +193,19 @@ class AccessControl(OpenAccess):
             raise NotAuthenticated("the token has ended: connect again with a new one")
         if caller.token_id and caller.token_id not in self._source.access.tokens:
             raise NotAuthenticated("the token was revoked")
+
+    # --- how much ------------------------------------------------------------------------------------------------------
+
+    def quota(self, principal: Principal) -> Quota | None:
+        """The limits of a principal, whatever the mode is; None: there are none. Servers have none."""
+        state = self._source.access
+        if not state.quotas or principal.is_server:
+            return None
+        if self._quotas_at != state.version or len(self._quotas) > DECISIONS_MAX:
+            self._quotas, self._quotas_at = {}, state.version
+        if principal not in self._quotas:
+            self._quotas[principal] = nearest(state.quotas.values(), principal, state.book.roles_of(principal))
+        return self._quotas[principal]
 
     # --- what ----------------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,10 @@ class RateMeter:
         self._level = float(rate)
         self._at_s = now_s
 
+    def owes(self, now_s: float) -> float:
+        """The seconds for which nothing is to be taken now."""
+        return max(0.0, -self._level / self.rate - (now_s - self._at_s))
+
     def take(self, amount: int, now_s: float) -> float:
         """Count an amount; the seconds for which nothing more is to be taken."""
         self._level = min(self.rate, self._level + (now_s - self._at_s) * self.rate) - amount

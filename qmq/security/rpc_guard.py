@@ -6,22 +6,28 @@ refusals go to the audit log.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
 import grpc
 
-from qmq.errors import AccessDenied, QmqError
+from qmq.errors import AccessDenied, Overloaded, QmqError
 from qmq.rpc import abort
 from qmq.security.access_control import AccessControl, Caller
 from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
 from qmq.security.audit import AuditLog
-from qmq.security.principal import CertificateNames
+from qmq.security.principal import CertificateNames, Principal
+from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
 CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=Caller())  # noqa: B039 - a Caller does not change
 """Who made the call that is served."""
+WAIT_S_MAX: Final = 2.0
+"""A call waits so long for its principal's quota, and is refused where it would be more."""
+METERS_MAX: Final = 10_000
 _BEARER: Final = "Bearer "
 
 KnowsSubject = Callable[[str], bool]
@@ -33,10 +39,16 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     """`knows_subject` and `subject_of_delayed` are a metaserver's."""
 
     def __init__(
-        self, access: AccessControl, knows_subject: KnowsSubject = lambda _: True, subject_of_delayed: SubjectOfDelayed | None = None
+        self,
+        access: AccessControl,
+        knows_subject: KnowsSubject = lambda _: True,
+        subject_of_delayed: SubjectOfDelayed | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
         self._knows_subject, self._subject_of_delayed = knows_subject, subject_of_delayed
+        self._now_s = now_s
+        self._meters: dict[Principal, RateMeter] = {}
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -90,7 +102,25 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             return caller, rule or RpcRule()
         if self._access.is_on and not caller.principal.is_server:
             self._access.require(caller, _short(method), *await self._needs(method, request, rule))
+        await self._slow_down(caller.principal)
         return caller, rule
+
+    async def _slow_down(self, principal: Principal) -> None:
+        """Let a principal wait that asks more often than its quota allows. Raises Overloaded where the wait would be long."""
+        quota = self._access.quota(principal)
+        if quota is None or not quota.requests_per_s:
+            return
+        meter = self._meters.get(principal)
+        if meter is None or meter.rate != quota.requests_per_s:
+            if len(self._meters) >= METERS_MAX:
+                self._meters.clear()
+            meter = self._meters[principal] = RateMeter(quota.requests_per_s, self._now_s())
+        owed_s = meter.owes(self._now_s())
+        if owed_s > WAIT_S_MAX:
+            failure = Overloaded(f"{principal} asks more often than its quota {quota.id!r} allows ({quota.requests_per_s} requests/s)")
+            failure.retry_after_ms = int(owed_s * 1000)
+            raise failure
+        await asyncio.sleep(meter.take(1, self._now_s()))
 
     def _identify(self, context: Any) -> Caller:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
