@@ -180,6 +180,18 @@ NETWORK: Final = Network()
 """The one that is meant where nobody says otherwise."""
 
 
+def is_private(address: str, *, is_encrypted: bool) -> bool:
+    """Whether nobody on the way to an address reads what is sent."""
+    place = parse(address)
+    return is_encrypted or bool(place.path) or is_local(place.host)
+
+
+def require_private(address: str, *, is_encrypted: bool) -> None:
+    """Raises InvalidArgument where a token would travel in plain text to another machine."""
+    if not is_private(address, is_encrypted=is_encrypted):
+        raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
+
+
 class TokenNetwork(Network):
     """A network for somebody who shows servers a token.
 
@@ -193,12 +205,11 @@ class TokenNetwork(Network):
         self.credentials = inner.credentials
 
     def token_for(self, address: str) -> str:
-        place = parse(address)
-        if self.credentials is not None or place.path or is_local(place.host):
-            return self._token()
         if self._is_required:
-            raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
-        return ""
+            require_private(address, is_encrypted=self.credentials is not None)
+        elif not is_private(address, is_encrypted=self.credentials is not None):
+            return ""
+        return self._token()
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         return await self._inner.listen(host, port, factory)

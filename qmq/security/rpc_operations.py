@@ -83,7 +83,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "ListSubjects": RpcRule(keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))),
     # groups
     "DescribeGroups": RpcRule(_named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))),
-    "ResetGroup": RpcRule(_group(O.CONFIGURE), is_change=True),
+    "ResetGroup": RpcRule(_consume, is_change=True),  # as in Kafka: who consumes may say from where
     "DeleteGroup": RpcRule(_group(O.DELETE), is_change=True),
     "SetGroupSettings": RpcRule(_group(O.CONFIGURE), is_change=True),
     "DescribeGroupSettings": RpcRule(_group_or_cluster(O.DESCRIBE)),
@@ -147,8 +147,10 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "FindTime": _DESCRIBE,
     "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
-    **dict.fromkeys(("ResetGroup", "DeleteGroup", "DropSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
-    **dict.fromkeys(("FindMessage", "TraceMessage", "ReadLog", "ReadSchedule", "DescribeSchedule"), _SERVER),
+    "ResetGroup": RpcRule(_consume, is_change=True),
+    "ReadLog": RpcRule(_cluster(O.BROWSE)),  # all messages of a broker group: `qmq spark` reads the log's actions by it
+    **dict.fromkeys(("DeleteGroup", "DropSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
+    **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }
 """Of the control ports of brokers and delay servers, which metaservers and other replicas call. Whoever uses QMQ calls a metaserver."""
