@@ -33,6 +33,7 @@ from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
 from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
 from qmq.security.client_tokens import Token
+from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
 
@@ -76,7 +77,7 @@ __all__ = [
 
 
 def connect(
-    addresses: str | Sequence[str] = "localhost:20880",
+    addresses: str | Sequence[str] | None = None,
     *,
     create_subjects: bool = True,
     interceptors: Iterable[Interceptor] = (),
@@ -85,7 +86,8 @@ def connect(
     tls: Tls | None = None,
     token: Token = None,
 ) -> Client:
-    """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list).
+    """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list); by default where
+    QMQ_SERVER or the context that QMQ_CONTEXT names says, else "localhost:20880".
 
     Nothing is opened until it is needed. With `create_subjects` the first message to an unknown subject creates it, if the
     metaserver allows it. `interceptors` see every message sent and handled, the first one outermost (docs/TRACING.md).
@@ -98,7 +100,7 @@ def connect(
     Raises InvalidArgument for what is no address, InvalidName.
     """
     return Client(
-        addresses,
+        addresses or default_server(),
         create_subjects=create_subjects,
         interceptors=interceptors,
         name=name,

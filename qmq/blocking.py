@@ -29,6 +29,7 @@ from qmq.client.receipts import Receipt, Receipts
 from qmq.client.state_folder import StateDir
 from qmq.errors import ClientClosed
 from qmq.security.client_tokens import Token
+from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
 
@@ -351,7 +352,7 @@ class _FromAnyThread:
 
 
 def connect(
-    addresses: str | Sequence[str] = "localhost:20880",
+    addresses: str | Sequence[str] | None = None,
     *,
     create_subjects: bool = True,
     interceptors: Iterable[Interceptor] = (),
@@ -362,5 +363,11 @@ def connect(
 ) -> BlockingClient:
     """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
     return BlockingClient(
-        addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir, tls=tls, token=token
+        addresses or default_server(),
+        create_subjects=create_subjects,
+        interceptors=interceptors,
+        name=name,
+        state_dir=state_dir,
+        tls=tls,
+        token=token,
     )

@@ -6,7 +6,6 @@ QMQ_TOKEN        the token itself
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final
 
 from qmq.errors import InvalidArgument
 from qmq.network import TokenSource
+from qmq.security.contexts import environment_of
 
 TOKEN_VARIABLE: Final = "QMQ_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE: Final = "QMQ_TOKEN_FILE"  # noqa: S105 - a name
@@ -54,9 +54,10 @@ def check(token: str, where: str) -> str:
     return token
 
 
-def token_source(token: Token, environment: Mapping[str, str] = os.environ) -> TokenSource | None:
-    """The source of what was given, or else of what the environment says; None where neither says anything. Raises InvalidArgument."""
+def token_source(token: Token, environment: Mapping[str, str] | None = None) -> TokenSource | None:
+    """The source of what was given, or else of what the environment or its context says; None without. Raises InvalidArgument."""
     if token is None:
+        environment = environment_of() if environment is None else environment
         path, text = environment.get(TOKEN_FILE_VARIABLE), environment.get(TOKEN_VARIABLE)
         if path:
             return TokenFile(Path(path))
