@@ -34,6 +34,10 @@ from qmq.cli.roles import (
     FlushWhen,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     Replica,
     ReplicaData,
@@ -90,6 +94,10 @@ def broker(
     admins: Admins = "",
     access_stale_s: AccessStaleS = ACCESS_STALE_S,
     audit_log: AuditFile = None,
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     flush: FlushWhen = "async",
     flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
@@ -131,7 +139,7 @@ def broker(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s),
+            access=access_of(admins, tls_principal, access_stale_s, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, config.etcd, tls)

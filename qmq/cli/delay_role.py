@@ -28,6 +28,10 @@ from qmq.cli.roles import (
     FlushWhen,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     Replica,
     ReplicaData,
@@ -83,6 +87,10 @@ def delay(
     admins: Admins = "",
     access_stale_s: AccessStaleS = ACCESS_STALE_S,
     audit_log: AuditFile = None,
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     bucket: Annotated[
         str, typer.Option(envvar="QMQ_BUCKET", help="What a file of the schedule holds, 5m to 24h; fixed when the group is founded.")
     ] = "1h",
@@ -141,7 +149,7 @@ def delay(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
             metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s),
+            access=access_of(admins, tls_principal, access_stale_s, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
         )

@@ -21,6 +21,10 @@ from qmq.cli.roles import (
     AttemptsMax,
     AuditFile,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     RetryDelays,
     TlsCa,
@@ -70,6 +74,10 @@ def dev(
     admins: Admins = "",
     access_stale_s: AccessStaleS = ACCESS_STALE_S,
     audit_log: AuditFile = None,
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     insecure: Insecure = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
@@ -101,7 +109,7 @@ def dev(
             delay_control_port=delay_control_port,
             delay_config=DelayConfig(tick_ms=tick_ms),
             metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s),
+            access=access_of(admins, tls_principal, access_stale_s, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, tls=tls)

@@ -51,6 +51,15 @@ AccessStaleS = Annotated[
 AuditFile = Annotated[
     Path | None, typer.Option("--audit-log", envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
 ]
+JwtIssuer = Annotated[
+    str, typer.Option("--jwt-issuer", envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")
+]
+JwtKeys = Annotated[
+    str,
+    typer.Option("--jwt-keys", envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS."),
+]
+JwtAudience = Annotated[str, typer.Option("--jwt-audience", envvar="QMQ_JWT_AUDIENCE", help="What its tokens must say in `aud`.")]
+JwtClaim = Annotated[str, typer.Option("--jwt-claim", envvar="QMQ_JWT_CLAIM", help="Which claim names the principal.")]
 ACCESS_STALE_S: Final = 300
 Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
 Insecure = Annotated[
@@ -127,9 +136,11 @@ def tls_of(ca: Path | None, cert: Path | None, key: Path | None, clients: str) -
     return Tls(ca, cert, key, requires_clients=clients == "required")
 
 
-def access_of(admins: str, tls_principal: str, access_stale_s: int) -> AccessConfig:
+def access_of(
+    admins: str, tls_principal: str, access_stale_s: int, jwt_issuer: str, jwt_keys: str, jwt_audience: str, jwt_claim: str
+) -> AccessConfig:
     """Access control as the options say it. Raises InvalidArgument, InvalidName."""
-    from qmq.security.access_control import AccessConfig
+    from qmq.security.access_control import AccessConfig, JwtConfig
     from qmq.security.principal import Principal, PrincipalField, PrincipalRule
 
     try:
@@ -137,7 +148,10 @@ def access_of(admins: str, tls_principal: str, access_stale_s: int) -> AccessCon
     except ValueError:
         raise InvalidArgument(f"--tls-principal is uri, dns, email or cn, not {tls_principal!r}") from None
     names = frozenset(str(Principal.parse(each.strip())) for each in admins.split(",") if each.strip())
-    return AccessConfig(names, PrincipalRule(named_by), access_stale_s * 1000)
+    if bool(jwt_issuer) is not bool(jwt_keys):
+        raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
+    provider = JwtConfig(jwt_issuer, jwt_keys, jwt_audience, jwt_claim) if jwt_issuer else None
+    return AccessConfig(names, PrincipalRule(named_by), access_stale_s * 1000, provider)
 
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:

@@ -56,17 +56,35 @@ class Verifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class JwtConfig:
+    """An identity provider whose tokens are taken.
+
+    issuer: what its tokens say in `iss`.
+    keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
+    audience: what its tokens must say in `aud`.
+    claim: which claim names the principal.
+    """
+
+    issuer: str
+    keys: str
+    audience: str = "qmq"
+    claim: str = "sub"
+
+
+@dataclass(frozen=True, slots=True)
 class AccessConfig:
     """What a server is told when it starts.
 
     admins: principals that may do everything, whatever the rules say.
     rule: how certificates name principals.
     stale_ms: for how long the last known rules hold while the coordination store is away.
+    jwt: the identity provider whose tokens are taken, too.
     """
 
     admins: frozenset[str] = frozenset()
     rule: PrincipalRule = BY_URI
     stale_ms: int = STALE_MS
+    jwt: JwtConfig | None = None
 
 
 class AccessSource(Protocol):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from qmq_coordination.view import ClusterView, ViewChange
 
+from qmq.errors import InvalidArgument
 from qmq.network import Network, TokenNetwork
-from qmq.security.access_control import AccessConfig, AccessControl
+from qmq.security.access_control import AccessConfig, AccessControl, Verifier
 from qmq.security.audit import AuditLog
 
 
 def follow_access(view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None) -> AccessControl:
-    """Access control by what a view says, which hears of each change."""
-    access = AccessControl(view, config, audit=audit)
+    """Access control by what a view says, which hears of each change. Raises InvalidArgument."""
+    access = AccessControl(view, config, audit=audit, verifier=None if config is None else _verifier(config))
 
     def changed(change: ViewChange) -> None:
         if change.access:
@@ -19,6 +20,16 @@ def follow_access(view: ClusterView, config: AccessConfig | None = None, audit: 
 
     view.on_change(changed)
     return access
+
+
+def _verifier(config: AccessConfig) -> Verifier | None:
+    if config.jwt is None:
+        return None
+    try:
+        from qmq.security.jwt_tokens import JwtVerifier
+    except ImportError as cause:
+        raise InvalidArgument("tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'") from cause
+    return JwtVerifier(config.jwt)
 
 
 def server_network(network: Network, view: ClusterView) -> Network:
