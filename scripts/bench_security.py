@@ -63,11 +63,12 @@ _NAMES: Final = (("node", "node", ["127.0.0.1"]), ("bench", "op", []))
 
 @asynccontextmanager
 async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncIterator[qmq.Client]:
-    words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay", "--port", "0", "--data-port", "0", "--control-port", "0"]
+    words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay"]
+    words += [word for port in ("--port", "--data-port", "--control-port") for word in (port, "0")]
     if form != "plain":
         own = papers["node"]
         words += ["--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = (await asyncio.to_thread(process.stdout.readline)).split(" ready at ")[1].split()[0]

@@ -21,6 +21,7 @@ from qmq.cli.roles import (
     Advertise,
     AttemptsMax,
     AuditFile,
+    AuditSubjectName,
     ControlPort,
     DataPort,
     DiskFreeMib,
@@ -94,6 +95,7 @@ def broker(
     admins: Admins = "",
     access_stale_s: AccessStaleS = ACCESS_STALE_S,
     audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
     jwt_issuer: JwtIssuer = "",
     jwt_keys: JwtKeys = "",
     jwt_audience: JwtAudience = "qmq",
@@ -139,7 +141,7 @@ def broker(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
+            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, config.etcd, tls)

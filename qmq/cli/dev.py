@@ -20,6 +20,7 @@ from qmq.cli.roles import (
     Admins,
     AttemptsMax,
     AuditFile,
+    AuditSubjectName,
     Insecure,
     JwtAudience,
     JwtClaim,
@@ -74,6 +75,7 @@ def dev(
     admins: Admins = "",
     access_stale_s: AccessStaleS = ACCESS_STALE_S,
     audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
     jwt_issuer: JwtIssuer = "",
     jwt_keys: JwtKeys = "",
     jwt_audience: JwtAudience = "qmq",
@@ -109,7 +111,7 @@ def dev(
             delay_control_port=delay_control_port,
             delay_config=DelayConfig(tick_ms=tick_ms),
             metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
+            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, tls=tls)

@@ -10,7 +10,7 @@ import typer
 
 from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument
-from qmq.model import GroupSettings
+from qmq.model import GroupSettings, check_name
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
@@ -50,6 +50,9 @@ AccessStaleS = Annotated[
 ]
 AuditFile = Annotated[
     Path | None, typer.Option("--audit-log", envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
+]
+AuditSubjectName = Annotated[
+    str, typer.Option("--audit-subject", envvar="QMQ_AUDIT_SUBJECT", help="Subject that the audit log goes to, too; none without.")
 ]
 JwtIssuer = Annotated[
     str, typer.Option("--jwt-issuer", envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")
@@ -137,7 +140,14 @@ def tls_of(ca: Path | None, cert: Path | None, key: Path | None, clients: str) -
 
 
 def access_of(
-    admins: str, tls_principal: str, access_stale_s: int, jwt_issuer: str, jwt_keys: str, jwt_audience: str, jwt_claim: str
+    admins: str,
+    tls_principal: str,
+    access_stale_s: int,
+    audit_subject: str,
+    jwt_issuer: str,
+    jwt_keys: str,
+    jwt_audience: str,
+    jwt_claim: str,
 ) -> AccessConfig:
     """Access control as the options say it. Raises InvalidArgument, InvalidName."""
     from qmq.security.access_control import AccessConfig, JwtConfig
@@ -151,7 +161,9 @@ def access_of(
     if bool(jwt_issuer) is not bool(jwt_keys):
         raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
     provider = JwtConfig(jwt_issuer, jwt_keys, jwt_audience, jwt_claim) if jwt_issuer else None
-    return AccessConfig(names, PrincipalRule(named_by), access_stale_s * 1000, provider)
+    return AccessConfig(
+        names, PrincipalRule(named_by), access_stale_s * 1000, provider, check_name("subject", audit_subject) if audit_subject else ""
+    )
 
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:

@@ -26,6 +26,7 @@ from qmq.log.recovery import Progress, open_store
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
+from qmq.node.audit_subject import audit_subject_of
 from qmq.node.metering import serving
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
@@ -35,6 +36,7 @@ from qmq.node.single_replica import SingleReplica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
 from qmq.security.access_control import AccessConfig
+from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
@@ -103,8 +105,9 @@ class Node:
         make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
-        self.access = follow_access(self.view, config.access)
         self._network = server_network(self._given_network, self.view)
+        self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
         await self.view.start()
@@ -170,6 +173,8 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
+        if self._audit is not None:
+            self._audit.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def readiness(self) -> Readiness:
@@ -204,6 +209,8 @@ class Node:
         """Answer what is under way, then close so that the next start replays nothing."""
         if self.metrics is not None:
             await self.metrics.stop()
+        if self._audit is not None:
+            await self._audit.stop()
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()

@@ -41,6 +41,7 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.node import bootstrap, replica_repair
+from qmq.node.audit_subject import audit_subject_of
 from qmq.node.broker_assembly import AddServices, ReplicaBroker
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.etcd_options import EtcdOptions
@@ -51,6 +52,7 @@ from qmq.node.replica_readiness import of_replica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
 from qmq.security.access_control import AccessConfig
+from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ class ReplicaNode:
         self.coordination = CountedStore(coordination or config.etcd.open())
         self.view = ClusterView(self.coordination)
         self.doors = replace(doors, network=server_network(doors.network, self.view))
-        self.access = follow_access(self.view, config.access)
+        self._audit = audit_subject_of(config.access, self.coordination, self.view, self.doors.network, f"{config.group}/{config.replica}")
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self._clock = clock or doors.clock or SystemClock()
         self._disk = doors.disk
         self._is_opening = False
@@ -147,6 +150,8 @@ class ReplicaNode:
         self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
         await self._running.listen(config.data_port, config.control_port, self._also_served())
         self._take_part()
+        if self._audit is not None:
+            self._audit.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def _assemble(self) -> ReplicaBroker[Broker]:
@@ -379,6 +384,8 @@ class ReplicaNode:
         """
         if self.metrics is not None:
             await self.metrics.stop()
+        if self._audit is not None:
+            await self._audit.stop()
         if self.driver.core.role is Role.MASTER and not abruptly:
             try:
                 await self.standing.transfer("")

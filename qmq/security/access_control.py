@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
-from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, decide
+from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule
@@ -79,12 +79,14 @@ class AccessConfig:
     rule: how certificates name principals.
     stale_ms: for how long the last known rules hold while the coordination store is away.
     jwt: the identity provider whose tokens are taken, too.
+    audit_subject: the subject that the audit log goes to, too; empty for none.
     """
 
     admins: frozenset[str] = frozenset()
     rule: PrincipalRule = BY_URI
     stale_ms: int = STALE_MS
     jwt: JwtConfig | None = None
+    audit_subject: str = ""
 
 
 class AccessSource(Protocol):
@@ -246,6 +248,8 @@ class AccessControl(OpenAccess):
             raise Unavailable("the rules are not known yet: the coordination store has not answered")
         if state.unreadable or (self._source.silent_ms > self.config.stale_ms and self.mode is AccessMode.ENFORCE):
             return Decision(False)
+        if need.operation is Operation.PRODUCE and need.name and need.name == self.config.audit_subject:
+            return Decision(False)  # only servers write what they did
         if self._decided_at != state.version or len(self._decided) > DECISIONS_MAX:
             self._decided, self._rules, self._decided_at = {}, {}, state.version
         found = self._decided.get((principal, need))

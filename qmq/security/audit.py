@@ -55,7 +55,7 @@ def write_audit_to(path: Path) -> None:
 
 
 class AuditLog:
-    """Writes records by the logger `qmq.audit`, at the level INFO."""
+    """Writes records by the logger `qmq.audit`: refusals at the level WARNING, everything else at INFO."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class AuditLog:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic_s: Callable[[], float] = time.monotonic,
         logger: logging.Logger = AUDIT,
+        sink: Callable[[str], None] | None = None,
     ) -> None:
-        self._now_ms, self._monotonic_s, self._logger = now_ms, monotonic_s, logger
+        """`sink` is given each record, too; it must not wait."""
+        self._now_ms, self._monotonic_s, self._logger, self._sink = now_ms, monotonic_s, logger, sink
         self._refused: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         """When each refusal was written last, and how many like it were left out since."""
         self.refusals = 0
@@ -74,7 +76,10 @@ class AuditLog:
         at = datetime.fromtimestamp(self._now_ms() / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         record = {"at": at, "principal": principal, "how": how, "from": address, "action": action, "on": on, "result": result, **more}
         clean = {name: visible(value)[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in record.items() if value}
-        self._logger.info("%s", json.dumps(clean))
+        text = json.dumps(clean)
+        self._logger.log(logging.WARNING if result == "denied" else logging.INFO, "%s", text)
+        if self._sink is not None:
+            self._sink(text)
 
     def refuse(self, *, principal: str, how: str, address: str, action: str, on: str, result: str = "denied", **more: object) -> None:
         """A refusal; repeated ones are counted."""

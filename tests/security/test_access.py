@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from support import NodeConfig, eventually, node_config, running
 import qmq
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
 from qmq.node.dev_node import Node
+from qmq.security.access_control import AccessConfig
 
 ADMIN = "op:admin"
 
@@ -48,8 +50,10 @@ class Cluster(NamedTuple):
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path, mode: str = "enforce", *, delay: bool = False) -> AsyncIterator[Cluster]:
-    config: NodeConfig = node_config(tmp_path, delay=delay)
+async def guarded(
+    tmp_path: Path, mode: str = "enforce", *, delay: bool = False, access: AccessConfig | None = None
+) -> AsyncIterator[Cluster]:
+    config: NodeConfig = replace(node_config(tmp_path, delay=delay), access=access or AccessConfig())
     async with running(config) as node:
         async with qmq.connect(node.address) as first:
             made = await first.access.create_token(ADMIN)
@@ -253,3 +257,13 @@ async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, ca
     everything = "\n".join(record.getMessage() for record in caplog.records)
     assert token.split("_", 2)[2] not in everything
     assert server_token not in everything
+
+
+async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path) -> None:
+    async with guarded(tmp_path, access=AccessConfig(audit_subject="audit.log")) as cluster:
+        consumer = cluster.admin.consumer("audit.log", group="g")
+        told = [json.loads((await anext(consumer)).body) for _ in range(5)]
+        assert [each["action"] for each in told] == ["CreateToken", "PutRule", "PutRule", "PutRule", "SetAccessMode"]
+        assert told[4]["principal"] == ADMIN
+        with pytest.raises(AccessDenied):
+            await cluster.admin.send("audit.log", b"{}")
