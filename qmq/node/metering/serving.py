@@ -56,14 +56,8 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
 
-    both = (
-        *ReplicaSource.figures,
-        *LogSource.figures,
-        *BrokerSource.figures,
-        *CoordinationSource.figures,
-        *ExposureSource.figures,
-        *AccessSource.figures,
-    )
+    all_servers = (*CoordinationSource.figures, *ExposureSource.figures, *AccessSource.figures)
+    both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *all_servers)
     return {
         "client": ClientSource.figures,
         "broker": (*both, *GroupsSource.figures),
