@@ -226,9 +226,8 @@ class Connection(Flushable):
             self.stream.pause_reading()
         if self._budget is not None:
             self._budget.took(self, size)
-        principal = self.access.caller.principal
-        if self._throttle is not None and self._broker.access.quota(principal) is not None:
-            self._rest(self._throttle.produced(principal, size, sum([batch.header.count for batch in took])))
+        if self._throttle is not None and self._broker.access.has_quotas:
+            self._rest(self._throttle.produced(self.access.caller.principal, took))
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:
         self.access.require_produce(subject)

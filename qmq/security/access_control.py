@@ -24,7 +24,7 @@ from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Op
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule
-from qmq.security.quotas import Quota, nearest
+from qmq.security.quotas import Quota, nearest, nearest_of_subject
 from qmq.security.tokens import check_token, id_of
 
 log = logging.getLogger("qmq.security")
@@ -119,7 +119,12 @@ class OpenAccess:
     def check(self, caller: Caller) -> None:
         return
 
+    has_quotas = False
+
     def quota(self, principal: Principal) -> Quota | None:
+        return None
+
+    def subject_quota(self, subject: str) -> Quota | None:
         return None
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -143,7 +148,7 @@ class AccessControl(OpenAccess):
         self._decided: dict[tuple[Principal, Need], Decision] = {}
         self._rules: dict[Principal, list[AccessRule]] = {}
         self._decided_at = -1
-        self._quotas: dict[Principal, Quota | None] = {}
+        self._quotas: dict[Principal | str, Quota | None] = {}
         self._quotas_at = -1
 
     # --- the state -----------------------------------------------------------------------------------------------------
@@ -216,16 +221,35 @@ class AccessControl(OpenAccess):
 
     # --- how much ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_quotas(self) -> bool:  # type: ignore[override]
+        return bool(self._source.access.quotas)
+
     def quota(self, principal: Principal) -> Quota | None:
         """The limits of a principal, whatever the mode is; None: there are none. Servers have none."""
         state = self._source.access
         if not state.quotas or principal.is_server:
             return None
-        if self._quotas_at != state.version or len(self._quotas) > DECISIONS_MAX:
-            self._quotas, self._quotas_at = {}, state.version
-        if principal not in self._quotas:
-            self._quotas[principal] = nearest(state.quotas.values(), principal, state.book.roles_of(principal))
-        return self._quotas[principal]
+        known = self._known_quotas()
+        if principal not in known:
+            known[principal] = nearest(state.quotas.values(), principal, state.book.roles_of(principal))
+        return known[principal]
+
+    def subject_quota(self, subject: str) -> Quota | None:
+        """The limits of a subject; None: there are none."""
+        quotas = self._source.access.quotas
+        if not quotas:
+            return None
+        known = self._known_quotas()
+        if subject not in known:
+            known[subject] = nearest_of_subject(quotas.values(), subject)
+        return known[subject]
+
+    def _known_quotas(self) -> dict[Principal | str, Quota | None]:
+        version = self._source.access.version
+        if self._quotas_at != version or len(self._quotas) > DECISIONS_MAX:
+            self._quotas, self._quotas_at = {}, version
+        return self._quotas
 
     # --- what ----------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class AccessRule:
         """Itself. Raises InvalidArgument, InvalidName."""
         check_name("rule", self.id)
         check_principal_pattern(self.principal)
-        _check_pattern(self.kind.value, self.pattern)
+        check_pattern(self.kind.value, self.pattern)
         if Operation.REPLICATE in self.operations:
             raise InvalidArgument("no rule makes a server of somebody: a certificate does (`qmq cert server`)")
         if self.kind is ResourceKind.CLUSTER and self.pattern != EVERY:
@@ -139,7 +139,8 @@ def matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith(EVERY) else name == pattern
 
 
-def _check_pattern(kind: str, pattern: str) -> None:
+def check_pattern(kind: str, pattern: str) -> None:
+    """Raises InvalidArgument, InvalidName."""
     prefix = pattern[:-1] if pattern.endswith(EVERY) else pattern
     if EVERY in prefix or not pattern or len(pattern) > PATTERN_CHARS_MAX:
         raise InvalidArgument(f"a {kind} is a name, a prefix before one '*', or '*', not {pattern!r}")
@@ -160,7 +161,7 @@ def check_principal_pattern(text: str) -> None:
     kind, separator, name = text.partition(":")
     if not separator or kind not in KINDS:
         raise InvalidArgument(f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or for '*', not {text!r}")
-    _check_pattern("principal", name)
+    check_pattern("principal", name)
 
 
 class Decision(NamedTuple):

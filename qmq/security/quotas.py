@@ -6,6 +6,8 @@
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
 
+`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold.
+
 A quota names a principal, a pattern (`app:*`) or a role, as rules do. The nearest holds: the principal's own, then a role's, then the
 longest pattern, then `*`. Each limit counts at each broker by itself.
 
@@ -25,10 +27,11 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from qmq.errors import InvalidArgument
-from qmq.security.access_rules import EVERY, ROLE, check_principal_pattern, matches
+from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principal_pattern, matches
 from qmq.security.principal import Principal
 
 LIMIT_MAX: Final = 1 << 50
+SUBJECT: Final = "subject:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,10 @@ class Quota:
     @classmethod
     def of(cls, quota_id: str, principal: str, limits: Mapping[str, int]) -> Quota:
         """Of limits by name; unknown names are a newer release's. Raises InvalidArgument, InvalidName."""
-        check_principal_pattern(principal)
+        if principal.startswith(SUBJECT):
+            check_pattern("subject", principal[len(SUBJECT) :])
+        else:
+            check_principal_pattern(principal)
         known = {name: limits[name] for name in LIMITS if name in limits}
         for name, value in known.items():
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT_MAX:
@@ -62,7 +68,15 @@ LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("
 
 def nearest(quotas: Iterable[Quota], principal: Principal, roles: Iterable[str]) -> Quota | None:
     """The quota that holds for a principal; None: none does."""
-    text, named = str(principal), {ROLE + each for each in roles}
+    return _nearest(quotas, str(principal), {ROLE + each for each in roles})
+
+
+def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:
+    """The quota of a subject; None: there is none."""
+    return _nearest((each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set())
+
+
+def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> Quota | None:
     found = [each for each in quotas if each.principal in named or matches(each.principal, text)]
     return max(found, key=lambda each: _nearness(each, text), default=None)
 

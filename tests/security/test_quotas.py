@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from support import eventually, node_config, running
@@ -14,7 +16,7 @@ from qmq.broker.throttle import Throttle
 from qmq.errors import InvalidArgument, Overloaded
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal
-from qmq.security.quotas import Quota
+from qmq.security.quotas import Quota, nearest_of_subject
 
 ORDERS = Principal("app", "orders")
 
@@ -29,15 +31,39 @@ class Limited(OpenAccess):
         return self._quota
 
 
+class Batch(NamedTuple):
+    """As much of a batch as is counted."""
+
+    region: bytes
+    header: SimpleNamespace
+    queue: SimpleNamespace
+
+
+def sent(size: int, messages: int, subject: str = "s") -> list[Any]:
+    return [Batch(bytes(size), SimpleNamespace(count=messages), SimpleNamespace(id=SimpleNamespace(subject=subject)))]
+
+
 def test_bytes_and_messages_are_counted_over_all_connections_of_a_principal() -> None:
     now = [0.0]
     throttle = Throttle(Limited(produce_bytes_per_s=1000, produce_messages_per_s=10), lambda: now[0])
-    assert throttle.produced(ORDERS, 1000, 1) == 0.0
-    assert throttle.produced(ORDERS, 500, 1) == pytest.approx(0.5)
+    assert throttle.produced(ORDERS, sent(1000, 1)) == 0.0
+    assert throttle.produced(ORDERS, sent(500, 1)) == pytest.approx(0.5)
     now[0] = 0.5
-    assert throttle.produced(ORDERS, 0, 13) == pytest.approx(0.3)
-    assert throttle.produced(Principal("app", "other"), 1000, 10) == 0.0
+    assert throttle.produced(ORDERS, sent(0, 13)) == pytest.approx(0.3)
+    assert throttle.produced(Principal("app", "other"), sent(1000, 10)) == 0.0
     assert throttle.fetched(ORDERS, 1 << 30) == 0.0
+
+
+def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
+    class Subjects(OpenAccess):
+        def subject_quota(self, subject: str) -> Quota | None:
+            return nearest_of_subject([Quota("q", "subject:pay*", produce_bytes_per_s=1000), Quota("r", "*", 1)], subject)
+
+    throttle = Throttle(Subjects(), lambda: 0.0)
+    assert throttle.produced(ORDERS, sent(1000, 1, "pay.in")) == 0.0
+    assert throttle.produced(Principal("app", "other"), sent(500, 1, "pay.in")) == pytest.approx(0.5)
+    assert throttle.produced(ORDERS, sent(1000, 1, "pay.out")) == 0.0
+    assert throttle.produced(ORDERS, sent(100_000, 1, "orders")) == 0.0
 
 
 def test_connections_are_counted_and_given_back() -> None:
