@@ -1,6 +1,6 @@
 """Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.interfaces.Desk`.
 
-A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with an outlet
+A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with a dispatcher
 is taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
 """
 
@@ -80,13 +80,13 @@ class EngineAdmin:
         raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
 
     def _is_free(self, place: SchedulePlace) -> bool:
-        """Whether it is pending, and here: not with an outlet that has planned it."""
+        """Whether it is pending, and here: not planned by the dispatcher."""
         engine = self._engine()
         if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
             return False
         if place not in engine.ledger.custody:
             return True
-        if not engine.outlets.withdraw(place):
+        if not engine.dispatcher.withdraw(place):
             return False
         engine.ledger.custody.discard(place)
         return True

@@ -15,8 +15,8 @@ Worked example: partition 2 holds [0, 500). Version 2 splits it into 3 [0, 250) 
 slept through both learns of version 3: its partition 2 is left; settled, it hands over to 5 and 4. It never makes partition 3.
 
 The ordered producer and the delay server use it. Spark's sink does not (`PartitionedRows`): several attempts of one task may run at once
-and must cut the same rows into the same batches, so it cuts nothing until all closed partitions were looked at, and then cuts whole chunks of
-rows, by arrays.
+and must cut the same rows into the same batches, so it cuts nothing until all closed partitions were looked at, and then cuts whole
+chunks of rows, by arrays.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from google_crc32c import value as crc32c
 from ordersim.loop import ProcessLoop
 from sim.world import World
 
-from delaysim.outlets import RealTime, SimOutlets
+from delaysim.real_time import RealTime, SimDispatcher
 from qmq.delay.delay_admin import EngineAdmin
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_engine import Engine
@@ -130,10 +130,10 @@ class SimMaster:
         return schedule
 
     def _start(self) -> None:
-        def outlets(ledger: Any) -> SimOutlets:
-            return SimOutlets(self.world, self.loop, ledger, self.group.real_time, self.name)
+        def dispatcher(ledger: Any) -> SimDispatcher:
+            return SimDispatcher(self.world, self.loop, ledger, self.group.real_time, self.name)
 
-        self.engine = Engine(self.schedule, self, self, CONFIG, outlets, self._fatal, run=self._in_thread)
+        self.engine = Engine(self.schedule, self, self, CONFIG, dispatcher, self._fatal, run=self._in_thread)
         self.engine.start()
 
     def _fatal(self, cause: BaseException) -> None:

@@ -22,7 +22,7 @@ from sim.world import World
 from system.delay_judge import Sight, Wish, judge, out_of_order
 
 from delaysim.group import DelayGroup, SimMaster
-from delaysim.outlets import RealTime, first_id
+from delaysim.real_time import RealTime, first_id
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.errors import MessageNotFound, TooLate

@@ -81,7 +81,7 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
 
 
 SHARED_NAMES = {"broker", "cluster", "connection", "dedup", "message", "outbox", "route", "Connection"}
-SHARED_NAMES |= {"carrier", "sending", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Sender"}
+SHARED_NAMES |= {"carrier", "sending", "Answer", "Carrier", "Load", "Owner", "Parcel", "Sender"}
 SHARED_NAMES |= {"Sending", "Statements"}
 """Commands named like what they are about, and the two ends of a connection."""
 

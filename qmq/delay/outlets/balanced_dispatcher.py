@@ -17,13 +17,13 @@ from qmq.client.links import Links
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.courier import Courier, Owner
+from qmq.delay.outlets.due_batcher import DueBatcher, encoded
 from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Tray, encoded
 from qmq.delivery.balancer import Balancer
 from qmq.errors import QmqError, ReadOnly
 
 if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
+    from qmq.delay.outlets.subject_dispatcher import SubjectDispatcher
 
 
 class DueGroup(Channel):
@@ -35,16 +35,16 @@ class DueGroup(Channel):
         self.courier = Courier(links, self, owner)
 
 
-class Spread:
+class BalancedDispatcher:
     is_ordered = False
 
-    def __init__(self, outlet: Outlet, resumed: Sequence[Parcel]) -> None:
-        self.subject = outlet.subject
-        self._outlet = outlet
-        self._office = outlet.office
-        self._locator = outlet.office.links.locator
+    def __init__(self, owner: SubjectDispatcher, resumed: Sequence[Parcel]) -> None:
+        self.subject = owner.subject
+        self._owner = owner
+        self._planner = owner.planner
+        self._locator = owner.planner.links.locator
         self._loop = asyncio.get_running_loop()
-        self._tray = Tray(self._office.limits, outlet.suspects)
+        self._batcher = DueBatcher(self._planner.limits, owner.suspects)
         self._groups: dict[tuple[str, int], DueGroup] = {}
         self._balancer = Balancer(self._group, lambda group, _: group.may_admit(self._loop.time()))
         self._asking: asyncio.Task[None] | None = None
@@ -57,20 +57,20 @@ class Spread:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        self._tray.messages.extend(messages)
+        self._batcher.messages.extend(messages)
         self._draft()
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
-        self._tray.put_back(messages)
+        self._batcher.put_back(messages)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
-        return self._tray.withdraw(place)
+        return self._batcher.withdraw(place)
 
     def take_waiting(self) -> list[DueMessage]:
         """All that is not planned, in order."""
-        messages = list(self._tray.messages)
-        self._tray.messages.clear()
+        messages = list(self._batcher.messages)
+        self._batcher.messages.clear()
         return messages
 
     # --- out -----------------------------------------------------------------------------------------------------------
@@ -83,14 +83,14 @@ class Spread:
 
     def _draft(self) -> None:
         """Plan what waits, as long as there is a group for it."""
-        tray = self._tray
-        if tray and not self._outlet.is_held and not self._is_closed:
+        batcher = self._batcher
+        if batcher and not self._owner.is_held and not self._is_closed:
             self._locator.touch(self.subject)
-            while tray and (group := self._balancer.pick(0)) is not None:
-                messages, size = tray.take()
-                draft = Draft(self.subject, 0, group.group, *self._office.next_number(), messages)
-                self._office.plan(group, draft, size, group.courier.pump)
-            if tray:
+            while batcher and (group := self._balancer.pick(0)) is not None:
+                messages, size = batcher.take()
+                draft = Draft(self.subject, 0, group.group, *self._planner.next_number(), messages)
+                self._planner.plan(group, draft, size, group.courier.pump)
+            if batcher:
                 self._look_for_more()
 
     def _look_for_more(self) -> None:
@@ -103,12 +103,12 @@ class Spread:
     async def _ask(self) -> None:
         """All groups are drained, or there is none: ask until there is one; the locator keeps the pauses."""
         try:
-            while self._tray and not self._balancer.is_writable and not self._outlet.is_held:
+            while self._batcher and not self._balancer.is_writable and not self._owner.is_held:
                 try:
                     await self._locator.groups(self.subject, anew=True)
                     self._rerouted()
                 except QmqError as failure:
-                    self._outlet.hold(failure)
+                    self._owner.hold(failure)
         finally:
             self._asking = None
 
@@ -121,7 +121,7 @@ class Spread:
     def changed(self, courier: Courier) -> None:
         """For a courier: see `Owner`."""
         self._release(courier.channel)
-        self._tray.put_back(self._outlet.collect(courier.channel))
+        self._batcher.put_back(self._owner.collect(courier.channel))
         self._draft()
         courier.pump()
 
@@ -135,7 +135,7 @@ class Spread:
     def wants(self, courier: Courier) -> bool:
         """For a courier: whether something waits that it may have."""
         group = self._groups[courier.channel.group, courier.channel.partition]
-        return bool(self._tray) and not self._outlet.is_held and group.is_writable
+        return bool(self._batcher) and not self._owner.is_held and group.is_writable
 
     def _rerouted(self) -> None:
         """The locator knows something new about the subject or its groups."""
@@ -150,7 +150,7 @@ class Spread:
     def _group(self, name: str, partition: int = 0) -> DueGroup:
         group = self._groups.get((name, partition))
         if group is None:
-            group = self._groups[name, partition] = DueGroup(name, partition, self._office.links, self)
+            group = self._groups[name, partition] = DueGroup(name, partition, self._planner.links, self)
         return group
 
     # --- for people, and the end ---------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Spread:
     @property
     def waiting(self) -> int:
         """Messages that are not planned."""
-        return len(self._tray)
+        return len(self._batcher)
 
     @property
     def is_idle(self) -> bool:
@@ -174,7 +174,7 @@ class Spread:
         if not self._balancer.is_writable:
             why = why or ReadOnly(f"no broker group takes messages of {self.subject!r} just now: all are drained")
         if all(group in troubled for group in self._balancer if group.is_writable):
-            count += len(self._tray)
+            count += len(self._batcher)
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:

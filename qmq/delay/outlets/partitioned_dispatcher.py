@@ -28,13 +28,13 @@ from qmq.client.route_book import Ordering
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.courier import Courier, Owner
+from qmq.delay.outlets.due_batcher import DueBatcher, encoded
 from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Tray, encoded
 from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
 
 if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
+    from qmq.delay.outlets.subject_dispatcher import SubjectDispatcher
 
 UNKNOWN_RANGE = LpRange(0, 0)
 """Of a partition that only a plan names."""
@@ -43,20 +43,20 @@ UNKNOWN_RANGE = LpRange(0, 0)
 class DuePartition(Channel):
     """The window of one partition, what waits behind it, and its connection."""
 
-    def __init__(self, part: PhysicalPartition, tray: Tray, links: Links, owner: Owner) -> None:
+    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: Owner) -> None:
         super().__init__(part.group, part.number, is_ordered=True)
-        self.tray = tray
+        self.batcher = batcher
         self.courier = Courier(links, self, owner)
 
 
-class Routed:
+class PartitionedDispatcher:
     is_ordered = True
 
-    def __init__(self, outlet: Outlet, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
-        self.subject = outlet.subject
-        self._outlet = outlet
-        self._office = outlet.office
-        self._locator = outlet.office.links.locator
+    def __init__(self, owner: SubjectDispatcher, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
+        self.subject = owner.subject
+        self._owner = owner
+        self._planner = owner.planner
+        self._locator = owner.planner.links.locator
         self._loop = asyncio.get_running_loop()
         self._keys = Keys(ordering.route.logical_partitions)
         self._partitioner = Partitioner(self._make)
@@ -74,7 +74,7 @@ class Routed:
         self._learn(ordering)
 
     def _make(self, part: PhysicalPartition) -> DuePartition:
-        return DuePartition(part, Tray(self._office.limits, self._outlet.suspects), self._office.links, self)
+        return DuePartition(part, DueBatcher(self._planner.limits, self._owner.suspects), self._planner.links, self)
 
     def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
         return self._keys.of_many([message.key for message in messages])
@@ -90,7 +90,7 @@ class Routed:
         by_lp, touched = self._partitioner.by_lp, dict[int, DuePartition]()
         for message, lp in zip(messages, self._lps(messages), strict=True):
             partition = by_lp[lp]
-            partition.tray.messages.append(message)
+            partition.batcher.messages.append(message)
             touched[partition.partition] = partition
         for partition in touched.values():
             self._draft(partition)
@@ -101,24 +101,24 @@ class Routed:
         why = InvalidArgument(f"subject {self.subject!r} is ordered, and the message has no key")
         for message in messages:
             if not message.key:
-                self._outlet.set_aside(message, why)
+                self._owner.set_aside(message, why)
         return [message for message in messages if message.key]
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
         messages = self._with_key(messages)
         by_lp = self._partitioner.by_lp
         for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
-            by_lp[lp].tray.messages.appendleft(message)
+            by_lp[lp].batcher.messages.appendleft(message)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
-        return any(partition.tray.withdraw(place) for partition in self._partitions)
+        return any(partition.batcher.withdraw(place) for partition in self._partitions)
 
     def take_waiting(self) -> list[DueMessage]:
         """All that is not planned, per key in order."""
-        messages = [message for partition in self._partitions for message in partition.tray.messages]
+        messages = [message for partition in self._partitions for message in partition.batcher.messages]
         for partition in self._partitions:
-            partition.tray.messages.clear()
+            partition.batcher.messages.clear()
         return messages
 
     # --- out -----------------------------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ class Routed:
 
     def _draft(self, partition: DuePartition) -> None:
         """Plan what waits for a partition, as long as its broker group takes it."""
-        tray, courier = partition.tray, partition.courier
-        if not tray or self._outlet.is_held or self._is_closed:
+        batcher, courier = partition.batcher, partition.courier
+        if not batcher or self._owner.is_held or self._is_closed:
             return
         self._locator.touch(self.subject)
-        while tray and partition.may_admit(self._loop.time()):
-            messages, size = tray.take()
-            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._office.new_id), messages)
-            self._office.plan(partition, draft, size, lambda: self._planned(courier))
-        if tray:
+        while batcher and partition.may_admit(self._loop.time()):
+            messages, size = batcher.take()
+            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._planner.new_id), messages)
+            self._planner.plan(partition, draft, size, lambda: self._planned(courier))
+        if batcher:
             courier.reach()
 
     def _planned(self, courier: Courier) -> None:
@@ -158,7 +158,7 @@ class Routed:
         if partition.is_settled:
             self._settle()
             return
-        self.put_back(self._outlet.collect(partition))
+        self.put_back(self._owner.collect(partition))
         self._draft(partition)
         courier.pump()
         if partition.wants_route and self._following is None and not self._is_closed:
@@ -167,7 +167,7 @@ class Routed:
     def wants(self, courier: Courier) -> bool:
         """For a courier: whether something waits that could be planned for it."""
         partition = self._partitioner.partitions.get(courier.channel.partition)
-        return partition is not None and bool(partition.tray) and not partition.is_left and not self._outlet.is_held
+        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -189,19 +189,19 @@ class Routed:
         for partition in self._partitioner.settle():
             partition.settle()
             partition.courier.close()
-            waiting = [*self._outlet.collect(partition), *partition.tray.messages]
+            waiting = [*self._owner.collect(partition), *partition.batcher.messages]
             for message, lp in zip(waiting, self._lps(waiting), strict=True):
-                self._partitioner.by_lp[lp].tray.messages.append(message)
+                self._partitioner.by_lp[lp].batcher.messages.append(message)
         self.pump()
 
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while self._partitioner.wants_route and not self._outlet.is_held:
+            while self._partitioner.wants_route and not self._owner.is_held:
                 try:
                     await self._locator.ordering(self.subject, anew=True)
                 except QmqError as failure:
-                    self._outlet.hold(failure)
+                    self._owner.hold(failure)
         finally:
             self._following = None
 
@@ -210,7 +210,7 @@ class Routed:
     @property
     def waiting(self) -> int:
         """Messages that are not planned."""
-        return sum([len(partition.tray) for partition in self._partitions])
+        return sum([len(partition.batcher) for partition in self._partitions])
 
     @property
     def is_idle(self) -> bool:
@@ -222,7 +222,7 @@ class Routed:
         now, count, why = self._loop.time(), 0, None
         for partition in self._partitions:
             if partition.is_troubled(now) or partition.is_left or partition.wants_route:
-                held = len(partition.tray) + sum([len(parcel.draft.messages) for parcel in partition.flight])
+                held = len(partition.batcher) + sum([len(parcel.draft.messages) for parcel in partition.flight])
                 count += held
                 if held and why is None:
                     why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")

@@ -1,9 +1,9 @@
-"""What all outlets share: the ledger, the numbers under which batches leave, and the counts.
+"""Has batches planned in the log before they leave: what all subjects share, with the numbers of batches, and the counts.
 
 Rules:
 * A parcel is planned with the ledger before it is sent, each by a task of its own: tasks begin in the order in which they are made, and
   the ledger writes in that order.
-* When the office is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
+* When the planner is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
   longer.
 """
 
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 from qmq.client.links import Links
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.delay.outlets.channel import Channel
+from qmq.delay.outlets.due_batcher import Limits
 from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Limits
 from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
 
 if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
+    from qmq.delay.outlets.subject_dispatcher import SubjectDispatcher
 
 log = logging.getLogger("qmq.delay")
 
@@ -32,14 +32,14 @@ LOOKUPS_MAX: Final = 16
 """Subjects that are located at once."""
 
 
-class Office:
+class BatchPlanner:
     """`on_refused` is called once, if the ledger refuses a plan."""
 
     def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
         self.links = links
         self.limits = limits
         self.new_id = new_id
-        self.waiting: dict[SchedulePlace, Outlet] = {}
+        self.waiting: dict[SchedulePlace, SubjectDispatcher] = {}
         """Whose each message is that is not planned."""
         self.planned = 0
         """Messages planned and not decided."""
@@ -106,13 +106,13 @@ class Office:
                 self.doubtful.difference_update([message.place for message in parcel.draft.messages])
             self._ledger.done(parcel.plan, produced.append_time_ms)
 
-    def void(self, parcels: Sequence[Parcel], outlet: Outlet) -> None:
+    def void(self, parcels: Sequence[Parcel], owner: SubjectDispatcher) -> None:
         """They will not be sent again as they are: their messages wait again. Written from the last to the first (see `Channel`)."""
         for parcel in [] if self.is_closed else reversed(parcels):
             assert parcel.plan is not None
             messages: Sequence[DueMessage] = parcel.draft.messages
             self.planned -= len(messages)
-            self.waiting.update(dict.fromkeys([message.place for message in messages], outlet))
+            self.waiting.update(dict.fromkeys([message.place for message in messages], owner))
             if parcel.is_lost:
                 self.resent += len(messages)
                 self.doubtful.update([message.place for message in messages])
