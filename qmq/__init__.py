@@ -32,6 +32,8 @@ from qmq.client.state_folder import StateDir
 from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
 from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
+from qmq.security.tls import Tls
+from qmq.security.tls_network import network_of
 
 __version__ = "0.1.0"
 
@@ -64,6 +66,7 @@ __all__ = [
     "SubjectConfig",
     "SubjectFlush",
     "Ticket",
+    "Tls",
     "TraceContext",
     "connect",
     "errors",
@@ -78,6 +81,7 @@ def connect(
     interceptors: Iterable[Interceptor] = (),
     name: str | None = None,
     state_dir: StateDir = None,
+    tls: Tls | None = None,
 ) -> Client:
     """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list).
 
@@ -86,6 +90,15 @@ def connect(
     `name` is what operators know the client by (`qmq pause client`): the host and the process, if it has none.
     Verdicts that no broker can be told at the time are kept in `state_dir`, for the next start: a folder, by default QMQ_STATE_DIR or
     ~/.local/state/qmq; False for nowhere (docs/DELIVERY.md).
+    `tls` says where certificates are, if the cluster uses TLS: by default what QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY name
+    (docs/SECURITY.md).
     Raises InvalidArgument for what is no address, InvalidName.
     """
-    return Client(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)
+    return Client(
+        addresses,
+        create_subjects=create_subjects,
+        interceptors=interceptors,
+        name=name,
+        state_dir=state_dir,
+        network=network_of(tls),
+    )

@@ -38,7 +38,8 @@
     │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that one first
     │   ├── LaneHeld                E311  another consumer still has (part of) the lane
     │   ├── LaneNotOpen             E312  the group has not finished what comes before the lane
-    │   └── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
+    │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
+    │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or only one side speaks TLS
     ├── StorageError                the server's own data
     │   ├── LogDamaged              E401  damage that recovery must not cut away
     │   ├── FlushFailed             E402  fsync failed: the log stops, for good
@@ -255,6 +256,10 @@ class LaneNotOpen(Unavailable):
 class RightLapsed(Unavailable):
     code = 313
     retry_after_ms = 200
+
+
+class TlsFailed(Unavailable):
+    code = 314
 
 
 class StorageError(QmqError):

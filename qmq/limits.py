@@ -46,6 +46,9 @@ HELLO_BYTES_MAX: Final = 4 * KIB
 INFLIGHT_BYTES_MAX: Final = 64 * MIB
 """Unanswered bytes one connection may have at a broker before the broker stops reading from it."""
 
+PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
+"""Of large frames that have come in part, over all connections: sixteen of the largest. Kafka's `queued.max.request.bytes` is its like."""
+
 PULL_MESSAGES_MAX: Final = 65_535
 """Messages one pull may ask for."""
 

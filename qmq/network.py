@@ -26,10 +26,12 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     import grpc
 
+    from qmq.security.tls import Credentials
+
 UNIX: Final = "unix:"
 PATH_BYTES_MAX: Final = 107
 """Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
-_BACKLOG: Final = 1024
+BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
 
 Factory = Callable[[], asyncio.BaseProtocol]
@@ -129,14 +131,19 @@ class ServerListener:
 class Network:
     """The machine's network. One that can be cut overrides this."""
 
+    is_machine = True
+    """Whether it is the machine's own, and not a test's."""
+    credentials: Credentials | None = None
+    """What its connections are encrypted with; None: they are not."""
+
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""
         loop = asyncio.get_running_loop()
         if host.startswith(UNIX):
             number = choose_port(host, port)
             path = f"{host[len(UNIX) :]}:{number}"
-            return ServerListener(await loop.create_unix_server(factory, path, backlog=_BACKLOG), number, path)
-        server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+            return ServerListener(await loop.create_unix_server(factory, path, backlog=BACKLOG), number, path)
+        server = await loop.create_server(factory, host, port, backlog=BACKLOG)
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
@@ -153,16 +160,21 @@ class Network:
 
         return RpcChannel(address)
 
+    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        """Bind a gRPC server; the port it got. Raises OSError if the port is taken."""
+        return bind(server, host, port)
+
 
 NETWORK: Final = Network()
 """The one that is meant where nobody says otherwise."""
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind a gRPC server. Raises OSError if the port is taken."""
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Bind a gRPC server, with TLS if there are credentials. Raises OSError if the port is taken."""
     number = choose_port(host, port)
+    address = f"{host}:{number}"
     try:
-        bound: int = server.add_insecure_port(f"{host}:{number}")
+        bound: int = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     except RuntimeError as cause:
         raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause
     return number if host.startswith(UNIX) else bound

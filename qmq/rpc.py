@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeVar
@@ -25,6 +26,7 @@ from qmq.errors import (
     UnknownSubject,
     from_wire,
 )
+from qmq.security.tls import tls_failed
 
 log = logging.getLogger("qmq.rpc")
 
@@ -116,6 +118,20 @@ def is_answer(failure: grpc.RpcError) -> bool:
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
 
+_REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
+
+
+def _unreachable(details: str, address: str) -> QmqError:
+    """What it means that gRPC has no connection."""
+    if "handshake failed" in details.lower():
+        reason = _REASON.search(details)
+        return tls_failed(address, reason[1] if reason is not None else details)
+    where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
+    if "reset by peer" in details or "Socket closed" in details:
+        where = "it ends the connection. Does it ask for TLS (QMQ_TLS_CA, QMQ_TLS_CERT, QMQ_TLS_KEY)?"
+    return NotConnected(f"no metaserver or broker answers at {address}: {where}")
+
+
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
     """The error that the server raised, or what the transport's own failure means; of a call that blocks, too."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
@@ -126,7 +142,7 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
     if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"no answer from {address} in time", outcome=Outcome.UNKNOWN)
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
-        return NotConnected(f"no metaserver or broker answers at {address}: is `qmq dev` running there, or `qmq meta`, `qmq broker`?")
+        return _unreachable(failure.details() or "", address)
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"what answers at {address} does not know this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")

@@ -7,19 +7,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
 from qmq.batch import encode, sent_sizes
 from qmq.batch_columns import BatchFlag, Columns, parse_header
+from qmq.broker.broker import Broker, LookUpSubject
 from qmq.broker.broker_config import BrokerConfig
+from qmq.clock import Clock
 from qmq.errors import DiskFull
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
-from qmq.log.store import Intake
+from qmq.log.store import Intake, Store
+from qmq.model import SubjectConfig
+from qmq.node.broker_assembly import StandaloneBroker
 from qmq.node.dev_node import Node, NodeConfig
 from qmq.targeted import LOOK_INSIDE
 
@@ -53,6 +57,23 @@ class SmallDisk(Disk):
 
     def free_bytes(self, folder: Path) -> int:
         return 1 << 40
+
+
+def alone(
+    store: Store,
+    clock: Clock,
+    config: BrokerConfig | None = None,
+    *,
+    look_up: LookUpSubject = SubjectConfig,
+    fatal: Callable[[BaseException], None],
+    tick_s: float = 0.0005,
+) -> StandaloneBroker[Broker]:
+    """A broker alone on a store, with what runs beside it, which ticks often."""
+    return StandaloneBroker(
+        lambda parts: Broker(store, look_up, clock, config or BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),
+        fatal=fatal,
+        tick_s=tick_s,
+    )
 
 
 def intake(

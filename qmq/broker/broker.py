@@ -24,14 +24,13 @@ from typing import Final
 from qmq import limits
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
-from qmq.broker.committer import Alone, Committer
+from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.committer import Alone
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
-from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.lanes import Lanes
 from qmq.broker.load_meters import LoadMeters
-from qmq.broker.ordered_writes import Admission, Barrier, NoRouting, Routing
-from qmq.broker.peers import ReplicaDoor, ReplicaPeer
+from qmq.broker.ordered_writes import Admission
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, read_batches
 from qmq.broker.sessions import HeldAnswer, Peer
@@ -39,7 +38,6 @@ from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
     InvalidArgument,
-    LogDamaged,
     NotMaster,
     OrderMismatch,
     Outcome,
@@ -56,7 +54,7 @@ from qmq.log.store import Intake, Store
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
@@ -65,6 +63,7 @@ WRITE_BYTES_MAX: Final = 8 * limits.MIB
 """A turn's batches beyond this are written by more than one write."""
 
 LookUpSubject = Callable[[str], SubjectConfig | None]
+MakeParts = Callable[["Broker"], BrokerParts]
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class _Staged:
 
 
 class Broker:
-    """One broker on one store, in one event loop. `flusher` is set by whoever runs it (see `qmq.broker.maintenance`)."""
+    """One broker on one store, in one event loop. What a running one consists of: `qmq/node/broker_assembly.py`."""
 
     def __init__(
         self,
@@ -90,20 +89,25 @@ class Broker:
         config: BrokerConfig,
         loop: asyncio.AbstractEventLoop,
         *,
+        make_parts: MakeParts | None = None,
         is_serving: bool = True,
     ) -> None:
+        """`make_parts` is handed the broker, since most parts work on it. It may keep it and read its store, configuration, clock and loop,
+        and must call nothing of it. Without `make_parts` the broker belongs to no group, and nobody flushes for it.
+        """
         self.store = store
         self.config = config
         self.clock = clock
         self.loop = loop
-        self.committer: Committer = Alone(self)
-        self.on_turn_end: Callable[[], None] = lambda: None
-        self.fatal: Callable[[BaseException], None] = _raise
-        """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
-        self.mends: Callable[[LogDamaged], bool] = lambda _: False
-        """Told of damage; True if it is being repaired, and the broker will be woken."""
-        self.on_peer: Callable[[Frame, ReplicaDoor], ReplicaPeer] | None = None
-        """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
+        parts = make_parts(self) if make_parts is not None else BrokerParts(Alone(self))
+        self.committer = parts.committer
+        self.fatal = parts.fatal
+        self.mends = parts.mends
+        self.accept_replica = parts.accept_replica
+        self.routing = parts.routing
+        self.rules = parts.rules
+        self._on_turn_end = parts.on_turn_end
+        self.may_write = parts.may_write
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False
@@ -112,8 +116,7 @@ class Broker:
         """Drained by an operator: no new messages."""
         self.master_address = ""
         """Where the master is, if it is known and not here."""
-        self.settled: list[HeldAnswer] = []
-        """Answers to SETTLE whose actions are not written yet."""
+        self.responses = PendingResponses()
         self.tallies = BrokerCounters()
         if is_serving:
             self.tallies.begin(store)
@@ -121,16 +124,9 @@ class Broker:
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
         self._look_up = look_up
-        self.routing: Routing = NoRouting()
-        """Which partitions of ordered subjects are here."""
-        self.right: Callable[[], bool] = lambda: True
-        """Whether this master's lease in the coordination store holds, by its own clock."""
-        self.rules: GroupRules = NoGroupRules()
-        """What operators said about consumer groups; `look_again` when there are news."""
         self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
-        self._answers = PendingResponses()
         self._flushed_index = 0
         """Committed, and flushed on a majority."""
         self._full: dict[Flushable, None] = {}
@@ -151,6 +147,21 @@ class Broker:
         self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
+
+    def reopened(self, store: Store) -> None:
+        """This is the store now; the caller closes the one before. A broker that serves is only told of one with the same entries."""
+        self.store = store
+
+    def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
+        """The coordination store has news. `master_address` None: it says nothing of a master."""
+        self.forget_routes()
+        self.is_read_only = is_read_only
+        if master_address is not None:
+            self.master_address = master_address
+
+    def begin_stop(self) -> None:
+        """Take no more messages: the process is about to end."""
+        self.is_stopping = True
 
     def pause(self) -> None:
         """Begin nothing new, let what was begun come to its end."""
@@ -173,13 +184,11 @@ class Broker:
             return
         self.is_serving = False
         self.tallies.end(self.store)
-        unknown = NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
         for staged in self._staged:
             self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
-        for held in (*self._answers.take(), *self.settled):
-            self.answer_error(held.peer, held.request_id, unknown)
+        for held in self.responses.abandon(self._unknown_here):
+            self.answer_error(held.peer, held.request_id, self._unknown_here())
         self._staged.clear()
-        self.settled.clear()
         self.dispatch.stop(NotMaster(self._not_master()))
         self.lanes.stop(NotMaster(self._not_master()))
         self._routes.clear()
@@ -187,6 +196,10 @@ class Broker:
     def _not_master(self) -> str:
         where = f"; it is at {self.master_address}" if self.master_address else ""
         return f"{self.config.name} is not its group's master{where}"
+
+    def _unknown_here(self) -> NotMaster:
+        """To who waits for what may have been stored: it will not be known here."""
+        return NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
 
     def require_serving(self) -> None:
         """Raises NotMaster."""
@@ -286,7 +299,7 @@ class Broker:
         if self.is_serving and self.store.unwritten:
             self._write_actions()
             self.flush_outboxes()
-        self.on_turn_end()
+        self._on_turn_end()
 
     def _append(self) -> None:
         """Write what is staged, in writes of a size that a slave takes in one frame."""
@@ -322,7 +335,7 @@ class Broker:
             if each.is_fast and not each.awaits_flush:
                 each.peer.send(answer)
             else:
-                self._answers.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+                self.responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
         if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
             self.store.flush_wanted = index
             self.committer.flush_wanted(index)
@@ -343,7 +356,7 @@ class Broker:
         return admitted
 
     def _has_right(self, queue: Queue) -> bool:
-        return self.right() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+        return self.may_write() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
         """Store what the broker itself sends; what is there already is not stored again. Raises DiskFull."""
@@ -376,14 +389,14 @@ class Broker:
 
     async def committed(self) -> None:
         """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
-        waiter = Barrier(self.loop)
+        waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten:
-            self.settled.append(HeldAnswer(0, waiter, 0, b""))
+            self.responses.wait(waiter, None)
             self.schedule()
         else:
-            self._answers.hold(HeldAnswer(self.store.index, waiter, 0, b""))
+            self.responses.wait(waiter, self.store.index)
             self._release()
-        await waiter.done
+        await waiter
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         self.dispatch.wake_queues(queues)
@@ -395,10 +408,7 @@ class Broker:
         except DiskFull as failure:
             log.warning("consumption goes on in memory: %s", failure)
             return
-        settled, self.settled = self.settled, []
-        for held in settled:
-            held.index = self.store.index
-            self._answers.hold(held)
+        self.responses.written(self.store.index)
         self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)
 
@@ -424,7 +434,7 @@ class Broker:
             self._release()
 
     def _release(self) -> None:
-        self._answers.release(self.store.committed_index, self._flushed_index)
+        self.responses.release(self.store.committed_index, self._flushed_index)
 
     @property
     def awaits_flush(self) -> bool:
@@ -458,7 +468,7 @@ class Broker:
             self.lanes.tick()
         self._full.update(self.leisurely)
         self.leisurely.clear()
-        if self._full or (self.is_serving and (self.settled or self.store.unwritten)):
+        if self._full or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten)):
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:
@@ -479,7 +489,3 @@ class Flushable:
 
     def flush(self) -> None:
         raise NotImplementedError
-
-
-def _raise(cause: BaseException) -> None:
-    raise cause

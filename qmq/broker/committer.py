@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from qmq.log.log_config import Flush
+from qmq.log.store import Store
 
-if TYPE_CHECKING:
-    from qmq.broker.broker import Broker
+
+class Commits(Protocol):
+    """Who is told what is safe: the broker."""
+
+    @property
+    def store(self) -> Store:
+        """The store that it serves from now."""
+        ...
+
+    def commit(self, index: int) -> None:
+        """Everything up to `index` is committed."""
+        ...
+
+    def flushed(self, index: int) -> None:
+        """Everything up to `index` is committed, and flushed on a majority."""
+        ...
 
 
 class Committer(Protocol):
@@ -29,7 +44,7 @@ class Committer(Protocol):
 class Alone:
     """The committer of a node without replicas."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Commits) -> None:
         self._broker = broker
 
     def written(self, index: int) -> None:

@@ -14,6 +14,7 @@ from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
+from qmq.broker.round_budget import RoundBudget
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
@@ -23,6 +24,7 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream
+from qmq.wire.partial_frames import PartialFrames
 
 log = logging.getLogger("qmq.broker")
 
@@ -47,8 +49,17 @@ class Connection(Flushable):
     saves a write for every lone message.
     """
 
-    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None], shared: bytearray | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        on_closed: Callable[[Connection], None],
+        shared: bytearray | None = None,
+        partial: PartialFrames | None = None,
+        budget: RoundBudget | None = None,
+    ) -> None:
         self._broker = broker
+        self._budget = budget
+        self._is_waiting_for_turn = False
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
@@ -67,6 +78,7 @@ class Connection(Flushable):
             on_violation=self._violated,
             frame_bytes_max=limits.HELLO_BYTES_MAX,
             shared=shared,
+            partial=partial,
         )
         self._patience = StallWatch()
 
@@ -149,8 +161,8 @@ class Connection(Flushable):
         handle(self, each)
 
     def _hello(self, each: Frame) -> None:
-        if each.kind == FrameKind.REPLICA_HELLO and self._broker.on_peer is not None:
-            self._peer = self._broker.on_peer(each, self)
+        if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self._peer = self._broker.accept_replica(each, self)
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
@@ -194,6 +206,17 @@ class Connection(Flushable):
         self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
+        if self._budget is not None:
+            self._budget.took(self, size)
+
+    def wait_for_turn(self) -> None:
+        self._is_waiting_for_turn = True
+        self.stream.pause_reading()
+
+    def take_turn(self) -> None:
+        self._is_waiting_for_turn = False
+        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max and self.stream.is_writable:
+            self.stream.resume_reading()
 
     def _consuming(self) -> Dispatch:
         """Consumption, if this broker serves. Raises NotMaster."""
@@ -209,7 +232,7 @@ class Connection(Flushable):
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
         self._unanswered_bytes -= size
-        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2:
+        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2 and not self._is_waiting_for_turn:
             self.stream.resume_reading()
 
     def _pull(self, each: Frame) -> None:
@@ -238,7 +261,7 @@ class Connection(Flushable):
             self.send(answer)
         else:  # who hears it forgets what it said last: that must be committed
             self._consuming().detach(self, number)
-            self._broker.settled.append(HeldAnswer(0, self, each.request_id, answer))
+            self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
@@ -287,7 +310,7 @@ class Connection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
 
     def _writable(self) -> None:
-        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max:
+        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max and not self._is_waiting_for_turn:
             self.stream.resume_reading()
         self._broker.writable(self)
         self._serve_fetches()
@@ -307,6 +330,13 @@ class Connection(Flushable):
         elif ending is Ending.CLOSE:
             self._violated(ProtocolViolation("a frame was begun, and its rest does not come: send it again on a new connection"))
             self.stream.close()
+
+    def end_for_memory(self) -> None:
+        """Too many frames have come in part, and this connection's has been without progress for longest."""
+        failure = Overloaded("the broker has too many frames that came in part: send this one again on a new connection")
+        log.info("connection of %r closed: %s", self.client, failure)
+        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+        self.stream.close()
 
     def refuse(self, failure: Overloaded) -> None:
         """Too many connections: say so as soon as this one is made, and close."""

@@ -20,7 +20,7 @@ from qmq.log.lane_share import LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.log.trail import TrailEvent
 from qmq.model import MessageId, Sequence, TimeMs
-from qmq.network import bind
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS, answering
@@ -372,6 +372,7 @@ async def serve_control(
     *,
     also: Callable[[grpc.aio.Server], None] | None = None,
     wall: Clock | None = None,
+    network: Network = NETWORK,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -379,6 +380,6 @@ async def serve_control(
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)
-    bound = bind(server, host, port)
+    bound = network.bind(server, host, port)
     await server.start()
     return server, bound

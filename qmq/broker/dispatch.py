@@ -243,7 +243,7 @@ class Dispatch:
         asked = sum([each.last - each.first + 1 for each in settlements])
         state.tally.settled(settlements, asked - settled)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
-        self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
+        self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
         self._broker.schedule()

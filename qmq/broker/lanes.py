@@ -124,7 +124,7 @@ class Lanes:
         if kept is not None:
             peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
         else:
-            self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
+            self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
@@ -275,7 +275,7 @@ class Lanes:
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
-        self._broker.settled.append(HeldAnswer(0, peer, request_id, answer))
+        self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:

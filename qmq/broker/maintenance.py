@@ -48,8 +48,17 @@ def stop_process(cause: BaseException) -> None:
 class Maintenance:
     """Runs a broker's background work in its event loop."""
 
-    def __init__(self, broker: Broker, fatal: Callable[[BaseException], None] = stop_process, *, tick_s: float = TICK_S) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        fatal: Callable[[BaseException], None] = stop_process,
+        *,
+        holds_back: Callable[[], bool] = lambda: False,
+        tick_s: float = TICK_S,
+    ) -> None:
+        """`holds_back`: whether checkpoints and retention must wait now, such as during a catch-up from nothing."""
         self._broker = broker
+        self._holds_back = holds_back
         self._fatal = fatal
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
@@ -69,10 +78,6 @@ class Maintenance:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
-        self.hold_back: Callable[[], bool] = lambda: False
-        """True while checkpoints and retention must wait, such as during a catch-up from nothing."""
-        broker.on_turn_end = self.after_turn
-        broker.fatal = fatal
 
     def start(self) -> None:
         self._ticker = self._loop.create_task(self._tick_forever())
@@ -188,7 +193,7 @@ class Maintenance:
         self._marker.tick(self._broker.clock.monotonic_ms())
 
     def _slow_tick(self, now_ms: int) -> None:
-        if self.hold_back():
+        if self._holds_back():
             return
         self._scrub()
         self.after_turn()

@@ -13,7 +13,6 @@ So whatever is refused takes along everything that the producer sent behind it, 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,12 +20,10 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.batch import ENVELOPE_BYTES, region_crc_of
 from qmq.batch_columns import REGION_BYTES, BatchFlag, RegionHeader, is_same_batch
-from qmq.errors import NumberTaken, OutOfSequence, ProducerFenced, QmqError, RightLapsed, RouteChanged
+from qmq.errors import NumberTaken, OutOfSequence, ProducerFenced, RightLapsed, RouteChanged
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
 from qmq.model import begins_session, session_of
-from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
-from qmq.wire.frame_payloads import unpack_error
 
 
 class Routing(Protocol):
@@ -151,29 +148,3 @@ def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
     cached = store.cache.get(entry.position)
     stored = b"".join(cached) if cached is not None else store.messages.read(entry.position, ENVELOPE_BYTES + REGION_BYTES)
     return is_same_batch(batch.region, batch.region_crc, stored[ENVELOPE_BYTES:], region_crc_of(stored))
-
-
-class Barrier:
-    """Stands in for a connection where a coroutine waits for a commit."""
-
-    is_writable = True
-    client = ""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
-
-    def send(self, *buffers: bytes) -> None:
-        """The answer: nothing, or an error."""
-        if self.done.done():
-            return
-        failure = _error_in(b"".join(buffers))
-        if failure is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(failure)
-
-
-def _error_in(frame: bytes) -> QmqError | None:
-    if len(frame) < HEADER_BYTES or HEADER.unpack_from(frame)[1] != FrameKind.ERROR:
-        return None
-    return unpack_error(frame[HEADER_BYTES:])

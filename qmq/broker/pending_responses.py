@@ -1,22 +1,57 @@
-"""Answers that wait until what they promise is true: that it is committed, or besides that it is flushed on a majority."""
+"""Answers that wait until what they promise is true: that it is committed, or besides that it is flushed on a majority. So do coroutines
+of this process that go on when something is committed.
+
+    unwritten          the index is not known yet: what they promise is written at the end of the turn
+    held for a commit  answered when their index is committed
+    held for a flush   answered when their index is flushed on a majority
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from qmq.broker.sessions import HeldAnswer
+from qmq.errors import QmqError
 
 
 class PendingResponses:
     """Held in the order of their indexes; who waits for a flush holds up nobody who does not."""
 
     def __init__(self) -> None:
+        self.unwritten: list[HeldAnswer] = []
+        """Answers to what is done and not written: their index is set when it is."""
+        self._unwritten_waiters: list[asyncio.Future[None]] = []
         self._for_commit: deque[HeldAnswer] = deque()
         self._for_flush: deque[HeldAnswer] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def hold(self, held: HeldAnswer, *, for_flush: bool = False) -> None:
         """Let it go when its index is committed, or flushed."""
         (self._for_flush if for_flush else self._for_commit).append(held)
+
+    def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
+        """Set the future when `index` is committed; None: what is unwritten now."""
+        if index is None:
+            self._unwritten_waiters.append(waiter)
+        else:
+            self._waiters.append((index, waiter))
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether somebody waits for what is not written."""
+        return bool(self.unwritten or self._unwritten_waiters)
+
+    def written(self, index: int) -> None:
+        """Everything that was done is in the log, up to `index`."""
+        unwritten, self.unwritten = self.unwritten, []
+        for held in unwritten:
+            held.index = index
+        self._for_commit.extend(unwritten)
+        if self._unwritten_waiters:
+            self._waiters.extend([(index, waiter) for waiter in self._unwritten_waiters])
+            self._unwritten_waiters.clear()
 
     def release(self, committed_index: int, flushed_index: int) -> None:
         """Send what may go."""
@@ -24,10 +59,17 @@ class PendingResponses:
             while waiting and waiting[0].index <= index:
                 held = waiting.popleft()
                 held.peer.send(held.answer)
+        while self._waiters and self._waiters[0][0] <= committed_index:
+            waiter = self._waiters.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def take(self) -> list[HeldAnswer]:
-        """All that are left; none is held any more."""
-        left = [*self._for_commit, *self._for_flush]
-        self._for_commit.clear()
-        self._for_flush.clear()
+    def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
+        """Hold nothing any more: each coroutine that waits hears of a failure, and the answers that are left are returned."""
+        for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
+            if not waiter.done():
+                waiter.set_exception(failure())
+        left = [*self._for_commit, *self._for_flush, *self.unwritten]
+        for held in (self._unwritten_waiters, self._waiters, self._for_commit, self._for_flush, self.unwritten):
+            held.clear()
         return left

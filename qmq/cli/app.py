@@ -9,6 +9,7 @@ import typer
 import qmq
 from qmq.cli import (
     broker,
+    cert,
     cluster,
     consume,
     dedup,
@@ -48,6 +49,7 @@ app.add_typer(outbox.app, name="outbox")
 app.add_typer(dedup.app, name="dedup")
 app.command("why")(why.why)
 app.add_typer(logs.app, name="log")
+app.add_typer(cert.app, name="cert")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)

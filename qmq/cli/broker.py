@@ -37,6 +37,10 @@ from qmq.cli.roles import (
     RetentionMib,
     RetryDelays,
     SegmentMib,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
     Verbose,
     etcd_options,
     log_config,
@@ -44,6 +48,7 @@ from qmq.cli.roles import (
     require_flush,
     retries_of,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import InvalidArgument, QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
@@ -71,6 +76,10 @@ def broker(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
     flush: FlushWhen = "async",
     flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
@@ -90,6 +99,7 @@ def broker(
     if context.invoked_subcommand is not None:
         return
     from qmq.broker.broker_config import BrokerConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import ReplicaConfig, ReplicaNode, run_replica
 
@@ -112,8 +122,10 @@ def broker(
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
         )
-        require_guarded(host, insecure, config.etcd)
-        run(run_replica(lambda: ReplicaNode(config)))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, config.etcd, tls)
+        doors = environment_with(tls)
+        run(run_replica(lambda: ReplicaNode(config, doors=doors)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

@@ -30,12 +30,17 @@ from qmq.cli.roles import (
     Replicas,
     RetentionMib,
     SegmentMib,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
     Verbose,
     etcd_options,
     log_config,
     names_of,
     require_flush,
     set_up_logging,
+    tls_of,
 )
 from qmq.cli.times import parse_duration
 from qmq.errors import InvalidArgument, QmqError
@@ -64,6 +69,10 @@ def delay(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
     bucket: Annotated[
         str, typer.Option(envvar="QMQ_BUCKET", help="What a file of the schedule holds, 5m to 24h; fixed when the group is founded.")
     ] = "1h",
@@ -100,6 +109,7 @@ def delay(
     from qmq.broker.broker_config import BrokerConfig
     from qmq.delay.delay_config import DelayConfig
     from qmq.node.delay_node import DelayNode, DelayReplicaConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import run_replica
 
@@ -124,8 +134,10 @@ def delay(
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
         )
-        require_guarded(host, insecure, config.etcd)
-        run(run_replica(lambda: DelayNode(config), "delay"))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, config.etcd, tls)
+        doors = environment_with(tls)
+        run(run_replica(lambda: DelayNode(config, doors=doors), "delay"))
     except (OSError, QmqError) as failure:
         fail(failure)
 

@@ -19,10 +19,15 @@ from qmq.cli.roles import (
     Insecure,
     MetricsPort,
     RetryDelays,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
     log_config,
     require_flush,
     retries_of,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
@@ -51,6 +56,10 @@ def dev(
     attempts_max: AttemptsMax = ATTEMPTS_MAX,
     retry_delays: RetryDelays = RETRY_DELAYS,
     metrics_port: MetricsPort = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
     insecure: Insecure = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
@@ -61,6 +70,7 @@ def dev(
     from qmq.broker.broker_config import BrokerConfig
     from qmq.delay.delay_config import DelayConfig
     from qmq.node.dev_node import Node, NodeConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
@@ -82,9 +92,11 @@ def dev(
             delay_config=DelayConfig(tick_ms=tick_ms),
             metrics_port=metrics_port,
         )
-        require_guarded(host, insecure)
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, tls=tls)
+        network = environment_with(tls).network
         with _RecoveryBar() as bar:
-            run(_serve(Node(config, bar)))
+            run(_serve(Node(config, bar, network=network)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

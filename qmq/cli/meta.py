@@ -17,15 +17,21 @@ from qmq.cli.roles import (
     Host,
     Insecure,
     MetricsPort,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
     Verbose,
     etcd_options,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.meta.meta_server import MetaConfig
     from qmq.metrics.endpoint import MetricsServer
+    from qmq.network import Network
     from qmq.node.etcd_options import EtcdOptions
 
 ETCD_S: Final = 3.0
@@ -39,6 +45,10 @@ def meta(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
     create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
@@ -58,18 +68,21 @@ def meta(
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.meta.meta_server import MetaConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
     set_up_logging(verbose)
     try:
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
-        require_guarded(host, insecure, options)
-        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate), metrics_port))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, options, tls)
+        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate)
+        run(_serve(options, config, metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None) -> None:
+async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, network: Network) -> None:
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.meta_server import MetaServer
@@ -82,8 +95,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
 
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
-    server = MetaServer(store, view, config)
-    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options))
+    server = MetaServer(store, view, config, network=network)
+    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options, network.credentials))
     metrics: MetricsServer | None = None
 
     is_serving = False

@@ -15,6 +15,7 @@ from qmq.model import GroupSettings
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
     from qmq.node.etcd_options import EtcdOptions
+    from qmq.security.tls import Tls
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
 EtcdUser = Annotated[str | None, typer.Option("--etcd-user", envvar="QMQ_ETCD_USER", help="etcd's user.")]
@@ -24,6 +25,15 @@ EtcdPassword = Annotated[
 EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: who signs etcd's certificates.")]
 EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
 EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="QMQ_TLS_CA", help="PEM file: who signs certificates of clients and servers; turns TLS on."),
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")]
+TlsClients = Annotated[
+    str, typer.Option("--tls-clients", envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
+]
 Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
 Insecure = Annotated[
     bool,
@@ -84,6 +94,19 @@ def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | N
         if path is not None and not path.is_file():
             raise InvalidArgument(f"{path} is no file: etcd's certificates are PEM files")
     return EtcdOptions(names_of(etcd, "--etcd (QMQ_ETCD)"), user, password, ca, cert, key)
+
+
+def tls_of(ca: Path | None, cert: Path | None, key: Path | None, clients: str) -> Tls | None:
+    """A server's certificates; None: no TLS. Raises InvalidArgument."""
+    from qmq.security.tls import Tls
+
+    if clients not in ("required", "optional"):
+        raise InvalidArgument(f"--tls-clients is 'required' or 'optional', not {clients!r}")
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None or cert is None or key is None:
+        raise InvalidArgument("TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files")
+    return Tls(ca, cert, key, requires_clients=clients == "required")
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -95,7 +95,7 @@ class Client(ListeningDoor, OutboxDoor):
             self.name,
             now_ns=self._now_ns,
             network=network,
-            store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
+            store=store_of(False if state_dir is None and not network.is_machine else state_dir, self._addresses),
         )
         self._identity = ProducerIdentity()
         self._producer_ids = ProducerIds()

@@ -9,12 +9,14 @@ taken for gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reach
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
 from qmq.network import NETWORK, Network
+from qmq.security.tls import tls_failed
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire import reachable
@@ -243,6 +245,9 @@ async def connect(address: str, client: str, network: Network = NETWORK, gone_s:
             hello = wire.Hello(wire.PROTOCOL_VERSION, client).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
             welcome = wire.Welcome.unpack(answer.payload)
+    except ssl.SSLError as cause:
+        connection.abort("no greeting")
+        raise tls_failed(address, cause) from cause
     except (OSError, TimeoutError) as cause:
         connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause

@@ -25,8 +25,8 @@ from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import Pipe
 from qmq.client.route_book import spoken
-from qmq.client.send_retries import final
 from qmq.delivery.balancer import Balancer
+from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
 from qmq.wire.frame_payloads import Produced
 

@@ -16,7 +16,7 @@ from qmq_coordination.broker_groups import DelaySettings
 
 from qmq.batch import BatchView, Envelope
 from qmq.batch_columns import BatchFlag, Layout, RegionHeader
-from qmq.broker.broker import Broker, LookUpSubject
+from qmq.broker.broker import Broker, LookUpSubject, MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.produce_checks import CheckDues, Destination
 from qmq.client.producer import ProducerIds
@@ -58,9 +58,10 @@ class DelayBroker(Broker):
         settings: DelaySettings,
         delay: DelayConfig,
         links: Callable[[], Links],
+        make_parts: MakeParts | None = None,
         is_serving: bool = True,
     ) -> None:
-        super().__init__(store, look_up, clock, config, loop, is_serving=is_serving)
+        super().__init__(store, look_up, clock, config, loop, make_parts=make_parts, is_serving=is_serving)
         self.settings = settings
         self.delay = delay
         self.engine: Engine | None = None

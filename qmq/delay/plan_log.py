@@ -2,9 +2,9 @@
 plans.
 
 A plan's messages are in *custody* from the moment they go to the dispatcher until the plan is committed: who wants to cancel one of them
-must ask the dispatcher for it (`DueDispatcher.withdraw`). With a run of a recurring message goes the next run, in the same entry of the log:
-the alias of the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its successor
-already.
+must ask the dispatcher for it (`DueDispatcher.withdraw`). With a run of a recurring message goes the next run, in the same entry of the
+log: the alias of the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its
+successor already.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import Watchers
-from qmq.network import NETWORK, Network, bind
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS
 
@@ -54,6 +54,7 @@ class MetaServer:
         self, store: CoordinationStore, view: ClusterView, config: MetaConfig, *, clock: Clock | None = None, network: Network = NETWORK
     ) -> None:
         self._config = config
+        self._network = network
         self._brokers = Brokers(view, network)
         self._watchers = Watchers(view)
         self.calls = CallCounts()
@@ -90,7 +91,7 @@ class MetaServer:
         """Serve. Raises OSError if the port is taken."""
         self._server = grpc.aio.server(interceptors=(self.calls,), options=SERVER_OPTIONS)
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
-        self.port = bind(self._server, self._config.host, self._config.port)
+        self.port = self._network.bind(self._server, self._config.host, self._config.port)
         await self._server.start()
         self._controller.start()
         self._controller.spawn(self._resharding.run())

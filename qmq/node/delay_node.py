@@ -11,14 +11,15 @@ service on its control port. Real-time brokers are found in the coordination sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_replication.ready import Role
 
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.broker import MakeParts
+from qmq.broker.ordered_writes import Routing
 from qmq.clock import Clock
 from qmq.delay.delay_broker import DelayBroker, schedule_of
 from qmq.delay.delay_config import DelayConfig
@@ -29,6 +30,7 @@ from qmq.delay.timekeeper import SteadyClock
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import whole_from
 from qmq.node import bootstrap
+from qmq.node.broker_assembly import AddServices
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
@@ -36,7 +38,6 @@ from qmq.node.schedule_transfer import ScheduleTransfer
 from qmq.node.view_locator import ViewLocator
 
 if TYPE_CHECKING:
-    import grpc
     from qmq_coordination.coordination_store import CoordinationStore
 
     from qmq.client.links import Links
@@ -80,35 +81,38 @@ class DelayNode(ReplicaNode):
     def _projection(self) -> Projection | None:
         return Schedule(self.folder / SCHEDULE, self._disk, self.settings.bucket_ms)
 
-    def _make_broker(self, config: BrokerConfig) -> DelayBroker:
+    def _make_broker(self, make_parts: MakeParts) -> DelayBroker:
         return DelayBroker(
             self.store,
             self.view.subject,
             self._clock,
-            config,
+            self.broker_config(),
             asyncio.get_running_loop(),
             group=self.config.group,
             settings=self.settings,
             delay=self._delay,
             links=self._links,
+            make_parts=make_parts,
             is_serving=False,
         )
+
+    def _routing(self) -> Routing | None:
+        return None
 
     def _links(self) -> Links:
         return self._locator.links(f"qmq-delay/{self.config.replica}")
 
-    def _also_served(self) -> Callable[[grpc.aio.Server], None]:
+    def _also_served(self) -> AddServices:
         config = self.config
         files = ReplicaScheduleFiles(self.folder, lambda: self.has_schedule)
         identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
         return DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files).add_to
 
-    def _has_all(self) -> bool:
+    def may_serve(self) -> bool:
         return self.has_schedule
 
-    async def _take_part(self) -> None:
-        await super()._take_part()
-        self.driver.may_serve = lambda: self.has_schedule
+    def _take_part(self) -> None:
+        super()._take_part()
         if self._witnesses is not None:
             self._witnesses.start()
         self._transfer.start()
@@ -116,11 +120,11 @@ class DelayNode(ReplicaNode):
     def _forget(self) -> None:
         self._transfer.forget()
 
-    def _must_hold_back(self) -> bool:
-        return super()._must_hold_back() or not self.has_schedule
+    def must_hold_back(self) -> bool:
+        return super().must_hold_back() or not self.has_schedule
 
-    def _on_role(self, role: Role) -> None:
-        super()._on_role(role)
+    def role_changed(self, role: Role) -> None:
+        super().role_changed(role)
         self._transfer.role_changed()
 
     # --- the schedule's transfer, see schedule_transfer.Taker ----------------------------------------------------------
@@ -129,10 +133,6 @@ class DelayNode(ReplicaNode):
     def has_schedule(self) -> bool:
         """Whether the schedule is here: if the log lost its beginning, it must come from another replica."""
         return not self._is_opening and schedule_of(self.broker.store).is_whole
-
-    def donors(self) -> Mapping[str, str]:
-        """The other replicas' control addresses."""
-        return self._peers_control()
 
     def needs_from(self) -> int | None:
         """The lowest index from which on our own log is whole."""
@@ -150,9 +150,9 @@ class DelayNode(ReplicaNode):
 
     def adopt(self) -> None:
         """Open the store anew, with the schedule that was fetched."""
-        self._upkeep.quiesce()
+        self._running.maintenance.quiesce()
         self.broker.store.close()
-        self.broker.store = self._open_store()
+        self.broker.reopened(self._open_store())
         self.broker.commit(self.driver.core.commit)
         self.driver.serve_if_due()
 
@@ -164,7 +164,7 @@ class DelayNode(ReplicaNode):
 
     def _witness_addresses(self) -> Iterator[str]:
         """The other replicas, then everybody else who is present."""
-        yield from self._peers_control().values()
+        yield from self.donors().values()
         for state in self.view.groups():
             if state.name != self.config.group:
                 yield from [each.control_address for each in self.view.present(state.name).values()]

@@ -14,6 +14,7 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
+from qmq.broker.broker import MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock
 from qmq.delay.delay_broker import DelayBroker
@@ -26,6 +27,7 @@ from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
+from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
@@ -50,6 +52,7 @@ class DelayPart:
         *,
         progress: Progress,
         clock: Clock | None = None,
+        network: Network = NETWORK,
     ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
@@ -58,20 +61,25 @@ class DelayPart:
         if not schedule.is_whole:
             store.close()
             raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
-        self._locator = ViewLocator(coordination, view)
-        self.broker = DelayBroker(
-            store,
-            view.subject,
-            self.clock,
-            broker,
-            asyncio.get_running_loop(),
-            group=broker.name,
-            settings=settings,
-            delay=delay,
-            links=self._links,
-            is_serving=False,
-        )
-        self._part = SingleReplica(self.broker, coordination, view)
+        self._locator = ViewLocator(coordination, view, network)
+
+        def make_broker(make_parts: MakeParts) -> DelayBroker:
+            return DelayBroker(
+                store,
+                view.subject,
+                self.clock,
+                broker,
+                asyncio.get_running_loop(),
+                group=broker.name,
+                settings=settings,
+                delay=delay,
+                links=self._links,
+                make_parts=make_parts,
+                is_serving=False,
+            )
+
+        self._part = SingleReplica(make_broker, coordination, view, network=network)
+        self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
             self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine

@@ -16,13 +16,14 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
 
-from qmq.broker.broker import Broker
+from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock, SystemClock
 from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
 from qmq.node.metering import serving
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
@@ -75,8 +76,11 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 class Node:
     """A running node. `start`, then `stop`; after a crash just `start` again."""
 
-    def __init__(self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None) -> None:
-        """`clock`: another one than the machine's, which is believed."""
+    def __init__(
+        self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
+    ) -> None:
+        """`clock`: another one than the machine's, which is believed. `network`: for all of its ports, and between them."""
+        self._network = network
         self.config = config
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -105,7 +109,7 @@ class Node:
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network)
         try:
             await self._listen()
         except BaseException:
@@ -117,9 +121,9 @@ class Node:
         name = config.broker.name
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
-        self.broker = Broker(self.store, self.view.subject, self._clock, config.broker, asyncio.get_running_loop())
-        self.broker.routing = ViewRouting(self.view, name)
-        self._part = SingleReplica(self.broker, self.coordination, self.view)
+        routing = ViewRouting(self.view, name)
+        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network)
+        self.broker = self._part.broker
         if config.delay:
             try:
                 self.delay = await self._open_delay()
@@ -127,6 +131,9 @@ class Node:
                 await self._part.stop()
                 self._part.close()
                 raise
+
+    def _make_broker(self, make_parts: MakeParts) -> Broker:
+        return Broker(self.store, self.view.subject, self._clock, self.config.broker, asyncio.get_running_loop(), make_parts=make_parts)
 
     async def _open_delay(self) -> DelayPart:
         from qmq.node.dev_delay import DelayPart
@@ -145,6 +152,7 @@ class Node:
             self.view,
             progress=self._progress,
             clock=self._told_clock,
+            network=self._network,
         )
 
     async def _listen(self) -> None:
@@ -163,7 +171,11 @@ class Node:
     def sources(self) -> list[FigureSource]:
         """What reads its figures."""
         of_delay = self.delay.sources() if self.delay is not None else []
-        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
+        own = (
+            MetaSource(self._meta, self.view),
+            CoordinationSource(self.coordination, self.view),
+            ExposureSource(self.config.host, credentials=self._network.credentials),
+        )
         return [*self._part.sources(), *of_delay, *own]
 
     @property

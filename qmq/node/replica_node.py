@@ -13,28 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from qmq_coordination.broker_groups import DelaySettings, MasterRecord, Mode, ReplicaRecord
+from qmq_coordination.broker_groups import DelaySettings, Mode, ReplicaRecord
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView, ViewChange
 from qmq_replication import replica_identity as identities
-from qmq_replication.coordinator import SECRET, Coordinator, find_secret
-from qmq_replication.driver import Driver
+from qmq_replication.coordinator import SECRET, find_secret
 from qmq_replication.ready import Role
 from qmq_replication.replica_identity import ReplicaIdentity
 from qmq_replication.replica_membership import ReplicaMembership
 
-from qmq.broker.broker import Broker
+from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.control import serve_control
-from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import Maintenance
+from qmq.broker.ordered_writes import Routing
 from qmq.clock import Clock, SystemClock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, QmqError
 from qmq.log import follower
@@ -44,20 +40,17 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.node import bootstrap, replica_repair
+from qmq.node.broker_assembly import AddServices, ReplicaBroker
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.replica_readiness import of_replica
-from qmq.node.replica_status import ReplicaStatus
 from qmq.node.view_routing import ViewRouting
-from qmq.node.view_rules import ViewRules
-from qmq.node.write_lease import WriteLease
 from qmq.private_files import make_private
 
 if TYPE_CHECKING:
-    import grpc
     from qmq_coordination.coordination_store import CoordinationStore
 
     from qmq.log.projection import Projection
@@ -67,7 +60,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.node")
 
-STOP_GRACE_S: Final = 1.0
 KNOWN_WAIT_S: Final = 3.0
 """How long a replica that knows its group waits for the coordination store before it takes part without."""
 MEND_TRIES: Final = 1_000
@@ -114,9 +106,7 @@ class ReplicaNode:
         self.view = ClusterView(self.coordination)
         self._clock = clock or doors.clock or SystemClock()
         self._disk = doors.disk
-        self._mending: asyncio.Task[None] | None = None
         self._is_opening = False
-        """Whether the store is being opened anew: nobody is to believe its files."""
         self._roles: dict[str, int] = {}
         """How often it took up each."""
         self.metrics: MetricsServer | None = None
@@ -148,11 +138,27 @@ class ReplicaNode:
             await self.coordination.close()
             raise
         self._judge_past(is_new=found is None)
-        self.broker = self._make_broker(replace(config.broker, name=config.replica))
-        self._data = DataServer(self.broker, self.doors.network)
-        await self._data.start(config.host, config.data_port)
-        await self._take_part()
+        self._running = self._assemble()
+        self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
+        await self._running.listen(config.data_port, config.control_port, self._also_served())
+        self._take_part()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+
+    def _assemble(self) -> ReplicaBroker[Broker]:
+        config = self.config
+        return ReplicaBroker(
+            self._make_broker,
+            self,
+            self._identity,
+            self._membership,
+            self.coordination,
+            self.view,
+            self._clock,
+            self.doors,
+            routing=self._routing(),
+            host=config.host,
+            advertise=config.advertise,
+        )
 
     async def _begin_view(self) -> None:
         """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
@@ -201,7 +207,7 @@ class ReplicaNode:
         )
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
-        where = self._peers_control(), folder, self.config.log.segment_bytes, damage
+        where = self.donors(), folder, self.config.log.segment_bytes, damage
         return await replica_repair.repair_folder(*where, self.doors.network, self._disk)
 
     def _judge_past(self, *, is_new: bool) -> None:
@@ -216,88 +222,40 @@ class ReplicaNode:
         if past.is_whole and not is_whole:
             log.warning("this replica may lack what it acknowledged: it has no say before it has caught up with a master")
         self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)
-        self._save(self._identity)
+        self.save(self._identity)
 
-    def _save(self, identity: ReplicaIdentity) -> None:
+    def save(self, identity: ReplicaIdentity) -> None:
+        """Put on disk, synced, what this replica promised and knows."""
         identity.save(self._disk, self.config.data)
 
-    async def _take_part(self) -> None:
-        config = self.config
-        loop_address = f"{config.advertise or config.host}"
-        data_address = f"{loop_address}:{self._data.port}"
-        self._upkeep = Maintenance(self.broker, self.doors.fatal)
-        control = await self._listen_control()
-        record = ReplicaRecord(config.replica, config.group, data_address, f"{loop_address}:{control}", self._identity.folder)
-        self._coordinator = Coordinator(
-            self.coordination,
-            config.group,
-            MasterRecord(config.replica, 0, "", record.data_address, record.control_address),
-            lambda: secrets.token_hex(8),
-        )
-        self.driver = Driver(
-            self.broker,
-            self._identity,
-            self._membership,
-            self._coordinator,
-            clock=self.doors.steady,
-            reopen=self._reopen,
-            save=self._save,
-            fatal=self.doors.fatal,
-            timing=self.doors.timing,
-            network=self.doors.network,
-            lease_clock=self._clock,
-        )
-        self.standing.attach(self.driver)
-        self.broker.committer = self.driver
-        self.broker.on_peer = self.driver.accept
-        self.broker.mends = self.driver.mends = self._mends
-        self.driver.on_role = self._on_role
-        self._right = WriteLease(
-            self.broker, self.coordination, config.group, self._clock, lease_ms=lambda: int(self._coordinator.lease_s * 1000)
-        )
-        self.driver.on_held = self._right.held
-        self.broker.right = self._right
-        self._upkeep.hold_back = self._must_hold_back
+    def _take_part(self) -> None:
+        config, running = self.config, self._running
+        record = ReplicaRecord(config.replica, config.group, running.data_address, running.control_address, self._identity.folder)
         self._registration = Registration(self.coordination, record)
         self._registering = asyncio.ensure_future(self._register())
         self.view.on_change(self._changed)
         self._changed(ViewChange())
-        self._upkeep.start()
-        self.driver.start()
+        running.start()
 
     def readiness(self) -> Readiness:
         """How it stands, for /readyz."""
-        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self._has_all())
-
-    def _has_all(self) -> bool:
-        """Whether nothing has to be fetched before it can serve."""
-        return True
+        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self.may_serve())
 
     def sources(self) -> list[FigureSource]:
         """What reads its figures."""
         own = serving.sources_of(
             self.broker,
             self.config.group,
-            self._data,
-            lambda: self.standing.describe(),
+            self._running.data,
+            self.standing.describe,
             self._roles,
             lambda: self.driver.refused,
         )
-        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
-
-    async def _listen_control(self) -> int:
-        config = self.config
-        self.standing = ReplicaStatus(self.broker, self.doors.steady)
-        self._control, port = await serve_control(
-            self.broker,
-            self.standing,
-            config.group,
-            config.host,
-            config.control_port,
-            also=self._also_served(),
-            wall=self.doors.clock,
-        )
-        return port
+        return [
+            *own,
+            CoordinationSource(self.coordination, self.view),
+            ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
+        ]
 
     async def _register(self) -> None:
         while True:
@@ -315,32 +273,44 @@ class ReplicaNode:
         """What follows from the logs besides; a new one for each opening of the store."""
         return None
 
-    def _make_broker(self, config: BrokerConfig) -> Broker:
-        broker = Broker(self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), is_serving=False)
-        broker.routing = ViewRouting(self.view, self.config.group)
-        broker.rules = ViewRules(self.view, config.retries, broker.look_again)
-        return broker
+    def _make_broker(self, make_parts: MakeParts) -> Broker:
+        config = self.broker_config()
+        return Broker(
+            self.store, self.view.subject, self._clock, config, asyncio.get_running_loop(), make_parts=make_parts, is_serving=False
+        )
 
-    def _also_served(self) -> Callable[[grpc.aio.Server], None] | None:
+    def broker_config(self) -> BrokerConfig:
+        """That of the broker, which has the replica's name."""
+        return replace(self.config.broker, name=self.config.replica)
+
+    def _routing(self) -> Routing | None:
+        return ViewRouting(self.view, self.config.group)
+
+    def _also_served(self) -> AddServices | None:
         """Adds services to the control port."""
         return None
 
     def _forget(self) -> None:
         """The log is about to begin anew: what else is here of the past must not be believed."""
 
-    def _must_hold_back(self) -> bool:
+    def may_serve(self) -> bool:
+        """Whether nothing has to be fetched before it can serve."""
+        return True
+
+    def must_hold_back(self) -> bool:
         """Whether no checkpoint may be written now, and nothing deleted."""
         return self.driver.core.resetting_until > 0
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
-    def _on_role(self, role: Role) -> None:
+    def role_changed(self, role: Role) -> None:
+        """The replica has taken up a role."""
         self._roles[role.value] = self._roles.get(role.value, 0) + 1
         if role is not Role.MASTER:
-            self._right.end()
-        self._upkeep.after_turn()
+            self._running.write_lease.end()
+        self._running.maintenance.after_turn()
 
-    def _peers_control(self) -> dict[str, str]:
+    def donors(self) -> dict[str, str]:
         """Control addresses of the others."""
         records = self.view.replicas(self.config.group)
         return {name: each.control_address for name, each in records.items() if name != self.config.replica}
@@ -352,34 +322,35 @@ class ReplicaNode:
         addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
         addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
-        self.broker.forget_routes()
-        self.broker.is_read_only = state.mode is Mode.READ_ONLY
+        master_address = state.master.data_address if state.master is not None else None
+        self.broker.cluster_changed(is_read_only=state.mode is Mode.READ_ONLY, master_address=master_address)
         if SECRET in state.items:
             self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = ReplicaMembership.decode(state.members)
             self.driver.tell(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
             self.driver.tell(lambda _: self.driver.remember(self.driver.core.membership, addresses))
-        if state.master is not None:
-            self.broker.master_address = state.master.data_address
-        elif state.claim.epoch:
+        if state.master is None and state.claim.epoch:
             self.driver.tell(lambda now_ms: self.driver.core.master_gone(now_ms))
 
-    async def _reopen(self, until: int | None, place: Place | None) -> Store:
+    @property
+    def is_opening(self) -> bool:
+        """Whether the store is being opened anew: nobody is to believe its files."""
+        return self._is_opening
+
+    async def reopen(self, until: int | None, place: Place | None) -> Store:
         """The store anew, opened in a thread: cut behind an index, or begun anew at a place. The broker's is closed only then."""
         self._is_opening = True
-        if self._mending is not None:
-            self._mending.cancel()
-            await asyncio.wait([self._mending])
-        await self._upkeep.pause()
+        await self._running.repair.stop()
+        await self._running.maintenance.pause()
         past = self.broker.store
         past.give_way()
         if place is not None:
             self._forget()
-        self.broker.store = await asyncio.to_thread(self._open_anew, until, place)
+        self.broker.reopened(await asyncio.to_thread(self._open_anew, until, place))
         past.close()
         self._is_opening = False
-        self._upkeep.go_on()
+        self._running.maintenance.go_on()
         return self.broker.store
 
     def _open_anew(self, until: int | None, place: Place | None) -> Store:
@@ -387,35 +358,12 @@ class ReplicaNode:
             follower.begin_anew(self.folder, place)
         return self._open_store(until)
 
-    # --- damage --------------------------------------------------------------------------------------------------------
-
-    def _mends(self, damage: LogDamaged) -> bool:
-        """Damage was found while reading: mend it in the background, and let who waits try again."""
-        if damage.position < 0 or self._is_opening:
-            return False
-        if self._mending is None or self._mending.done():
-            log.warning("%s", damage)
-            self._mending = asyncio.ensure_future(self._mend(damage))
-        return True
-
-    async def _mend(self, damage: LogDamaged) -> None:
-        store = self.broker.store
-        try:
-            is_mended = await replica_repair.repair(self._peers_control(), store, damage, self.doors.network)
-        except QmqError as failure:
-            self.doors.fatal(failure)
-            return
-        if not is_mended and store is self.broker.store:
-            log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
-            await asyncio.sleep(1)
-        self.broker.resume()
-
     # --- the end -------------------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
         """Host and port of the data port."""
-        return f"{self.config.host}:{self._data.port}"
+        return f"{self.config.host}:{self._running.data.port}"
 
     async def stop(self, *, abruptly: bool = False) -> None:
         """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little.
@@ -429,16 +377,14 @@ class ReplicaNode:
                 await self.standing.transfer("")
             except QmqError as failure:
                 log.warning("stopping without handing over: %s", failure)
-        self.broker.is_stopping = True
-        for task in (self._registering, self._viewing, *([self._mending] if self._mending else [])):
+        self.broker.begin_stop()
+        for task in (self._registering, self._viewing):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self._running.repair.stop()
         await self.driver.stop()
         await self._registration.stop()
-        await self._control.stop(None if abruptly else STOP_GRACE_S)
-        self.broker.retire()
-        await self._data.stop()
-        await self._upkeep.stop()
+        await self._running.stop_serving(abruptly=abruptly)
         await self.view.stop()
         await self.coordination.close()
         if abruptly:
@@ -449,9 +395,9 @@ class ReplicaNode:
     def _close_store(self) -> None:
         store = self.broker.store
         try:
-            if store.committed_index >= store.applied_index and not self._must_hold_back() and not store.unwritten:
+            if store.committed_index >= store.applied_index and not self.must_hold_back() and not store.unwritten:
                 close_store(store)
-                self._save(replace(self.driver.identity, boot=identities.CLEAN))
+                self.save(replace(self.driver.identity, boot=identities.CLEAN))
             else:
                 store.begin_flush().run()
                 store.close()

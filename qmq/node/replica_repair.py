@@ -16,17 +16,18 @@ behind it. Nothing else is ever written; and damage on every replica stays what 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 
 from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, parse_envelope
-from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged
+from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, QmqError
 from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.disk import Disk
@@ -251,3 +252,65 @@ def _history(folder: Path, disk: Disk) -> Knows:
         return _knows_nothing
     epochs, last = found.epochs, found.index
     return lambda index: epoch_of(epochs, index) if index <= last else -1
+
+
+class Repaired(Protocol):
+    """The broker whose log is mended."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def resume(self) -> None:
+        """Let who waits try again."""
+        ...
+
+
+class Replicated(Protocol):
+    """What a repair asks of the replica."""
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the store is being opened anew: nobody is to believe its files."""
+        ...
+
+    def donors(self) -> Mapping[str, str]:
+        """Control addresses of the other replicas."""
+        ...
+
+
+class BackgroundRepair:
+    """Mends damage that was found while the replica runs, one at a time. `fatal` is told if a repair fails for good."""
+
+    def __init__(self, broker: Repaired, replica: Replicated, network: Network, fatal: Callable[[BaseException], None]) -> None:
+        self._broker = broker
+        self._replica = replica
+        self._network = network
+        self._fatal = fatal
+        self._mending: asyncio.Task[None] | None = None
+
+    def mends(self, damage: LogDamaged) -> bool:
+        """Begin to mend, unless a repair runs. False if this damage cannot be mended."""
+        if damage.position < 0 or self._replica.is_opening:
+            return False
+        if self._mending is None or self._mending.done():
+            log.warning("%s", damage)
+            self._mending = asyncio.ensure_future(self._mend(damage))
+        return True
+
+    async def _mend(self, damage: LogDamaged) -> None:
+        store = self._broker.store
+        try:
+            is_mended = await repair(self._replica.donors(), store, damage, self._network)
+        except QmqError as failure:
+            self._fatal(failure)
+            return
+        if not is_mended and store is self._broker.store:
+            log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
+            await asyncio.sleep(1)
+        self._broker.resume()
+
+    async def stop(self) -> None:
+        """Give up the repair that runs, if there is one."""
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait([self._mending])

@@ -22,33 +22,25 @@ _POLL_S: Final = 0.005
 
 
 class ReplicaStatus:
-    """See qmq.broker.group_status.Standing. Until a driver is attached the replica is starting."""
+    """See qmq.broker.group_status.GroupStatus."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, driver: Driver, clock: Clock) -> None:
         self._broker = broker
-        self._clock = clock
-        self._driver: Driver | None = None
-
-    def attach(self, driver: Driver) -> None:
-        """The replica takes part now."""
         self._driver = driver
-
-    def _ready(self) -> Driver:
-        if self._driver is None:
-            raise Unavailable("the replica is starting: try again")
-        return self._driver
+        self._clock = clock
 
     def _leader(self) -> Leader:
-        leader = self._ready().core.leader
+        core = self._driver.core
+        leader = core.leader
         if leader is None or not leader.is_serving:
-            raise NotMaster(f"{self._broker.config.name} is not its group's master: ask {self._ready().core.master or 'the metaserver'}")
+            raise NotMaster(f"{self._broker.config.name} is not its group's master: ask {core.master or 'the metaserver'}")
         return leader
 
     # --- telling -------------------------------------------------------------------------------------------------------
 
     def describe(self) -> ReplicaInfo:
-        """How it stands now. Raises Unavailable while it starts."""
-        core, store = self._ready().core, self._broker.store
+        """How it stands now."""
+        core, store = self._driver.core, self._broker.store
         members = core.membership
         return ReplicaInfo(
             core.name,
@@ -76,7 +68,7 @@ class ReplicaStatus:
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
-        if self._ready().is_opening:
+        if self._driver.is_opening:
             raise Unavailable(f"{self._broker.config.name} is opening its log anew: try again in a moment")
         return replica_repair.read_log(self._broker.store, log, position, bytes_max)
 
@@ -84,7 +76,7 @@ class ReplicaStatus:
 
     async def transfer(self, to: str) -> Transferred:
         """Let nothing new in, wait until `to` has everything, have it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
-        leader, driver = self._leader(), self._ready()
+        leader, driver = self._leader(), self._driver
         target = to or _most_advanced(leader)
         begin_ms = self._clock.monotonic_ms()
         self._broker.pause()
@@ -105,7 +97,7 @@ class ReplicaStatus:
 
     async def change(self, *, add: str = "", remove: str = "") -> ReplicaInfo:
         """Let a replica join (as a learner; it becomes a voter by itself) or leave. Raises NotMaster, InvalidArgument, Unavailable."""
-        leader, driver = self._leader(), self._ready()
+        leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
             raise InvalidArgument("say which replica to add, or which to remove")
         before = driver.core.membership

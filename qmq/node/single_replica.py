@@ -6,63 +6,52 @@ It has the same keys as a replicated group, with a master that nobody elects: th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Generic
 
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, ReplicaRecord, group_key
 from qmq_coordination.coordination_store import CoordinationStore, Put, absent
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView, ViewChange
 
-from qmq.broker.broker import Broker
-from qmq.broker.control import serve_control
-from qmq.broker.data_server import DataServer
-from qmq.broker.group_status import SingleGroupStatus
-from qmq.broker.maintenance import Maintenance
+from qmq.broker.ordered_writes import Routing
 from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.store import Store
+from qmq.metrics.figures import FigureSource
+from qmq.network import NETWORK, Network
+from qmq.node.broker_assembly import AddServices, B, MakeBroker, StandaloneBroker
 from qmq.node.metering import serving
-from qmq.node.view_rules import ViewRules
-
-if TYPE_CHECKING:
-    import grpc
-
-    from qmq.metrics.figures import FigureSource
 
 log = logging.getLogger("qmq.node")
 
-STOP_GRACE_S: Final = 1.0
 
-
-class SingleReplica:
+class SingleReplica(Generic[B]):
     """Runs a broker, whose name is also its group's. Make it, `start` it, `stop` it; stopping works however far starting came."""
 
-    def __init__(self, broker: Broker, coordination: CoordinationStore, view: ClusterView) -> None:
-        self.broker = broker
-        self._name = broker.config.name
+    def __init__(
+        self,
+        make_broker: MakeBroker[B],
+        coordination: CoordinationStore,
+        view: ClusterView,
+        routing: Routing | None = None,
+        network: Network = NETWORK,
+    ) -> None:
+        self._running = StandaloneBroker(make_broker, view, routing, network=network)
+        self.broker = self._running.broker
+        self._name = self.broker.config.name
         self._coordination = coordination
         self._view = view
-        self._upkeep = Maintenance(broker)
-        self._data = DataServer(broker)
-        self._standing = SingleGroupStatus(broker)
-        self._control: grpc.aio.Server | None = None
         self._registration: Registration | None = None
-        broker.rules = ViewRules(view, broker.config.retries, broker.look_again)
         view.on_change(self._changed)
         self._changed(ViewChange())
 
     def _changed(self, _: ViewChange) -> None:
         """The coordination store has news; or had, before we started."""
-        self.broker.forget_routes()
-        self.broker.is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=self._view.group(self._name).mode is Mode.READ_ONLY)
 
-    async def start(self, host: str, data_port: int, control_port: int, *, also: Callable[[grpc.aio.Server], None] | None = None) -> None:
+    async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None) -> None:
         """Listen, and say so. Raises OSError if a port is taken."""
-        await self._data.start(host, data_port)
-        self._upkeep.start()
-        self._control, bound = await serve_control(self.broker, self._standing, self._name, host, control_port, also=also)
-        await self._register(f"{host}:{self._data.port}", f"{host}:{bound}")
+        await self._register(*await self._running.listen(host, data_port, control_port, also))
 
     async def _register(self, data_address: str, control_address: str) -> None:
         name, epoch = self._name, self.broker.store.epoch
@@ -75,24 +64,21 @@ class SingleReplica:
 
     def sources(self) -> list[FigureSource]:
         """What reads its figures."""
-        return serving.sources_of(self.broker, self._name, self._data, self._standing.describe, {})
+        return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {})
 
     @property
     def data_port(self) -> int:
-        return self._data.port
+        return self._running.data.port
 
     async def retire(self) -> None:
         """Let nothing new in, and be found no more."""
-        self.broker.is_stopping = True
+        self.broker.begin_stop()
         if self._registration is not None:
             await self._registration.stop()
 
     async def stop(self) -> None:
         """Answer what is under way."""
-        if self._control is not None:
-            await self._control.stop(STOP_GRACE_S)
-        await self._data.stop()
-        await self._upkeep.stop()
+        await self._running.stop()
 
     def close(self) -> None:
         """Close the store so that the next start replays nothing."""

@@ -65,6 +65,8 @@ class Parties:
 class PartyNetwork(Network):
     """One party's way into the network. See the module."""
 
+    is_machine = False
+
     def __init__(self, parties: Parties, party: str) -> None:
         self.party = party
         self.is_shut = False

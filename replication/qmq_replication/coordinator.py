@@ -91,13 +91,15 @@ async def find_secret(store: CoordinationStore, group: str) -> bytes:
 
 
 class Coordinator:
-    """One replica's dealings with the store. `new_attempt` gives numbers that are never used twice."""
+    """One replica's dealings with the store. `record` says how clients find the replica as master, and is asked whenever the store is to
+    hear it. `new_attempt` gives numbers that are never used twice.
+    """
 
     def __init__(
         self,
         store: CoordinationStore,
         group: str,
-        record: MasterRecord,
+        record: Callable[[], MasterRecord],
         new_attempt: Callable[[], str],
         *,
         sleep: Sleep = asyncio.sleep,
@@ -155,11 +157,11 @@ class Coordinator:
             if promised is not None and state.claim.epoch > max(promised, self._seen_epoch):
                 self._seen_epoch = state.claim.epoch
                 return None
-            if state.members is None or self._record.replica not in ReplicaMembership.decode(state.members).voters:
+            if state.members is None or self._record().replica not in ReplicaMembership.decode(state.members).voters:
                 return None
             lease = await self._store.grant(self._lease_s)
             highest = max(state.claim.epoch, min(max(promised or 0, above), EPOCH_MAX))
-            claim = EpochClaim(highest + 1, self._record.replica, self._new_attempt())
+            claim = EpochClaim(highest + 1, self._record().replica, self._new_attempt())
             if await self._claim_epoch(state, claim, lease):
                 self._claim, self._lease = claim, lease
                 return Won(claim.epoch, ReplicaMembership.decode(state.members))
@@ -187,7 +189,7 @@ class Coordinator:
         return (await read_group(self._store, self._group)).claim == claim
 
     def _master(self, claim: EpochClaim) -> bytes:
-        return replace(self._record, epoch=claim.epoch, attempt=claim.attempt).encode()
+        return replace(self._record(), epoch=claim.epoch, attempt=claim.attempt).encode()
 
     async def _drop(self, lease: LeaseId) -> None:
         if lease != NO_LEASE:

@@ -53,8 +53,11 @@ FULL_PAUSE_MS: Final = 500
 class Host(Protocol):
     """The broker, as the driver needs it."""
 
-    store: Store
-    is_serving: bool
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def is_serving(self) -> bool: ...
 
     def serve(self, store: Store) -> None:
         """Begin to serve clients."""
@@ -118,20 +121,31 @@ class Driver:
         reopen: Callable[[int | None, Place | None], Awaitable[Store]],
         save: Callable[[ReplicaIdentity], None],
         fatal: Callable[[BaseException], None],
+        mends: Callable[[LogDamaged], bool],
+        may_serve: Callable[[], bool],
+        on_role: Callable[[Role], None],
+        on_held: Callable[[int, Holding, int], None],
         timing: Timing | None = None,
         network: Network = NETWORK,
         lease_clock: Clock | None = None,
     ) -> None:
+        """The callbacks:
+
+        reopen     opens the store anew, cut behind an index or begun anew at a place, and hands it to the host
+        save       puts the identity on disk, synced
+        fatal      stops the process
+        mends      is told of damage that was found while reading for a slave; True if it is being repaired
+        may_serve  False while this replica lacks what it needs to serve clients: as master it leads then, and serves nobody
+        on_role    is told of each role that is taken up
+        on_held    is told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)
+        """
         self.host = host
         self.identity = identity
         self.coordinator = coordinator
-        self.on_role: Callable[[Role], None] = lambda _: None
-        self.on_held: Callable[[int, Holding, int], None] = lambda _epoch, _held, _asked_ms: None
-        """Told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)."""
-        self.mends: Callable[[LogDamaged], bool] = lambda _: False
-        """Told of damage found while reading for a slave; True if it is being repaired."""
-        self.may_serve: Callable[[], bool] = lambda: True
-        """False while this replica, even as master, lacks what it needs to serve clients: it leads without serving then."""
+        self._mends = mends
+        self._may_serve = may_serve
+        self._on_role = on_role
+        self._on_held = on_held
         self._clock = clock
         self._lease_clock = lease_clock or clock
         """By which leases in the coordination store run, should that be another one than our own."""
@@ -197,7 +211,7 @@ class Driver:
             act(self._clock.monotonic_ms())
             self._carry_out()
         except LogDamaged as failure:
-            if not self.mends(failure):
+            if not self._mends(failure):
                 self._fatal(failure)
         except Exception as cause:
             self._fatal(cause)
@@ -235,7 +249,9 @@ class Driver:
     # --- from the peers ------------------------------------------------------------------------------------------------
 
     def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
-        """Another replica has connected, or says so. Raises ProtocolViolation, Unavailable."""
+        """Another replica has connected, or says so. Raises ProtocolViolation; Unavailable, also before `start`."""
+        if self._ticker is None:
+            raise Unavailable(f"{self.identity.replica} is starting: connect again")
         return self.arrivals.accept(first, door)
 
     @property
@@ -316,7 +332,7 @@ class Driver:
             self.host.schedule()
         if ready.role is not None:
             log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.promised)
-            self.on_role(ready.role)
+            self._on_role(ready.role)
         if ready.lead is not None:
             self._lead(ready.lead)
         for request in ready.requests:
@@ -367,7 +383,7 @@ class Driver:
 
     async def _open_anew(self, ready: Ready, until: int | None, place: Place | None) -> None:
         begun_ms = self._clock.monotonic_ms()
-        store = self.host.store = await self._reopen(until, place)
+        store = await self._reopen(until, place)
         if ready.reset is not None:
             store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
             ready.reset = None
@@ -400,7 +416,7 @@ class Driver:
     def serve_if_due(self) -> None:
         """Serve clients, if this epoch's barrier is committed and nothing else is missing."""
         leader = self.core.leader
-        if leader is not None and leader.is_serving and not self.host.is_serving and self.may_serve():
+        if leader is not None and leader.is_serving and not self.host.is_serving and self._may_serve():
             log.info("%s serves in epoch %d", self.identity.replica, leader.epoch)
             self.host.serve(self.host.store)
 
@@ -477,7 +493,7 @@ class Driver:
             except CoordinationError as failure:
                 log.warning("the coordination store does not answer, the group goes on without: %s", failure)
             else:
-                self.on_held(epoch, held, asked_ms)
+                self._on_held(epoch, held, asked_ms)
                 self._with_core(lambda now_ms, highest=held.epoch: self.core.superseded(now_ms, highest))  # type: ignore[misc]
             await asyncio.sleep(HOLD_S)
 

@@ -174,7 +174,7 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
 
 async def test_a_client_that_does_not_read_its_answers_is_shown(metered: Node, mq: qmq.Client) -> None:
     await mq.send("flights", b"x")
-    (connection,) = metered._part._data._connections
+    (connection,) = metered._part._running.data._connections
     connection.stream.pause_writing()
     assert (await page(metered))("qmq_unread_connections", broker_group="broker-0") == 1
     connection.stream.resume_writing()
@@ -240,7 +240,8 @@ async def test_a_node_shows_what_the_table_says_and_nothing_else(metered: Node, 
     assert own <= of_servers
     families = set(values.families) | {f"{name}_total" for name in values.families}
     assert {figure.name for role in ("broker", "delay", "meta") for figure in roles[role]} - families <= {
-        "qmq_delay_horizon_timestamp_seconds"  # not before the clock has settled
+        "qmq_delay_horizon_timestamp_seconds",  # not before the clock has settled
+        "qmq_certificate_expires_seconds",  # with TLS only
     }
 
 
@@ -343,7 +344,7 @@ async def test_what_retention_deletes_and_the_scrubber_finds_is_counted(tmp_path
         assert values("qmq_stored_messages_total", subject="flights") == 10
         found = asyncio.get_running_loop().create_future()
         found.set_result(LogDamaged("in this test"))
-        node._part._upkeep._scrubbed(found)
+        node._part._running.maintenance._scrubbed(found)
         assert (await page(node))("qmq_scrub_damaged_entries_total") == 1
 
 

@@ -20,6 +20,7 @@ from ordersim.process import Process
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.broker_parts import BrokerParts
 from qmq.broker.connection import Connection
 from qmq.broker.control import ControlService
 from qmq.broker.lane_admin import LaneAdmin
@@ -89,28 +90,31 @@ class Replica(Process):
         simulation, name = self.simulation, self.name
         self.coordination = Coordination(simulation.etcd, self)
         self.view = ClusterView(self.coordination, monotonic_s=self.loop.time)
-        self.broker = Broker(self.store, self.view.subject, self.clock, BrokerConfig(name=self.group.name), self.loop, is_serving=False)
-        self.broker.committer = self
-        self.broker.fatal = lambda cause: simulation.broke(name, cause)
-        self.broker.routing = ViewRouting(self.view, self.group.name)
         record = MasterRecord(name, 0, "", f"{name}:1", f"{name}:2")
-        self.coordinator = Coordinator(self.coordination, self.group.name, record, simulation.new_id, lease_s=LEASE_S)
-        self.right = WriteLease(
-            self.broker, self.coordination, self.group.name, self.clock, lease_ms=lambda: int(self.coordinator.lease_s * 1000)
-        )
-        self.broker.right = self.right
+        self.coordinator = Coordinator(self.coordination, self.group.name, lambda: record, simulation.new_id, lease_s=LEASE_S)
+        config = BrokerConfig(name=self.group.name)
+        self.broker = Broker(self.store, self.view.subject, self.clock, config, self.loop, make_parts=self._make_parts, is_serving=False)
         self.admin = LaneAdmin(self.broker)
         self._control = ControlService(BrokerAdmin(self.broker), self.admin, None, self.group.name)  # type: ignore[arg-type]
         self.accept = lambda: Connection(self.broker, lambda _: None).stream
         self.view.on_change(self._changed)
         self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]
 
+    def _make_parts(self, broker: Broker) -> BrokerParts:
+        self.right = WriteLease(
+            broker, self.coordination, self.group.name, self.clock, lease_ms=lambda: int(self.coordinator.lease_s * 1000)
+        )
+        return BrokerParts(
+            committer=self,
+            fatal=lambda cause: self.simulation.broke(self.name, cause),
+            may_write=self.right,
+            routing=ViewRouting(self.view, self.group.name),
+        )
+
     def _changed(self, _: ViewChange) -> None:
         state = self.view.group(self.group.name)
-        self.broker.forget_routes()
-        self.broker.is_read_only = state.mode is Mode.READ_ONLY
-        if state.master is not None:
-            self.broker.master_address = state.master.data_address
+        master_address = state.master.data_address if state.master is not None else None
+        self.broker.cluster_changed(is_read_only=state.mode is Mode.READ_ONLY, master_address=master_address)
 
     async def _tick(self) -> None:
         while True:
@@ -142,7 +146,7 @@ class Replica(Process):
     def reopen(self, until: int | None) -> None:
         """The store anew, cut behind an index."""
         self.store = open_store(self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until)
-        self.broker.store = self.store
+        self.broker.reopened(self.store)
 
     def lead(self, epoch: int) -> None:
         """A majority has promised."""

@@ -34,7 +34,7 @@ ATTEMPTS = count(1)
 
 
 def coordinator(store: FaultyStore, name: str) -> Coordinator:
-    return Coordinator(store, "g", MasterRecord(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep)
+    return Coordinator(store, "g", lambda: MasterRecord(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep)
 
 
 async def test_the_first_one_founds_the_group_and_the_others_join_it(store: FaultyStore) -> None:

@@ -108,7 +108,7 @@ class BatchBuilder(OpenBatch):
         columns.keys = key_column(self.raw_keys)
         columns.logical_partitions = self.lps
         claim = SplitTicket(self.ticket, len(columns.bodies), self.bytes)
-        batch = OrderedBatch(columns, first_ms, self.bytes, until, claim, range(claim.count))
+        batch = OrderedBatch(columns, first_ms, claim, range(claim.count), size=self.bytes, until=until)
         self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
         self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(), []
         self.keys, self.message_ids, self._created = None, None, None

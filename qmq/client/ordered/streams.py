@@ -21,7 +21,7 @@ from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.stream import Stream
 from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.route_book import Ordering
-from qmq.client.send_retries import final
+from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
 from qmq.model import Order
 from qmq.wire.frame import FrameKind

@@ -65,7 +65,7 @@ class BatchPlanner:
 
     def plan(self, channel: Channel, draft: Draft, size: int, then: Callable[[], None]) -> None:
         """Admit a parcel, and have it planned; `then` is called when it may leave."""
-        parcel = Parcel(draft, size)
+        parcel = Parcel(draft, size=size)
         channel.admit(parcel)
         self.planned += len(draft.messages)
         waiting = self.waiting

@@ -55,7 +55,7 @@ class DueDispatcher:
         draft = Draft(plan.subject, plan.partition, plan.broker_group, plan.producer_id, plan.batch_sequence, messages)
         size = sum([size_of(message) for message in messages])
         if not self._planner.is_closed:
-            self._subject(plan.subject).resume(Parcel(draft, size, plan, is_uncertain=True))
+            self._subject(plan.subject).resume(Parcel(draft, plan, size=size, is_uncertain=True))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages in their order, all subjects mixed. They wait here until they are planned."""

@@ -23,9 +23,10 @@ from qmq.client.route_book import Ordering
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.delay.outlets.balanced_dispatcher import BalancedDispatcher
 from qmq.delay.outlets.batch_planner import BatchPlanner
-from qmq.delay.outlets.channel import Channel, pause_s
+from qmq.delay.outlets.channel import Channel
 from qmq.delay.outlets.parcel import Parcel
 from qmq.delay.outlets.partitioned_dispatcher import PartitionedDispatcher
+from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
 log = logging.getLogger("qmq.delay")

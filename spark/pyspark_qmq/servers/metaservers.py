@@ -17,6 +17,7 @@ from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConne
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.security.tls import Credentials, Tls
 
 CALL_S: Final = 5.0
 RETRY_MS: Final = 60_000
@@ -103,7 +104,7 @@ class Metadata:
     def _channel(self, address: str) -> grpc.Channel:
         found = self._channels.get(address)
         if found is None:
-            found = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            found = self._channels[address] = _open(address)
         return found
 
     def control(self, address: str, method: str, request: Any) -> Any:
@@ -114,6 +115,14 @@ class Metadata:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+
+
+def _open(address: str) -> grpc.Channel:
+    """With TLS, if the environment says so. Raises InvalidArgument."""
+    tls = Tls.from_environment()
+    if tls is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, Credentials(tls).channel_credentials(), options=CHANNEL_OPTIONS)
 
 
 def call(channel: grpc.Channel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str) -> Any:

@@ -26,10 +26,11 @@ from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
 from pyspark_qmq.sink.row_sender import RowSender
-from pyspark_qmq.sink.sending import WINDOW, Rest, Sending
+from pyspark_qmq.sink.sending import WINDOW, Sending
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
-from qmq.client.send_retries import rest_s
+from qmq.delivery.retries import rest_s
+from qmq.delivery.window import Rest
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0

@@ -28,9 +28,10 @@ from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
 from pyspark_qmq.sink.row_sender import RowSender
-from pyspark_qmq.sink.sending import Rest, Sending
+from pyspark_qmq.sink.sending import Sending
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq.client.send_retries import rest_s
+from qmq.delivery.retries import rest_s
+from qmq.delivery.window import Rest
 from qmq.errors import OrderMismatch, QmqError
 
 

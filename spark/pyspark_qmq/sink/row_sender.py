@@ -10,8 +10,9 @@ from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 from pyspark_qmq.sink.packets import Load, Packet
-from pyspark_qmq.sink.sending import Rest, Sending
-from qmq.client.send_retries import is_worth_another_try
+from pyspark_qmq.sink.sending import Sending
+from qmq.delivery.retries import is_worth_another_try
+from qmq.delivery.window import Rest
 from qmq.errors import QmqError
 
 K = TypeVar("K", bound=Hashable)

@@ -21,10 +21,11 @@ _finished = KeyQueue.finished
 
 def _answer_at_once(self: Lanes, peer: Any, request_id: int, request: Any) -> None:
     broker = self._broker
-    waiting = len(broker.settled)
+    unwritten = broker.responses.unwritten
+    waiting = len(unwritten)
     _attach(self, peer, request_id, request)
-    if len(broker.settled) > waiting:
-        held = broker.settled.pop()
+    if len(unwritten) > waiting:
+        held = unwritten.pop()
         held.peer.send(held.answer)
 
 

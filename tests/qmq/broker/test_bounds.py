@@ -7,25 +7,22 @@ import errno
 import json
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support import ManualClock, intake
+from support import ManualClock, alone, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import Connection, connect
 from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
 from qmq.file_descriptors import connections_max
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.model import SubjectConfig
 from qmq.network import Factory, Network, ServerListener
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -34,11 +31,15 @@ from qmq.wire.frame_payloads import Settlement, Verdict
 MESSAGES = 20
 
 
+def _raise(cause: BaseException) -> None:
+    raise cause
+
+
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[Broker, Connection]]:
+async def served(folder: Path, fatal: Callable[[BaseException], None] = _raise) -> AsyncIterator[tuple[Broker, Connection]]:
     store = open_store(folder, LogConfig(), ManualClock())
-    broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
-    upkeep, server = Maintenance(broker, broker.fatal, tick_s=0.0005), DataServer(broker)
+    running = alone(store, ManualClock(), fatal=fatal)
+    broker, upkeep, server = running.broker, running.maintenance, running.data
     store.append([intake(store.open_queue("s", 0), [b"x"] * MESSAGES)])
     store.begin_flush().run()
     await server.start("127.0.0.1", 0)
@@ -111,9 +112,8 @@ async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path
 
 
 async def test_being_short_of_descriptors_is_overload_and_not_the_end(tmp_path: Path) -> None:
-    async with served(tmp_path) as (broker, connection):
-        fatal: list[BaseException] = []
-        broker.fatal = fatal.append
+    fatal: list[BaseException] = []
+    async with served(tmp_path, fatal.append) as (broker, connection):
 
         def short(_: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
             raise OSError(errno.EMFILE, "Too many open files")

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support import eventually, intake
+from support import alone, eventually, intake
 
 from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import Maintenance
+from qmq.broker.maintenance import TICK_S
 from qmq.client.connection import connect
 from qmq.clock import SystemClock
 from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
@@ -50,8 +50,8 @@ async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, t
     """A broker alone, with its data port, and what was fatal to it."""
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)
-    broker = Broker(store, SubjectConfig, SystemClock(), BrokerConfig(**options), asyncio.get_running_loop())
-    upkeep, server = Maintenance(broker, fatal.append), DataServer(broker)
+    running = alone(store, SystemClock(), BrokerConfig(**options), fatal=fatal.append, tick_s=TICK_S)
+    broker, upkeep, server = running.broker, running.maintenance, running.data
     await server.start("127.0.0.1", 0)
     if ticks:
         upkeep.start()

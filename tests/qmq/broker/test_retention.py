@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from support import ManualClock, eventually, intake
+from support import ManualClock, alone, eventually, intake
 
-from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.maintenance import Maintenance
 from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
@@ -42,8 +40,8 @@ class Kept:
         self.store = open_store(folder, config, self.clock, disk=disk, is_replicated=is_replicated)
         look_up = lambda name: SubjectConfig(name, retention_bytes=100_000)  # noqa: E731
         broker_config = BrokerConfig(retention_interval_ms=0)
-        self.broker = Broker(self.store, look_up, self.clock, broker_config, asyncio.get_running_loop())
-        self.upkeep = Maintenance(self.broker, self.fatal.append, tick_s=0.0005)
+        running = alone(self.store, self.clock, broker_config, look_up=look_up, fatal=self.fatal.append)
+        self.broker, self.upkeep = running.broker, running.maintenance
 
     def fill(self, count: int, subject: str = "s", start: int = 0) -> None:
         queue = self.store.open_queue(subject, 0)

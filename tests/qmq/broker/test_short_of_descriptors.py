@@ -7,12 +7,8 @@ import errno
 from pathlib import Path
 
 import pytest
-from support import ManualClock, intake
+from support import ManualClock, alone, intake
 
-from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import connect
 from qmq.errors import Overloaded
 from qmq.file_descriptors import shortage_is_overload
@@ -22,7 +18,6 @@ from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -53,8 +48,8 @@ def three_segments(folder: Path, disk: Disk) -> Store:
 async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tmp_path: Path) -> None:
     disk, fatal = ShortDisk(), list[BaseException]()
     store = three_segments(tmp_path, disk)
-    broker = Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
-    upkeep, server = Maintenance(broker, fatal.append, tick_s=0.0005), DataServer(broker)
+    running = alone(store, ManualClock(), fatal=fatal.append)
+    broker, upkeep, server = running.broker, running.maintenance, running.data
     await server.start("127.0.0.1", 0)
     upkeep.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from bad_sectors import BadSectors
-from support import ManualClock, eventually, intake
+from support import ManualClock, alone, eventually, intake
 
 from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import Maintenance
 from qmq.client.connection import connect
 from qmq.errors import LogDamaged, MessageNotFound
 from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
@@ -31,9 +29,12 @@ from qmq.wire.frame import FrameKind
 NOW_MS = ManualClock().now_ms
 
 
+def store_on(folder: Path, disk: Disk | None = None) -> Store:
+    return open_store(folder, LogConfig(segment_bytes=64 * 1024, cache_bytes=0), ManualClock(), disk=disk)
+
+
 def broker_on(folder: Path, disk: Disk | None = None) -> Broker:
-    store = open_store(folder, LogConfig(segment_bytes=64 * 1024, cache_bytes=0), ManualClock(), disk=disk)
-    return Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
+    return Broker(store_on(folder, disk), SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
 
 
 @asynccontextmanager
@@ -101,9 +102,9 @@ async def test_a_message_is_found_by_its_id_while_it_is_kept(tmp_path: Path) -> 
 
 async def test_a_bad_sector_of_a_broker_alone_is_an_answer_not_its_end(tmp_path: Path) -> None:
     disk = BadSectors()
-    broker = broker_on(tmp_path, disk)
     fatal: list[BaseException] = []
-    upkeep, server = Maintenance(broker, fatal.append, tick_s=0.0005), DataServer(broker)
+    running = alone(store_on(tmp_path, disk), ManualClock(), fatal=fatal.append)
+    broker, upkeep, server = running.broker, running.maintenance, running.data
     queue = broker.store.open_queue("s", 0)
     for number in range(100):
         broker.store.append([intake(queue, [bytes(900)], number=number)])

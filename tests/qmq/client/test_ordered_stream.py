@@ -16,9 +16,10 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 from qmq.batch_columns import Columns
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.client.ordered.stream import ASK_S, WINDOW, Stream
+from qmq.client.ordered.stream import WINDOW, Stream
 from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DeadlineExceeded,
     NotConnected,
@@ -110,7 +111,7 @@ class World:
         claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
-        self.partitioner.put_cut([OrderedBatch(columns, 1, len(keys), self.now + TIMEOUT_S, claim, range(len(keys)))])
+        self.partitioner.put_cut([OrderedBatch(columns, 1, claim, range(len(keys)), size=len(keys), until=self.now + TIMEOUT_S)])
         self.pump()
         return claim
 
@@ -162,7 +163,10 @@ class World:
     def answer(self, number: int, batch: OrderedBatch, attempt: int, answer: Produced | QmqError) -> None:
         stream = self.stream_of(number)
         if stream is not None:
-            stream.answered(batch, attempt, answer, self.now)
+            if isinstance(answer, QmqError):
+                stream.refused(batch, attempt, answer, self.now)
+            else:
+                stream.stored(batch, answer, self.now)
             self.note(stream)
         else:
             assert batch.is_gone

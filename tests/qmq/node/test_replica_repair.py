@@ -21,6 +21,7 @@ from qmq.log.actions import Begin, Join, PullAction, Pulled
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.envelopes import Entry, walk
 from qmq.log.log_config import LogConfig
+from qmq.log.recent_writes import WriteRun
 from qmq.log.recovery import open_store
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -359,5 +360,5 @@ def test_a_slave_mends_from_what_a_feed_would_have_given(folders: list[Path]) ->
     data = replica_repair.read_log(mine, 1, 0, MIB)
     parsed = replica_repair.parse(1, 0, data)
     assert parsed is not None
-    runs = follower.pack_runs([follower.Run(1, 0, 0, len(data), (data,))])
+    runs = follower.pack_runs([WriteRun(1, 0, 0, len(data), (data,))])
     assert follower.unpack_runs(b"".join(runs))[0].buffers == (data,)

@@ -8,8 +8,10 @@ import pytest
 from memory_ledger import due
 
 from qmq.delay.interfaces import Draft
-from qmq.delay.outlets.channel import ASK_S, PAUSE_S_MAX, WINDOW, Channel, pause_s
+from qmq.delay.outlets.channel import WINDOW, Channel
 from qmq.delay.outlets.parcel import Parcel
+from qmq.delivery.retries import PAUSE_S_MAX, pause_s
+from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DiskFull,
     MessageTooLarge,
@@ -43,7 +45,7 @@ class Driven:
         found = []
         for _ in range(count):
             number = self.channel.number(lambda: next(self._ids)) if self.channel.is_ordered else (5, next(self._numbers))
-            parcel = Parcel(Draft("s", self.channel.partition, "g", *number, [due(1)]), 10)
+            parcel = Parcel(Draft("s", self.channel.partition, "g", *number, [due(1)]), size=10)
             self.channel.admit(parcel)
             if is_planned:
                 self.plan(parcel)
@@ -55,7 +57,7 @@ class Driven:
 
     def resumed(self, producer_id: int, number: int) -> Parcel:
         draft = Draft("s", self.channel.partition, "g", producer_id, number, [due(1)])
-        parcel = Parcel(draft, 10, PlanAction(next(self._plans), *draft[:5], ()), is_uncertain=True)
+        parcel = Parcel(draft, PlanAction(next(self._plans), *draft[:5], ()), size=10, is_uncertain=True)
         self.channel.admit(parcel)
         return parcel
 
@@ -66,7 +68,10 @@ class Driven:
         return found
 
     def answer(self, parcel: Parcel, answer: Produced | QmqError) -> None:
-        self.channel.answered(parcel, parcel.attempts, answer, self.now)
+        if isinstance(answer, QmqError):
+            self.channel.refused(parcel, parcel.attempts, answer, self.now)
+        else:
+            self.channel.stored(parcel, answer, self.now)
 
     @property
     def done(self) -> list[Parcel]:

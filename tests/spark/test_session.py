@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from pyspark_qmq import spark_session
+from pyspark_qmq import session
 from pyspark_qmq.java import cache_folder
 from pyspark_qmq.source_schema import COLUMNS
 from pyspark_qmq.spark_home import home_without_archive
@@ -38,7 +38,7 @@ PACKAGE = Path(pyspark.__file__).resolve().parent
 def test_a_master_is_taken_for_local_only_if_nothing_else_may_name_one(
     given: dict[str, str], environment: dict[str, str], local: bool
 ) -> None:
-    assert spark_session.is_local(given, environment) is local
+    assert session.is_local(given, environment) is local
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_jvm")
 def test_a_local_jvm_runs_this_interpreter_listens_on_loopback_and_needs_no_archive(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}
-    found = spark_session.variables(environment, local=True)
+    found = session.variables(environment, local=True)
     assert found["PYSPARK_PYTHON"] == sys.executable
     assert found["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert Path(found["SPARK_HOME"]).parent == tmp_path / "qmq"
@@ -59,7 +59,7 @@ def test_a_local_jvm_runs_this_interpreter_listens_on_loopback_and_needs_no_arch
 @pytest.mark.usefixtures("no_jvm")
 def test_what_the_environment_says_stands(tmp_path: Path) -> None:
     said = {"PYSPARK_PYTHON": "/opt/python", "SPARK_LOCAL_IP": "10.0.0.1", "SPARK_HOME": "/opt/spark"}
-    found = spark_session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **said}, local=True)
+    found = session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **said}, local=True)
     assert found | said == said | {"JAVA_HOME": found["JAVA_HOME"]}
     assert "SPARK_HOME" not in found, "what is not said is left as it is"
 
@@ -67,18 +67,18 @@ def test_what_the_environment_says_stands(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_jvm")
 def test_another_interpreter_gets_the_archive(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": "/opt/python"}
-    assert "SPARK_HOME" not in spark_session.variables(environment, local=True)
+    assert "SPARK_HOME" not in session.variables(environment, local=True)
 
 
 @pytest.mark.usefixtures("no_jvm")
 def test_a_clusters_driver_keeps_its_home_and_its_addresses(tmp_path: Path) -> None:
-    found = spark_session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}, local=False)
+    found = session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}, local=False)
     assert set(found) == {"PYSPARK_PYTHON", "JAVA_HOME"}
 
 
 @pytest.mark.usefixtures("no_jvm")
 def test_in_a_program_of_spark_submit_no_java_is_looked_for() -> None:
-    assert spark_session.variables({"PYSPARK_GATEWAY_PORT": "4711", "PATH": ""}, local=True) == {}
+    assert session.variables({"PYSPARK_GATEWAY_PORT": "4711", "PATH": ""}, local=True) == {}
 
 
 def test_a_home_without_the_archive_has_all_else(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""What a broker works with besides its store. All of it comes in when the broker is made; nothing is put in later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qmq.broker.committer import Committer
+from qmq.broker.group_rules import GroupRules, NoGroupRules
+from qmq.broker.ordered_writes import NoRouting, Routing
+from qmq.broker.peers import ReplicaDoor, ReplicaPeer
+from qmq.errors import LogDamaged
+from qmq.wire.frame import Frame
+
+
+def _raise(cause: BaseException) -> None:
+    raise cause
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerParts:
+    """The parts of one broker. The defaults are those of a broker that belongs to no group."""
+
+    committer: Committer
+    fatal: Callable[[BaseException], None] = _raise
+    """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
+    on_turn_end: Callable[[], None] = lambda: None
+    """Called at the end of each turn."""
+    mends: Callable[[LogDamaged], bool] = lambda _: False
+    """Told of damage; True if it is being repaired, and the broker will be woken."""
+    accept_replica: Callable[[Frame, ReplicaDoor], ReplicaPeer] | None = None
+    """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
+    may_write: Callable[[], bool] = lambda: True
+    """Whether this master's lease in the coordination store holds, by its own clock."""
+    routing: Routing = field(default_factory=NoRouting)
+    """Which partitions of ordered subjects are here."""
+    rules: GroupRules = field(default_factory=NoGroupRules)
+    """What operators said about consumer groups; `look_again` when there are news."""

@@ -1,0 +1,250 @@
+"""What a running broker is. Every node puts its broker together here; each part gets what it needs when it is made.
+
+                            of a node alone (`qmq dev`)     of a replica (`qmq broker`, `qmq delay`)
+    turns, state            Broker, or DelayBroker          the same
+    says what is committed  Alone                           Driver, with the Coordinator of its mastership
+    fencing by lease        -                               WriteLease
+    flushes, checkpoints    Maintenance                     Maintenance
+    mends damage            -                               BackgroundRepair
+    knows operators' rules  ViewRules                       ViewRules
+    knows routes            ViewRouting, if not delayed     ViewRouting, if not delayed
+    data port               DataServer                      DataServer
+    control port            SingleGroupStatus               ReplicaStatus
+
+A broker and its parts need each other: the broker tells the committer what is written, and the committer tells the broker what is
+committed. So a broker is handed a function that makes its parts (`Broker.__init__`), and that is the method `_make_parts` here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from qmq_coordination.broker_groups import MasterRecord
+from qmq_coordination.coordination_store import CoordinationStore
+from qmq_coordination.view import ClusterView
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.driver import Driver
+from qmq_replication.ready import Role
+from qmq_replication.replica_identity import ReplicaIdentity
+from qmq_replication.replica_membership import ReplicaMembership
+
+from qmq.broker.broker import Broker, MakeParts
+from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.committer import Alone
+from qmq.broker.control import serve_control
+from qmq.broker.data_server import DataServer
+from qmq.broker.group_rules import GroupRules, NoGroupRules
+from qmq.broker.group_status import SingleGroupStatus
+from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
+from qmq.broker.ordered_writes import NoRouting, Routing
+from qmq.clock import Clock
+from qmq.log.recent_writes import Place
+from qmq.log.store import Store
+from qmq.network import NETWORK, Network
+from qmq.node.environment import Environment
+from qmq.node.replica_repair import BackgroundRepair
+from qmq.node.replica_status import ReplicaStatus
+from qmq.node.view_rules import ViewRules
+from qmq.node.write_lease import WriteLease
+
+if TYPE_CHECKING:
+    import grpc
+
+STOP_GRACE_S: Final = 1.0
+
+B = TypeVar("B", bound=Broker)
+MakeBroker = Callable[[MakeParts], B]
+AddServices = Callable[["grpc.aio.Server"], None]
+"""Adds services to the control port."""
+
+
+class StandaloneBroker(Generic[B]):
+    """The broker of a node without replicas, which is always its group's master. Without a `view` nobody tells it of rules."""
+
+    def __init__(
+        self,
+        make_broker: MakeBroker[B],
+        view: ClusterView | None = None,
+        routing: Routing | None = None,
+        *,
+        network: Network = NETWORK,
+        fatal: Callable[[BaseException], None] = stop_process,
+        tick_s: float = TICK_S,
+    ) -> None:
+        self._view = view
+        self._routing = routing or NoRouting()
+        self._network = network
+        self._fatal = fatal
+        self._tick_s = tick_s
+        self.broker = make_broker(self._make_parts)
+        self.data = DataServer(self.broker, network)
+        self.status = SingleGroupStatus(self.broker)
+        self._control: grpc.aio.Server | None = None
+
+    def _make_parts(self, broker: Broker) -> BrokerParts:
+        self.maintenance = Maintenance(broker, self._fatal, tick_s=self._tick_s)
+        rules: GroupRules = NoGroupRules()
+        if self._view is not None:
+            rules = ViewRules(self._view, broker.config.retries, broker.look_again)
+        return BrokerParts(Alone(broker), self._fatal, self.maintenance.after_turn, routing=self._routing, rules=rules)
+
+    async def listen(self, host: str, data_port: int, control_port: int, also: AddServices | None = None) -> tuple[str, str]:
+        """Serve both ports; their addresses. Raises OSError if a port is taken."""
+        await self.data.start(host, data_port)
+        self.maintenance.start()
+        self._control, bound = await serve_control(
+            self.broker, self.status, self.broker.config.name, host, control_port, also=also, network=self._network
+        )
+        return f"{host}:{self.data.port}", f"{host}:{bound}"
+
+    async def stop(self) -> None:
+        """Answer what is under way. The caller closes the store."""
+        if self._control is not None:
+            await self._control.stop(STOP_GRACE_S)
+        await self.data.stop()
+        await self.maintenance.stop()
+
+
+class ReplicaLife(Protocol):
+    """What a replica's parts ask of the node that runs it."""
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the store is being opened anew: nobody is to believe its files."""
+        ...
+
+    def may_serve(self) -> bool:
+        """Whether this replica has what it needs to serve clients; without it a master leads and serves nobody."""
+        ...
+
+    def must_hold_back(self) -> bool:
+        """Whether no checkpoint may be written now, and nothing deleted."""
+        ...
+
+    def role_changed(self, role: Role) -> None:
+        """The replica has taken up a role."""
+        ...
+
+    def donors(self) -> dict[str, str]:
+        """Control addresses of the other replicas."""
+        ...
+
+    def reopen(self, until: int | None, place: Place | None) -> Awaitable[Store]:
+        """Open the store anew: cut behind an index, or begun anew at a place."""
+        ...
+
+    def save(self, identity: ReplicaIdentity) -> None:
+        """Put on disk, synced, what this replica promised and knows."""
+        ...
+
+
+class ReplicaBroker(Generic[B]):
+    """The broker of a replica, which serves while the driver says that it is master."""
+
+    def __init__(
+        self,
+        make_broker: MakeBroker[B],
+        life: ReplicaLife,
+        identity: ReplicaIdentity,
+        membership: ReplicaMembership,
+        coordination: CoordinationStore,
+        view: ClusterView,
+        clock: Clock,
+        environment: Environment,
+        *,
+        routing: Routing | None = None,
+        host: str,
+        advertise: str = "",
+    ) -> None:
+        self._life = life
+        self._identity = identity
+        self._membership = membership
+        self._coordination = coordination
+        self._view = view
+        self._clock = clock
+        self._environment = environment
+        self._routing = routing or NoRouting()
+        self._host = host
+        self._advertised_host = advertise or host
+        self._control_port = 0
+        self.broker = make_broker(self._make_parts)
+        self.data = DataServer(self.broker, environment.network)
+        self.status = ReplicaStatus(self.broker, self.driver, environment.steady)
+        self._control: grpc.aio.Server | None = None
+
+    def _make_parts(self, broker: Broker) -> BrokerParts:
+        life, identity, environment = self._life, self._identity, self._environment
+        coordinator = Coordinator(self._coordination, identity.group, self.master_record, lambda: secrets.token_hex(8))
+        self.maintenance = Maintenance(broker, environment.fatal, holds_back=life.must_hold_back)
+        self.repair = BackgroundRepair(broker, life, environment.network, environment.fatal)
+        self.write_lease = WriteLease(
+            broker, self._coordination, identity.group, self._clock, lease_ms=lambda: int(coordinator.lease_s * 1000)
+        )
+        self.driver = Driver(
+            broker,
+            identity,
+            self._membership,
+            coordinator,
+            clock=environment.steady,
+            reopen=life.reopen,
+            save=life.save,
+            fatal=environment.fatal,
+            mends=self.repair.mends,
+            may_serve=life.may_serve,
+            on_role=life.role_changed,
+            on_held=self.write_lease.held,
+            timing=environment.timing,
+            network=environment.network,
+            lease_clock=self._clock,
+        )
+        return BrokerParts(
+            self.driver,
+            environment.fatal,
+            self.maintenance.after_turn,
+            self.repair.mends,
+            self.driver.accept,
+            self.write_lease,
+            self._routing,
+            ViewRules(self._view, broker.config.retries, broker.look_again),
+        )
+
+    def master_record(self) -> MasterRecord:
+        """How clients find this replica while it is master. Its ports are known once it listens."""
+        return MasterRecord(self._identity.replica, 0, "", self.data_address, self.control_address)
+
+    @property
+    def data_address(self) -> str:
+        return f"{self._advertised_host}:{self.data.port}"
+
+    @property
+    def control_address(self) -> str:
+        return f"{self._advertised_host}:{self._control_port}"
+
+    async def listen(self, data_port: int, control_port: int, also: AddServices | None = None) -> None:
+        """Serve both ports. Raises OSError if a port is taken."""
+        await self.data.start(self._host, data_port)
+        self._control, self._control_port = await serve_control(
+            self.broker,
+            self.status,
+            self._identity.group,
+            self._host,
+            control_port,
+            also=also,
+            wall=self._environment.clock,
+            network=self._environment.network,
+        )
+
+    def start(self) -> None:
+        """Begin to take part. Listen before, so that a master can be found."""
+        self.maintenance.start()
+        self.driver.start()
+
+    async def stop_serving(self, *, abruptly: bool = False) -> None:
+        """Answer what is under way, and end what runs beside the broker. The caller closes the store."""
+        if self._control is not None:
+            await self._control.stop(None if abruptly else STOP_GRACE_S)
+        self.broker.retire()
+        await self.data.stop()
+        await self.maintenance.stop()

@@ -1,0 +1,81 @@
+"""What waits for a commit: answers and coroutines, in the order of what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from qmq.broker.pending_responses import PendingResponses
+from qmq.broker.sessions import HeldAnswer
+from qmq.errors import NotMaster, Outcome
+
+NOTHING = -1
+
+
+class Reader:
+    """A connection that keeps what it is sent."""
+
+    is_writable = True
+    client = ""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, *buffers: bytes) -> None:
+        self.sent.append(b"".join(buffers))
+
+
+def unknown() -> NotMaster:
+    return NotMaster("it is elsewhere", outcome=Outcome.UNKNOWN)
+
+
+async def test_a_coroutine_goes_on_when_its_index_is_committed_and_no_sooner() -> None:
+    responses, waiter = PendingResponses(), asyncio.get_running_loop().create_future()
+    responses.wait(waiter, 5)
+    responses.release(4, 9)
+    assert not waiter.done()
+    responses.release(5, NOTHING)
+    assert waiter.result() is None
+
+
+async def test_who_waits_for_what_is_unwritten_goes_on_when_that_is_committed() -> None:
+    responses, waiter, peer = PendingResponses(), asyncio.get_running_loop().create_future(), Reader()
+    responses.wait(waiter, None)
+    responses.unwritten.append(HeldAnswer(0, peer, 1, b"done"))
+    responses.release(9, 9)
+    assert (waiter.done(), peer.sent, responses.has_unwritten) == (False, [], True)
+    responses.written(10)
+    responses.release(9, 9)
+    assert (waiter.done(), peer.sent, responses.has_unwritten) == (False, [], False)
+    responses.release(10, NOTHING)
+    assert (waiter.done(), peer.sent) == (True, [b"done"])
+
+
+async def test_who_waits_when_the_mastership_ends_hears_that_nobody_knows() -> None:
+    responses, loop, peer = PendingResponses(), asyncio.get_running_loop(), Reader()
+    waiters = [loop.create_future() for _ in range(2)]
+    responses.wait(waiters[0], 5)
+    responses.wait(waiters[1], None)
+    responses.hold(HeldAnswer(5, peer, 1, b""))
+    responses.hold(HeldAnswer(5, peer, 2, b""), for_flush=True)
+    responses.unwritten.append(HeldAnswer(0, peer, 3, b""))
+    assert sorted(each.request_id for each in responses.abandon(unknown)) == [1, 2, 3]
+    for waiter in waiters:
+        with pytest.raises(NotMaster) as raised:
+            await waiter
+        assert raised.value.outcome is Outcome.UNKNOWN
+    responses.written(6)
+    responses.release(9, 9)
+    assert peer.sent == []
+
+
+async def test_a_coroutine_that_gave_up_holds_up_nobody() -> None:
+    responses, loop = PendingResponses(), asyncio.get_running_loop()
+    gave_up, patient = loop.create_future(), loop.create_future()
+    for waiter in (gave_up, patient):
+        responses.wait(waiter, 5)
+    gave_up.cancel()
+    responses.release(5, NOTHING)
+    assert patient.result() is None
+    assert responses.abandon(unknown) == []

@@ -1,0 +1,93 @@
+"""Three replicas and a metaserver that speak TLS only: replication, fail-over, repair and control calls go through it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from faulty_store import SharedStore
+from qmq_coordination.view import ClusterView
+from support import eventually
+
+import qmq
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK
+from qmq.node.environment import environment_with
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.security.authority import create_authority, issue
+from qmq.security.tls import Tls
+from qmq.wire.frame_stream import FrameStream
+
+HOST = "127.0.0.1"
+NAMES = ("a", "b", "c")
+
+
+def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
+    made = issue(folder, name, kind, hosts)
+    return Tls(folder / "ca.pem", made.cert, made.key)
+
+
+@asynccontextmanager
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
+    folder = tmp_path / "papers"
+    create_authority(folder)
+    store, nodes = SharedStore(), dict[str, ReplicaNode]()
+    view = ClusterView(store)
+    await view.start()
+    meta = MetaServer(store, view, MetaConfig(HOST, 0), network=environment_with(papers(folder, "meta0", "meta", HOST)).network)
+    await meta.start()
+    try:
+        for name in NAMES:
+            config = ReplicaConfig("g", name, NAMES, tmp_path / name, EtcdOptions((f"{HOST}:1",)), host=HOST, data_port=0, control_port=0)
+            nodes[name] = ReplicaNode(config, store, doors=environment_with(papers(folder, name, "node", HOST)))
+            await nodes[name].start()
+        yield nodes, meta.address, papers(folder, "orders", "app")
+    finally:
+        for node in nodes.values():
+            await node.stop()
+        await meta.stop()
+        await view.stop()
+        await store.end()
+
+
+async def test_what_a_secured_group_acknowledged_survives_the_loss_of_its_master(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, address, client), qmq.connect(address, tls=client) as mq:
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        await mq.send_many("s", [b"%d" % number for number in range(500)])
+        master = next(name for name, node in nodes.items() if node.broker.is_serving)
+        await nodes.pop(master).stop()
+        await mq.send("s", b"500")
+        async with mq.consumer("s", "g") as consumer:
+            found = list[bytes]()
+            while len(found) < 501:
+                found += (await consumer.pull(600, timedelta(seconds=20))).bodies
+        assert found == [b"%d" % number for number in range(501)]
+        cluster = await mq.metadata.cluster()
+        assert len(cluster.groups) == 1
+
+
+async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, _, _):
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        node = nodes["a"]
+        heard, ended = [], []
+        stream = FrameStream(
+            on_frames=heard.extend, on_closed=ended.append, on_writable=lambda: None, on_violation=ended.append, frame_bytes_max=1 << 20
+        )
+        await NETWORK.connect(node.address, lambda: stream)
+        stream.put(b"\x00" * 64)
+        stream.flush()
+        await eventually(lambda: ended)
+        assert not heard
+
+
+@pytest.mark.parametrize("options", [{}, {"requires_clients": False}])
+def test_environments_encrypt_only_with_certificates(tmp_path: Path, options: dict[str, bool]) -> None:
+    create_authority(tmp_path)
+    made = issue(tmp_path, "a", "node", [HOST])
+    assert environment_with(None).network.credentials is None
+    assert environment_with(Tls(tmp_path / "ca.pem", made.cert, made.key, **options)).network.credentials is not None
