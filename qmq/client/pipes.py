@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
-from qmq.client.feeding import Sender
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import Pipe
+from qmq.client.pipe_owners import PipesOwner
 from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.retries import final
@@ -35,14 +35,14 @@ STAY_BYTES: Final = 2 * limits.MIB
 
 
 class Pipes:
-    def __init__(self, links: Links, sender: Sender) -> None:
-        self.target = sender.target
+    def __init__(self, links: Links, owner: PipesOwner) -> None:
+        self.target = owner.target
         self.pool: deque[Batch] = deque()
-        self.kind = sender.kind
-        self.encode = sender.encode
-        self.failed = sender.failed
-        self.answered = sender.answered
-        self._sender = sender
+        self.kind = owner.kind
+        self.encode = owner.encode
+        self.failed = owner.failed
+        self.answered = owner.answered
+        self._owner = owner
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
@@ -89,7 +89,7 @@ class Pipes:
         if not self._is_closed:
             self.send()
             if self._balancer and not self.pool:
-                self._sender.look_again()
+                self._owner.look_again()
             self._watch_time()
 
     @property
@@ -121,7 +121,7 @@ class Pipes:
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
         """A pipe's batch is decided."""
-        self._sender.stored(group, batch, produced)
+        self._owner.stored(group, batch, produced)
 
     def give_back(self, batch: Batch) -> None:
         """Certainly not stored: the batch takes its place again, in the order of the numbers."""
@@ -158,10 +158,10 @@ class Pipes:
     def _update(self, groups: Mapping[str, bool]) -> None:
         if not self._balancer:
             self._links.locator.listen(self.target, self._rerouted)
-        self._balancer.learn(self._sender.usable(groups))
+        self._balancer.learn(self._owner.usable(groups))
 
     def _make(self, group: str) -> Pipe:
-        return Pipe(self._links, group, self, self._sender.inflight_max)
+        return Pipe(self._links, group, self, self._owner.inflight_max)
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self.target)
@@ -188,7 +188,7 @@ class Pipes:
         while self.pool and self.pool[0].until <= now:
             batch = self.pool.popleft()
             troubles = [pipe.trouble for pipe in self._balancer if pipe.is_writable and pipe.trouble is not None]
-            self._sender.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
+            self._owner.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
         for pipe in self._balancer:
             pipe.expire(now)
         self.pump()
@@ -197,7 +197,7 @@ class Pipes:
         """Nothing can be sent anywhere: what waits fails."""
         while self.pool:
             batch = self.pool.popleft()
-            self._sender.failed(batch, final(failure, batch))
+            self._owner.failed(batch, final(failure, batch))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from qmq.clock import Clock
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_engine import Dispatcher, Engine, Keeper
-from qmq.delay.outlets.due_dispatcher import DueDispatcher
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
 from qmq.delay.timekeeper import SteadyClock
@@ -65,7 +65,7 @@ class DelayBroker(Broker):
         self.settings = settings
         self.delay = delay
         self.engine: Engine | None = None
-        self.desk = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
+        self.admin = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
         self._make_links = links
         self._links: Links | None = None
         self._new_producer_id = ProducerIds()

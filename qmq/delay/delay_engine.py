@@ -48,7 +48,7 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Dispatcher(Protocol):
-    """What brings due messages to the real-time brokers, as the engine needs it: see qmq/delay/outlets."""
+    """What brings due messages to the real-time brokers, as the engine needs it: see qmq/delay/dispatcher."""
 
     @property
     def waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""The real-time brokers, and ways to them that lose answers, refuse, and are away: what `qmq.delay.outlets` does, made simple.
+"""The real-time brokers, and ways to them that lose answers, refuse, and are away: what `qmq.delay.dispatcher` does, made simple.
 
 A batch that comes under a known producer id and number is answered as the first time, and not stored again: that is all that is asked of a
 real-time broker here. A dispatcher sends a subject's batches one by one.

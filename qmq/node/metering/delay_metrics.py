@@ -68,8 +68,8 @@ class DelaySource:
         yield one(SCHEDULE_BYTES, sum([each.stored_bytes for each in buckets]), group)
         yield None
         yield from self._of_engine()
-        yield one(CANCELLED, broker.desk.cancelled, group)
-        yield one(MOVED, broker.desk.moved, group)
+        yield one(CANCELLED, broker.admin.cancelled, group)
+        yield one(MOVED, broker.admin.moved, group)
         yield one(CLOCK_STEP, broker.keeper.step_ms / 1000 if broker.keeper is not None else 0, group)
 
     def _of_engine(self) -> Iterator[Reading | None]:

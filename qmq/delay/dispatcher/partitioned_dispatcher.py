@@ -18,41 +18,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
 from qmq.client.ordered.batch_builder import Keys
 from qmq.client.route_book import Ordering
+from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
+from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.courier import Courier, Owner
-from qmq.delay.outlets.due_batcher import DueBatcher, encoded
-from qmq.delay.outlets.parcel import Parcel
 from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
-
-if TYPE_CHECKING:
-    from qmq.delay.outlets.subject_dispatcher import SubjectDispatcher
 
 UNKNOWN_RANGE = LpRange(0, 0)
 """Of a partition that only a plan names."""
 
 
-class DuePartition(Channel):
+class DuePartition(DueWindow):
     """The window of one partition, what waits behind it, and its connection."""
 
-    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: Owner) -> None:
+    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: DueConnectionOwner) -> None:
         super().__init__(part.group, part.number, is_ordered=True)
         self.batcher = batcher
-        self.courier = Courier(links, self, owner)
+        self.connection = DueConnection(links, self, owner)
 
 
 class PartitionedDispatcher:
     is_ordered = True
 
-    def __init__(self, owner: SubjectDispatcher, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
+    def __init__(self, owner: DispatcherOwner, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
         self.subject = owner.subject
         self._owner = owner
         self._planner = owner.planner
@@ -64,12 +61,12 @@ class PartitionedDispatcher:
         self._is_closed = False
         self._begin(ordering, resumed)
 
-    def _begin(self, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
+    def _begin(self, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
         self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
-        for parcel in resumed:
-            draft = parcel.draft
+        for batch in resumed:
+            draft = batch.draft
             part = PhysicalPartition(draft.partition, UNKNOWN_RANGE, draft.broker_group)
-            self._partitioner.resume(part, self._lps(draft.messages)).admit(parcel)
+            self._partitioner.resume(part, self._lps(draft.messages)).admit(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._learn(ordering)
 
@@ -127,46 +124,46 @@ class PartitionedDispatcher:
         """Plan and send what can be."""
         for partition in self._partitions:
             self._draft(partition)
-            partition.courier.pump()
+            partition.connection.pump()
 
     def _draft(self, partition: DuePartition) -> None:
         """Plan what waits for a partition, as long as its broker group takes it."""
-        batcher, courier = partition.batcher, partition.courier
+        batcher, connection = partition.batcher, partition.connection
         if not batcher or self._owner.is_held or self._is_closed:
             return
         self._locator.touch(self.subject)
         while batcher and partition.may_admit(self._loop.time()):
             messages, size = batcher.take()
             draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._planner.new_id), messages)
-            self._planner.plan(partition, draft, size, lambda: self._planned(courier))
+            self._planner.plan(partition, draft, size, lambda: self._planned(connection))
         if batcher:
-            courier.reach()
+            connection.reach()
 
-    def _planned(self, courier: Courier) -> None:
-        if not courier.is_closed:
-            self.changed(courier)
+    def _planned(self, connection: DueConnection) -> None:
+        if not connection.is_closed:
+            self.changed(connection)
 
-    def encode(self, parcel: Parcel) -> tuple[bytes, bytes]:
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
-        return encoded(parcel.draft, self._lps(parcel.draft.messages), is_again=parcel.is_uncertain)
+        return encoded(batch.draft, self._lps(batch.draft.messages), is_again=batch.is_uncertain)
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, courier: Courier) -> None:
-        """For a courier: see `Owner`."""
-        partition = self._partitioner.partitions[courier.channel.partition]
+    def changed(self, connection: DueConnection) -> None:
+        """For a connection: see `DueConnectionOwner`."""
+        partition = self._partitioner.partitions[connection.window.partition]
         if partition.is_settled:
             self._settle()
             return
         self.put_back(self._owner.collect(partition))
         self._draft(partition)
-        courier.pump()
+        connection.pump()
         if partition.wants_route and self._following is None and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
 
-    def wants(self, courier: Courier) -> bool:
-        """For a courier: whether something waits that could be planned for it."""
-        partition = self._partitioner.partitions.get(courier.channel.partition)
+    def wants(self, connection: DueConnection) -> bool:
+        """For a connection: whether something waits that could be planned for it."""
+        partition = self._partitioner.partitions.get(connection.window.partition)
         return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
@@ -182,13 +179,13 @@ class PartitionedDispatcher:
             self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
             self._settle()
             for partition in self._partitions:
-                partition.courier.moved()
+                partition.connection.moved()
 
     def _settle(self) -> None:
         """What is settled hands over: what was not stored there, and then what waited behind it, goes by the newest route."""
         for partition in self._partitioner.settle():
             partition.settle()
-            partition.courier.close()
+            partition.connection.close()
             waiting = [*self._owner.collect(partition), *partition.batcher.messages]
             for message, lp in zip(waiting, self._lps(waiting), strict=True):
                 self._partitioner.by_lp[lp].batcher.messages.append(message)
@@ -222,7 +219,7 @@ class PartitionedDispatcher:
         now, count, why = self._loop.time(), 0, None
         for partition in self._partitions:
             if partition.is_troubled(now) or partition.is_left or partition.wants_route:
-                held = len(partition.batcher) + sum([len(parcel.draft.messages) for parcel in partition.flight])
+                held = len(partition.batcher) + sum([len(batch.draft.messages) for batch in partition.flight])
                 count += held
                 if held and why is None:
                     why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")
@@ -235,4 +232,4 @@ class PartitionedDispatcher:
         if self._following is not None:
             self._following.cancel()
         for partition in self._partitions:
-            partition.courier.close()
+            partition.connection.close()

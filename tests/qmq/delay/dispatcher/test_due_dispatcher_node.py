@@ -14,8 +14,8 @@ from support import eventually, node_config, running
 import qmq
 from qmq.batch import BatchView
 from qmq.client.producer import ProducerIds
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
-from qmq.delay.outlets import DueDispatcher
 from qmq.log.queue import Queue
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

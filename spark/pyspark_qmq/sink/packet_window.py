@@ -24,7 +24,7 @@ WINDOW: Final = 8
 """Packets in flight to one queue: enough to keep a broker busy, and much less than it remembers (64)."""
 
 
-class Sending(InFlightWindow[Packet]):
+class PacketWindow(InFlightWindow[Packet]):
     """Begins with the number `number` if the queue's numbers have no gaps."""
 
     def __init__(self, to: RowTarget, retry_s: float, *, number: int = 0, window: int = WINDOW, rest: Rest = rest_s) -> None:

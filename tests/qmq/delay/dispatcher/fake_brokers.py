@@ -23,8 +23,8 @@ from qmq.batch_columns import parse_header
 from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
 from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
-from qmq.delay.outlets.due_dispatcher import DueDispatcher
 from qmq.errors import (
     InvalidArgument,
     MessageTooLarge,
@@ -139,7 +139,7 @@ class FakeStream:
 
 
 class FakeConnection:
-    """What a courier uses of a `Connection`."""
+    """What a connection uses of a `Connection`."""
 
     def __init__(self, world: World, group: FakeGroup) -> None:
         self.world, self.group, self.epoch = world, group, group.epoch

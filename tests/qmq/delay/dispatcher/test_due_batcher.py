@@ -11,8 +11,8 @@ from memory_ledger import due
 from qmq import headers
 from qmq.batch import BatchView, Envelope, Kind
 from qmq.batch_columns import BatchFlag
+from qmq.delay.dispatcher.due_batcher import DueBatcher, Limits, encoded, size_of, sort_of
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.outlets.due_batcher import DueBatcher, Limits, encoded, size_of, sort_of
 
 ERA = 1 << 32
 DIRECTED = int(BatchFlag.DIRECTED)

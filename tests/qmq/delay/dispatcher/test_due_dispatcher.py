@@ -351,7 +351,7 @@ def test_outlets_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch: pyt
         assert len(dispatcher._subjects) <= 10
         await dispatcher.stop()
 
-    monkeypatch.setattr("qmq.delay.outlets.due_dispatcher.SUBJECTS_MAX", 10)
+    monkeypatch.setattr("qmq.delay.dispatcher.due_dispatcher.SUBJECTS_MAX", 10)
     play(scene)
 
 

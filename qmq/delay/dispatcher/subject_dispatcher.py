@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from qmq.client.route_book import Ordering
+from qmq.delay.dispatcher.balanced_dispatcher import BalancedDispatcher
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.partitioned_dispatcher import PartitionedDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.delay.outlets.balanced_dispatcher import BalancedDispatcher
-from qmq.delay.outlets.batch_planner import BatchPlanner
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.partitioned_dispatcher import PartitionedDispatcher
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
@@ -86,7 +86,7 @@ class SubjectDispatcher:
         """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
         self._loop = asyncio.get_running_loop()
         self._unlocated: deque[DueMessage] = deque()
-        self._resumed: list[Parcel] = []
+        self._resumed: list[DueBatch] = []
         self._located: LocatedDispatcher | None = None
         self._aside: dict[SchedulePlace, _Aside] = {}
         self._tries: dict[SchedulePlace, int] = {}
@@ -99,17 +99,17 @@ class SubjectDispatcher:
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages, in their order."""
-        self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self))
+        self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
         if self._located is None:
             self._unlocated.extend(messages)
             self._find(0.0)
         else:
             self._located.put(messages)
 
-    def resume(self, parcel: Parcel) -> None:
+    def resume(self, batch: DueBatch) -> None:
         """What an earlier master planned; before the first `put`."""
-        self._resumed.append(parcel)
-        self.planner.resume([parcel])
+        self._resumed.append(batch)
+        self.planner.resume([batch])
         self._find(0.0)
 
     def withdraw(self, place: SchedulePlace) -> bool:
@@ -186,19 +186,19 @@ class SubjectDispatcher:
             self._refusals += 1
             self._find(pause_s(self._refusals, failure), anew=True)
 
-    # --- what became of parcels ----------------------------------------------------------------------------------------
+    # --- what became of batches ----------------------------------------------------------------------------------------
 
-    def collect(self, channel: Channel) -> list[DueMessage]:
+    def collect(self, window: DueWindow) -> list[DueMessage]:
         """Write down what was decided; the messages that are to be planned anew, in order."""
-        for parcel, produced in channel.take_done():
-            self.planner.done(parcel, produced)
+        for batch, produced in window.take_done():
+            self.planner.done(batch, produced)
             self._refusals = 0
-            self._forget([message.place for message in parcel.draft.messages])
-        void = channel.take_void()
+            self._forget([message.place for message in batch.draft.messages])
+        void = window.take_void()
         if not void:
             return []
-        self.planner.void(void, self)
-        return [message for parcel in void for message in self._again(parcel)]
+        self.planner.void(void, self.withdraw)
+        return [message for batch in void for message in self._again(batch)]
 
     def _forget(self, places: Sequence[SchedulePlace]) -> None:
         if self.suspects or self._tries:
@@ -206,8 +206,8 @@ class SubjectDispatcher:
                 self.suspects.pop(place, None)
                 self._tries.pop(place, None)
 
-    def _again(self, parcel: Parcel) -> Sequence[DueMessage]:
-        messages, fault = parcel.draft.messages, parcel.fault
+    def _again(self, batch: DueBatch) -> Sequence[DueMessage]:
+        messages, fault = batch.draft.messages, batch.fault
         if isinstance(fault, MessageTooLarge | InvalidArgument):
             if len(messages) == 1:
                 self.set_aside(messages[0], fault)

@@ -1,6 +1,6 @@
-"""A parcel: one batch on its way to its broker group, from the moment it is to be planned until its fate is known. Pure.
+"""One batch of due messages on its way to its broker group, from the moment it is to be planned until its fate is known. Pure.
 
-A parcel that an earlier master planned may have been sent by it, once or often: it is uncertain from the beginning.
+A batch that an earlier master planned may have been sent by it, once or often: it is uncertain from the beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq.log.actions import PlanAction
 
 
 @dataclass(slots=True, eq=False)
-class Parcel(InFlightBatch):
+class DueBatch(InFlightBatch):
     draft: Draft
     plan: PlanAction | None = None
     """None until the ledger has committed it: it must not leave before."""

@@ -7,7 +7,7 @@
     await dispatcher.stop()
 
 What is asked of the ledger: plans, dones and voids are written in the order of the calls (several may share an entry). So an open plan in
-the log means that what follows it in its channel and depends on it was not planned yet.
+the log means that what follows it in its window and depends on it was not planned yet.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.links import Links
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import Limits, size_of
+from qmq.delay.dispatcher.subject_dispatcher import SubjectDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
-from qmq.delay.outlets.batch_planner import BatchPlanner
-from qmq.delay.outlets.due_batcher import Limits, size_of
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.subject_dispatcher import SubjectDispatcher
 from qmq.log.actions import PlanAction
 
 BATCH_MESSAGES: Final = 1_000
@@ -55,7 +55,7 @@ class DueDispatcher:
         draft = Draft(plan.subject, plan.partition, plan.broker_group, plan.producer_id, plan.batch_sequence, messages)
         size = sum([size_of(message) for message in messages])
         if not self._planner.is_closed:
-            self._subject(plan.subject).resume(Parcel(draft, plan, size=size, is_uncertain=True))
+            self._subject(plan.subject).resume(DueBatch(draft, plan, size=size, is_uncertain=True))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages in their order, all subjects mixed. They wait here until they are planned."""
@@ -72,8 +72,8 @@ class DueDispatcher:
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out a message that is cancelled or moved; False if it is planned already, or may be delivered, or is not here."""
-        dispatcher = self._planner.waiting.get(place)
-        return dispatcher is not None and place not in self._planner.doubtful and dispatcher.withdraw(place)
+        withdraw = self._planner.waiting.get(place)
+        return withdraw is not None and place not in self._planner.doubtful and withdraw(place)
 
     def _subject(self, subject: str) -> SubjectDispatcher:
         dispatcher = self._subjects.get(subject)

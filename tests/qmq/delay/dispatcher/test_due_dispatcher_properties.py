@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from jumping_time import play, until
 from memory_ledger import MemoryLedger, due, places
 
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.delay.outlets.due_dispatcher import DueDispatcher
 
 SUBJECTS = ("plain", "sorted", "alone")
 
