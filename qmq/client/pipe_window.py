@@ -17,14 +17,14 @@ from __future__ import annotations
 from bisect import insort
 
 from qmq.client.open_batch import Batch
-from qmq.delivery.retries import final, rest_s
-from qmq.delivery.window import InFlightWindow, Rest
+from qmq.delivery.retries import PRODUCER, RetryRules, final
+from qmq.delivery.window import InFlightWindow
 from qmq.errors import QmqError
 
 
 class PipeWindow(InFlightWindow[Batch]):
-    def __init__(self, window: int, rest: Rest = rest_s) -> None:
-        super().__init__(window, rest)
+    def __init__(self, window: int, rules: RetryRules = PRODUCER) -> None:
+        super().__init__(window, rules)
         self._failed: list[tuple[Batch, QmqError]] = []
         self._given_back: list[Batch] = []
 

@@ -8,6 +8,7 @@ from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
 
+from qmq.delivery.retries import ORDERED_SINK, SINK
 from qmq.errors import (
     DeadlineExceeded,
     MessageTooLarge,
@@ -26,7 +27,8 @@ PARTITION = RowTarget("s", 4, "g1")
 
 
 def window_of(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> PacketWindow:
-    found = PacketWindow(to, retry_s=60, number=10, window=window, rest=lambda *_: 1.0)
+    rules = ORDERED_SINK if to.partition else SINK
+    found = PacketWindow(to, retry_s=60, number=10, window=window, rules=rules._replace(rest_s=lambda *_: 1.0))
     for at in range(packets):
         found.put(Load(at, np.array([at]), 1), 0.0)
     return found

@@ -37,9 +37,9 @@ from collections.abc import Callable
 from typing import Final
 
 from qmq.delay.dispatcher.due_batch import DueBatch
-from qmq.delivery.retries import is_worth_another_try, pause_s
-from qmq.delivery.window import ASK_S, InFlightWindow, Rest
-from qmq.errors import InvalidArgument, NotConnected, QmqError
+from qmq.delivery.retries import DELAY_SERVER, RetryRules
+from qmq.delivery.window import ASK_S, InFlightWindow
+from qmq.errors import NotConnected, QmqError
 from qmq.log.actions import PlanAction
 from qmq.wire.frame_payloads import Produced
 
@@ -50,8 +50,10 @@ WINDOW: Final = 8
 class DueWindow(InFlightWindow[DueBatch]):
     """`partition` is 0 for unordered subjects."""
 
-    def __init__(self, group: str, partition: int = 0, *, is_ordered: bool = False, rest: Rest = pause_s, ask_s: float = ASK_S) -> None:
-        super().__init__(WINDOW, rest, ask_s)
+    def __init__(
+        self, group: str, partition: int = 0, *, is_ordered: bool = False, rules: RetryRules = DELAY_SERVER, ask_s: float = ASK_S
+    ) -> None:
+        super().__init__(WINDOW, rules, ask_s)
         self.group, self.partition, self.is_ordered = group, partition, is_ordered
         self._producer_id = 0
         self._next_number = 0
@@ -149,9 +151,6 @@ class DueWindow(InFlightWindow[DueBatch]):
         for each in found:
             self._remove(each)
         return found
-
-    def _is_retried(self, batch: DueBatch, failure: QmqError) -> bool:
-        return is_worth_another_try(failure) or not (batch.is_certain or isinstance(failure, InvalidArgument))
 
     def _forgotten(self, batch: DueBatch) -> None:
         """Nobody will say whether the broker had this one."""

@@ -29,8 +29,7 @@ from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
 from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
-from qmq.delivery.retries import rest_s
-from qmq.delivery.window import Rest
+from qmq.delivery.retries import SINK, RetryRules
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0
@@ -48,9 +47,9 @@ class BalancedRows(RowSender[str]):
         *,
         is_delayed: bool = False,
         home: DelayHome | None = None,
-        rest: Rest = rest_s,
+        rules: RetryRules = SINK,
     ) -> None:
-        super().__init__(subject, retry_s, rest)
+        super().__init__(subject, retry_s, rules)
         self._writer, self._is_delayed, self._home = writer, is_delayed, home
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
@@ -142,7 +141,7 @@ class BalancedRows(RowSender[str]):
         found = self._windows.get(group)
         if found is None:
             most = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
-            found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rest=self._rest_s)
+            found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rules=self._rules)
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
 from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq.delivery.retries import rest_s
-from qmq.delivery.window import Rest
+from qmq.delivery.retries import ORDERED_SINK, RetryRules
 from qmq.errors import OrderMismatch, QmqError
 
 
@@ -42,9 +41,9 @@ class PartitionedRows(RowSender[int]):
     """
 
     def __init__(
-        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rest: Rest = rest_s
+        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rules: RetryRules = ORDERED_SINK
     ) -> None:
-        super().__init__(subject, retry_s, rest)
+        super().__init__(subject, retry_s, rules)
         self._may_skip = may_skip
         self._open: dict[int, RoutePartition] = {}
         self._closed: dict[int, RoutePartition] = {}
@@ -148,7 +147,7 @@ class PartitionedRows(RowSender[int]):
         found = self._windows.get(number)
         if found is None:
             to = self._target(self._open[number])
-            found = self._windows[number] = PacketWindow(to, self._retry_s, number=self._looked[number], rest=self._rest_s)
+            found = self._windows[number] = PacketWindow(to, self._retry_s, number=self._looked[number], rules=self._rules)
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 
 from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Load, Packet
-from qmq.delivery.retries import is_worth_another_try
-from qmq.delivery.window import Rest
+from qmq.delivery.retries import RetryRules, is_worth_another_try
 from qmq.errors import QmqError
 
 K = TypeVar("K", bound=Hashable)
@@ -21,9 +20,9 @@ K = TypeVar("K", bound=Hashable)
 class RowSender(Generic[K]):
     """The base of a `SubjectCore` that has a `PacketWindow` for each key."""
 
-    def __init__(self, subject: str, retry_s: float, rest: Rest) -> None:
+    def __init__(self, subject: str, retry_s: float, rules: RetryRules) -> None:
         self.stored = self.found = self.batches = 0
-        self._subject, self._retry_s, self._rest_s = subject, retry_s, rest
+        self._subject, self._retry_s, self._rules = subject, retry_s, rules
         self._windows: dict[K, PacketWindow] = {}
         self._wants_location = True
         """Whether to ask where the subject is."""
@@ -60,7 +59,7 @@ class RowSender(Generic[K]):
     def _stuck(self, failure: QmqError, now: float) -> None:
         self._wants_location = True
         self._failures += 1
-        self._rests_until = now + self._rest_s(self._failures, failure)
+        self._rests_until = now + self._rules.rest_s(self._failures, failure)
         self._trouble = failure
         if self._stuck_since is None:
             self._stuck_since = now

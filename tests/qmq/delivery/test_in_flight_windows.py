@@ -32,6 +32,7 @@ from qmq.client.receipts import Ticket
 from qmq.delay.dispatcher.due_batch import DueBatch
 from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -72,7 +73,7 @@ class PipeKind:
     """Whether a batch that was refused for what is in it may be taken at another try."""
 
     def __init__(self) -> None:
-        self.window: Any = PipeWindow(8, rest)
+        self.window: Any = PipeWindow(8, PRODUCER._replace(rest_s=rest))
         self.pool = deque[Batch]()
         self.found: list[tuple[int, Fate]] = []
 
@@ -125,7 +126,7 @@ class StreamKind(PipeKind):
 
     def __init__(self) -> None:
         ids = itertools.count(1)
-        self.window = Stream(PhysicalPartition(1, LpRange(0, 1), "g"), lambda: next(ids), rest=rest)
+        self.window = Stream(PhysicalPartition(1, LpRange(0, 1), "g"), lambda: next(ids), rules=PRODUCER._replace(rest_s=rest))
 
     def put(self, serial: int, now: float) -> None:
         columns = Columns([b"%d" % serial], keys=[b"k"], logical_partitions=[0])
@@ -156,7 +157,7 @@ class PartitionedDueKind(StreamKind):
     may_pardon = False
 
     def __init__(self) -> None:
-        self.window = DueWindow("g", int(self.is_ordered), is_ordered=self.is_ordered, rest=rest)
+        self.window = DueWindow("g", int(self.is_ordered), is_ordered=self.is_ordered, rules=DELAY_SERVER._replace(rest_s=rest))
         self.pool = deque[Batch]()
         self.ids, self.numbers = itertools.count(1), itertools.count()
 
@@ -202,7 +203,8 @@ class PartitionedPacketKind(StreamKind):
     is_blocking = True
 
     def __init__(self) -> None:
-        self.window = PacketWindow(RowTarget("s", int(self.is_ordered), "g"), 1e9, rest=rest)
+        rules = ORDERED_SINK if self.is_ordered else SINK
+        self.window = PacketWindow(RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(rest_s=rest))
         self.found: list[tuple[int, Fate]] = []
 
     def put(self, serial: int, now: float) -> None:

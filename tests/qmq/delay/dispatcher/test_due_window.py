@@ -10,7 +10,7 @@ from memory_ledger import due
 from qmq.delay.dispatcher.due_batch import DueBatch
 from qmq.delay.dispatcher.due_window import WINDOW, DueWindow
 from qmq.delay.interfaces import Draft
-from qmq.delivery.retries import PAUSE_S_MAX, pause_s
+from qmq.delivery.retries import DELAY_SERVER
 from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DiskFull,
@@ -36,7 +36,7 @@ class Driven:
     """A window, and who drives it."""
 
     def __init__(self, *, is_ordered: bool = True) -> None:
-        self.window = DueWindow("g", 1 if is_ordered else 0, is_ordered=is_ordered, rest=lambda *_: 1.0)
+        self.window = DueWindow("g", 1 if is_ordered else 0, is_ordered=is_ordered, rules=DELAY_SERVER._replace(rest_s=lambda *_: 1.0))
         self.now = 0.0
         self._ids, self._numbers, self._plans = itertools.count(7), itertools.count(), itertools.count(1)
         self.window.connected()
@@ -250,9 +250,3 @@ def test_a_channel_that_was_silent_can_be_used_again_when_nothing_is_under_way()
     it.answer(batch, Overloaded("x"))
     it.window.release()
     assert it.window.may_admit(it.now + 1.0)
-
-
-def test_pauses_rise_to_half_a_minute_where_somebody_has_to_do_something() -> None:
-    assert max(pause_s(number, UnknownSubject("x")) for number in range(50)) <= PAUSE_S_MAX
-    assert pause_s(20, UnknownSubject("x")) > PAUSE_S_MAX / 2
-    assert max(pause_s(number, Overloaded("x")) for number in range(1, 50)) < 2
