@@ -34,21 +34,6 @@ class Pipe(MasterConnection[Batch]):
         """Whether the group has answered nothing for a while: it gets no new batches if there is another group."""
         return self.window.is_stalled
 
-    @property
-    def trouble(self) -> QmqError | None:
-        """Why it cannot be used just now; None if it can, or was not tried."""
-        return self.window.trouble
-
-    @property
-    def inflight(self) -> list[Batch]:
-        """Batches that are on their way."""
-        return self.window.on_way
-
-    @property
-    def retries(self) -> list[Batch]:
-        """Batches that are to be sent again."""
-        return self.window.retries
-
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:

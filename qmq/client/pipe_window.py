@@ -41,6 +41,11 @@ class PipeWindow(InFlightWindow[Batch]):
         self._depart(batch)
 
     @property
+    def is_sending(self) -> bool:
+        """Whether anything is on its way over the connection in use."""
+        return self._sent > 0
+
+    @property
     def on_way(self) -> list[Batch]:
         """What was sent over the connection in use and is not answered."""
         return self.flight[: self._sent]

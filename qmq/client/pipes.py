@@ -28,7 +28,6 @@ from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
-from qmq.wire.frame_payloads import Produced
 
 STAY_BYTES: Final = 2 * limits.MIB
 """What leaves to a broker group before the next one has its turn."""
@@ -40,6 +39,7 @@ class Pipes:
         self.pool: deque[Batch] = deque()
         self.kind = owner.kind
         self.encode = owner.encode
+        self.stored = owner.stored
         self.failed = owner.failed
         self.answered = owner.answered
         self._owner = owner
@@ -99,8 +99,8 @@ class Pipes:
             return False
         pipe = self._balancer.pick(0)
         if pipe is not None:
-            return not pipe.inflight
-        return not any(each.inflight and each.connection is not None and not each.is_stalled for each in self._balancer)
+            return not pipe.window.is_sending
+        return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
     def flush(self) -> None:
         """Write now what the current pipe was given, not at the end of the next round of the event loop."""
@@ -114,14 +114,10 @@ class Pipes:
         for pipe in passed:
             if pipe.connection is None:
                 pipe.reach(ahead=True)
-                if pipe.trouble is None:
+                if pipe.window.trouble is None:
                     break
 
     # --- the way back --------------------------------------------------------------------------------------------------
-
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """A pipe's batch is decided."""
-        self._owner.stored(group, batch, produced)
 
     def give_back(self, batch: Batch) -> None:
         """Certainly not stored: the batch takes its place again, in the order of the numbers."""
@@ -176,7 +172,7 @@ class Pipes:
     def _watch_time(self) -> None:
         """Wake up when the first of the batches that wait is out of time."""
         if self._expiry is None and not self._is_closed:
-            ends = [pipe.retries[0].until for pipe in self._balancer if pipe.retries]
+            ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
             if self.pool:
                 ends.append(self.pool[0].until)
             if ends:
@@ -187,7 +183,7 @@ class Pipes:
         now = self._loop.time()
         while self.pool and self.pool[0].until <= now:
             batch = self.pool.popleft()
-            troubles = [pipe.trouble for pipe in self._balancer if pipe.is_writable and pipe.trouble is not None]
+            troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
             self._owner.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
         for pipe in self._balancer:
             pipe.expire(now)

@@ -1,7 +1,7 @@
 """The streams of one ordered producer at work: the newest route is learned, batches go to their streams, what is settled is cut anew.
 
 Rules:
-* Until the first route is known batches wait in the *lobby*, a stream to nowhere; they are cut when it comes.
+* Until the first route is known batches wait in a stream to nowhere (`_unrouted`); they are cut when it comes.
 * The route is asked for when a partition refuses as if it were sealed (again and again, with the locator's pauses, until it is newer), when
   a metaserver pushes, and when a broker group is silent.
 * Decisions are taken from a stream before it is gone.
@@ -72,7 +72,7 @@ class Streams:
         self._order = Order.NONE
         self._partitioner = StreamPartitioner(self._make)
         self._connections: dict[int, StreamConnection] = {}
-        self._lobby = Stream(NOWHERE, new_id)
+        self._unrouted = Stream(NOWHERE, new_id)
         self._finding: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._refusal: QmqError | None = None
@@ -87,14 +87,14 @@ class Streams:
 
     def is_idle(self, connection: StreamConnection | None) -> bool:
         """Whether nothing is on its way there, or it is to go elsewhere: then there is no reason to gather more."""
-        stream = self._lobby if connection is None else connection.stream
+        stream = self._unrouted if connection is None else connection.stream
         return stream.is_idle or (self._order is Order.BEST_EFFORT and stream.is_troubled(self._loop.time()))
 
     def put(self, connection: StreamConnection | None, batch: OrderedBatch) -> None:
         """One more batch; it leaves as soon as it may."""
         if connection is None:
-            self._lobby.put(batch)
-            self._loop.call_at(batch.until, self._tick_lobby)
+            self._unrouted.put(batch)
+            self._loop.call_at(batch.until, self._tick_unrouted)
             if self._finding is None and not self._is_closed:
                 self._finding = self._loop.create_task(self._find())
             return
@@ -164,12 +164,12 @@ class Streams:
         """Learn the first route."""
         locator = self._links.locator
         try:
-            while not self._lobby.is_idle and not self._partitioner.version and not self._is_closed:
+            while not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed:
                 try:
                     ordering = await locator.ordering(self.subject, anew=locator.book.groups(self.subject) is None)
                     self._open(ordering)
                 except Unavailable as failure:
-                    self._lobby.trouble = failure
+                    self._unrouted.trouble = failure
         except QmqError as failure:
             self.give_up(failure)
         finally:
@@ -186,7 +186,7 @@ class Streams:
         self._order = ordering.order
         self._links.locator.listen(self.subject, self._rerouted)
         self._rerouted()
-        self._empty_lobby()
+        self._cut_unrouted()
 
     def _rerouted(self) -> None:
         """The locator knows something new about the subject or its groups."""
@@ -221,11 +221,11 @@ class Streams:
         by_lp = [self._connections[stream.partition.number] for stream in self._partitioner.by_lp]
         self._owner.rerouted(len(by_lp), by_lp)
 
-    def _empty_lobby(self) -> None:
+    def _cut_unrouted(self) -> None:
         """The first route is known: what waited for it goes its way."""
-        self._gather_in_lobby()
+        self._gather_unrouted()
         self._tell_owner()
-        for batch in self._lobby.take_left():
+        for batch in self._unrouted.take_left():
             batch.columns.logical_partitions = self._owner.key_partitions(batch.columns.keys or ())
             self._partitioner.put_cut([batch])
         self._pump()
@@ -245,26 +245,26 @@ class Streams:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    def _tick_lobby(self) -> None:
-        if self._lobby.is_late(self._loop.time()):
-            self._gather_in_lobby()
-            self._lobby.tick(self._loop.time())
-            self._take_decided(self._lobby)
+    def _tick_unrouted(self) -> None:
+        if self._unrouted.is_late(self._loop.time()):
+            self._gather_unrouted()
+            self._unrouted.tick(self._loop.time())
+            self._take_decided(self._unrouted)
 
-    def _gather_in_lobby(self) -> None:
+    def _gather_unrouted(self) -> None:
         batch = self._owner.take_gathered(None)
         if batch is not None:
-            self._lobby.put(batch)
+            self._unrouted.put(batch)
 
     def give_up(self, failure: QmqError) -> None:
         """For a connection: see `StreamConnectionOwner`."""
         self._drop(lambda batch: final(failure, batch))
 
     def _drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
-        self._gather_in_lobby()
+        self._gather_unrouted()
         for connection in self._connections.values():
             self.gather(connection)
-        for stream in [self._lobby, *[connection.stream for connection in self._connections.values()]]:
+        for stream in [self._unrouted, *[connection.stream for connection in self._connections.values()]]:
             stream.drop(failure_of)
             self._take_decided(stream)
         self._owner.answered()

@@ -90,7 +90,7 @@ class DueWindow(InFlightWindow[DueBatch]):
     def planned(self, batch: DueBatch, plan: PlanAction) -> None:
         """The ledger has committed it: it may leave."""
         batch.plan = plan
-        self._bury()
+        self._void_dead()
 
     # --- out: what to send ---------------------------------------------------------------------------------------------
 
@@ -136,11 +136,11 @@ class DueWindow(InFlightWindow[DueBatch]):
         if self.acknowledged(batch, now):
             for each in [*self._before(batch), batch]:
                 self._done.append((each, produced))
-        self._bury()
+        self._void_dead()
 
     def refused(self, batch: DueBatch, attempt: int, failure: QmqError, now: float) -> None:
         super().refused(batch, attempt, failure, now)
-        self._bury()
+        self._void_dead()
 
     def _before(self, batch: DueBatch) -> list[DueBatch]:
         """What is stored if this one is: all before it of its producer."""
@@ -156,11 +156,11 @@ class DueWindow(InFlightWindow[DueBatch]):
         """Nobody will say whether the broker had this one."""
         if self._dead is None:
             self._dead = batch
-            self._set_out(batch)
+            self._mark_out(batch)
 
     def _reject(self, batch: DueBatch, failure: QmqError) -> None:
         batch.fault = failure
-        self._set_out(batch)
+        self._mark_out(batch)
         if self.is_ordered:
             self._dead = batch
         else:
@@ -168,7 +168,7 @@ class DueWindow(InFlightWindow[DueBatch]):
             self._void.append(batch)
 
     @staticmethod
-    def _set_out(batch: DueBatch) -> None:
+    def _mark_out(batch: DueBatch) -> None:
         batch.is_lost, batch.is_out = not batch.is_certain, True
 
     # --- in: ends ------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class DueWindow(InFlightWindow[DueBatch]):
             self._remove(batch)
             self._void.append(batch)
 
-    def _bury(self) -> None:
+    def _void_dead(self) -> None:
         """What will never be there is void when everything before it is decided, and all of it is planned."""
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
             self._clear()
