@@ -21,7 +21,9 @@
     │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
     │   ├── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
     │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: an older one can store nothing more
-    │   └── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
+    │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
+    │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
+    │   └── NotAuthenticated        E124  the certificate or the token does not say who this is
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -168,6 +170,18 @@ class NumberTaken(CallerError):
     """Not stored: what is stored under its number is something else."""
 
     code = 122
+
+
+class AccessDenied(CallerError):
+    """No rule allows it, or one denies it. Says who asked for what."""
+
+    code = 123
+
+
+class NotAuthenticated(CallerError):
+    """The certificate or the token does not say who this is."""
+
+    code = 124
 
 
 class PeerError(QmqError):

@@ -40,7 +40,7 @@ SETTLE_RANGES_SENT: Final = 10_000
 ERROR_VALUE_CHARS_MAX: Final = 200
 """Of a value that an error repeats; what is longer is cut."""
 
-HELLO_BYTES_MAX: Final = 4 * KIB
+HELLO_BYTES_MAX: Final = 16 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 
 INFLIGHT_BYTES_MAX: Final = 64 * MIB

@@ -12,12 +12,14 @@ import grpc
 
 from qmq.errors import (
     BY_CODE,
+    AccessDenied,
     CallerError,
     CoordinationUnavailable,
     CoordinationUnknown,
     DeadlineExceeded,
     InvalidArgument,
     MessageNotFound,
+    NotAuthenticated,
     NotConnected,
     Outcome,
     QmqError,
@@ -62,6 +64,10 @@ def _status(failure: QmqError) -> grpc.StatusCode:
     """What gRPC's own tools make of an error; QMQ's clients read the code in the trailers."""
     if isinstance(failure, _NOT_FOUND):
         return grpc.StatusCode.NOT_FOUND
+    if isinstance(failure, AccessDenied):
+        return grpc.StatusCode.PERMISSION_DENIED
+    if isinstance(failure, NotAuthenticated):
+        return grpc.StatusCode.UNAUTHENTICATED
     if isinstance(failure, CallerError):
         return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(failure, CoordinationUnknown):
@@ -69,7 +75,8 @@ def _status(failure: QmqError) -> grpc.StatusCode:
     return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else grpc.StatusCode.INTERNAL
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+    """End a call with an error: a typed one reaches the client as it is, any other is a failure of the server."""
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
         await context.abort(grpc.StatusCode.INTERNAL, f"{type(failure).__name__}: {failure}")
@@ -87,7 +94,7 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
         try:
             return await method(self, request)
         except Exception as failure:
-            await _abort(context, failure, method.__name__)
+            await abort(context, failure, method.__name__)
 
     return answered
 
@@ -101,7 +108,7 @@ def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callabl
                 async for answer in answers:
                     yield answer
         except Exception as failure:
-            await _abort(context, failure, method.__name__)
+            await abort(context, failure, method.__name__)
 
     return answered
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from qmq.network import TokenSource, no_token
 from qmq.rpc import CHANNEL_OPTIONS
 
 AHEAD: Final = 4
@@ -48,8 +49,15 @@ class ChannelCertificates(Protocol):
 class RpcChannel(grpc.aio.Channel):
     """Connects to `address` on the first call, with TLS if there are `credentials`. Close it, or use it with `async with`."""
 
-    def __init__(self, address: str, guard: Guard | None = None, credentials: ChannelCertificates | None = None) -> None:
-        self._address, self._guard, self._credentials = address, guard, credentials
+    def __init__(
+        self,
+        address: str,
+        guard: Guard | None = None,
+        credentials: ChannelCertificates | None = None,
+        token: TokenSource = no_token,
+    ) -> None:
+        """`token` gives what is shown to the server with each call; empty: nothing."""
+        self._address, self._guard, self._credentials, self._token = address, guard, credentials, token
         self._version = 0
         self._before: list[grpc.Channel] = []
         """Channels with older certificates: calls may be under way there."""
@@ -86,14 +94,14 @@ class RpcChannel(grpc.aio.Channel):
             if self._guard is not None:
                 self._guard()
             callable_ = self._present().unary_unary(method, *serializers, **options)
-            return await _answer(callable_.future(request, timeout=timeout))
+            return await _answer(callable_.future(request, timeout=timeout, metadata=bearer(self._token())))
 
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
         """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and iterated."""
         return lambda request, timeout=None: _answers(
-            self._present().unary_stream(method, *serializers, **options)(request, timeout=timeout)
+            self._present().unary_stream(method, *serializers, **options)(request, timeout=timeout, metadata=bearer(self._token()))
         )
 
     # QMQ's control plane has no calls of these kinds, and its clients do not watch a channel's state.
@@ -114,6 +122,11 @@ class RpcChannel(grpc.aio.Channel):
 
     async def channel_ready(self) -> None:
         raise NotImplementedError(_ONE_REQUEST)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata of a call that shows a token."""
+    return (("authorization", f"Bearer {token}"),) if token else None
 
 
 def _unsupported(*_: Any, **__: Any) -> Any:

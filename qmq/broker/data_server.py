@@ -11,6 +11,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
 from qmq.broker.round_budget import RoundBudget
 from qmq.broker.stalled_connections import LOOKS
+from qmq.broker.throttle import Throttle
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
@@ -31,6 +32,7 @@ class DataServer:
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
         self._budget = RoundBudget(broker.loop.call_soon)
+        self.throttle = Throttle(broker.access, broker.loop.time)
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
@@ -39,15 +41,17 @@ class DataServer:
         self._all_closed = asyncio.Event()
         self._is_stopping = False
         self._looking: asyncio.TimerHandle | None = None
+        self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
         self._listener = await self._network.listen(host, port, self._accept)
         self.port = self._listener.port
+        self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget)
+        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:
@@ -87,7 +91,13 @@ class DataServer:
 
     def _look(self) -> None:
         self.end_stalled()
+        self._look_at_access()
         self._look_later()
+
+    def _look_at_access(self) -> None:
+        """The rules have changed, or tokens may have ended."""
+        for connection in list(self._connections):
+            connection.look_at_access()
 
     def end_stalled(self) -> None:
         """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
@@ -115,6 +125,7 @@ class DataServer:
             self._listener.close()
         if self._looking is not None:
             self._looking.cancel()
+        self._forget_access()
         await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()

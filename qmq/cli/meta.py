@@ -8,6 +8,11 @@ import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
+    AccessStaleS,
+    Admins,
+    AuditFile,
+    AuditSubjectName,
     Etcd,
     EtcdCa,
     EtcdCert,
@@ -16,12 +21,18 @@ from qmq.cli.roles import (
     EtcdUser,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     TlsCa,
     TlsCert,
     TlsClients,
     TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     set_up_logging,
     tls_of,
@@ -49,6 +60,15 @@ def meta(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
     create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
@@ -71,12 +91,13 @@ def meta(
     from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
-    set_up_logging(verbose)
     try:
+        set_up_logging(verbose, audit_log)
+        access = access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim)
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
         tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
         require_guarded(host, insecure, options, tls)
-        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate)
+        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate, access=access)
         run(_serve(options, config, metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)
@@ -86,16 +107,21 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.meta_server import MetaServer
+    from qmq.node.audit_subject import audit_subject_of
     from qmq.node.metering import serving
     from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
     from qmq.node.replica_readiness import of_meta
     from qmq.node.role_process import until_signal
+    from qmq.security.audit import AuditLog
+    from qmq.security.cluster_access import follow_access, server_network
 
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
-    server = MetaServer(store, view, config, network=network)
+    audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
+    access = follow_access(view, config.access, AuditLog(sink=audit))
+    server = MetaServer(store, view, config, network=network, access=access)
     sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options, network.credentials))
     metrics: MetricsServer | None = None
 
@@ -106,6 +132,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
         metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # also while etcd is away
         await view.start()
         await server.start()
+        if audit is not None:
+            audit.start()
         is_serving = True
         return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
@@ -114,6 +142,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     finally:
         if metrics is not None:
             await metrics.stop()
+        if audit is not None:
+            await audit.stop()
         await server.stop()
         await view.stop()
         await store.close()

@@ -35,6 +35,7 @@ from qmq.network import NETWORK, Network, parse
 if TYPE_CHECKING:
     from qmq_ordering.lane import Lane
 
+    from qmq.client.access_client import AccessClient
     from qmq.client.client_counters import ClientCounters
     from qmq.client.dead_letters import DeadLetters
     from qmq.client.delayed import Delayed
@@ -149,6 +150,13 @@ class Client(ListeningDoor, OutboxDoor):
         return tuple(self._consumers)
 
     # --- what else there is --------------------------------------------------------------------------------------------
+
+    @property
+    def access(self) -> AccessClient:
+        """Who may do what in the cluster."""
+        from qmq.client.access_client import AccessClient
+
+        return AccessClient(self.metadata)
 
     @property
     def metadata(self) -> MetadataClient:

@@ -36,8 +36,8 @@ from qmq.errors import (
 )
 from qmq.model import Order, SubjectConfig, SubjectFlush
 from qmq.network import NETWORK, Network
+from qmq.proto.v1 import access_pb2_grpc, control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import is_answer, status_of, typed_error
@@ -71,6 +71,10 @@ class MetadataClient(DeliveryClient):
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
+    async def call(self, method: str, request: Any) -> Any:
+        """Ask for anything that metaservers answer."""
+        return await self._call(method, request)
+
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
         unreachable: dict[str, QmqError] = {}
@@ -96,7 +100,10 @@ class MetadataClient(DeliveryClient):
     async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
         """One try. `unreachable` notes the address if it was not the metaserver that raised."""
         address = self._address
-        call: Callable[..., Awaitable[Any]] = getattr(meta_pb2_grpc.MetaStub(self._channels[address]), method)
+        stub: Any = meta_pb2_grpc.MetaStub(self._channels[address])
+        if not hasattr(stub, method):
+            stub = access_pb2_grpc.AccessStub(self._channels[address])
+        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:

@@ -70,11 +70,11 @@ class DelayNode(ReplicaNode):
         super().__init__(config, coordination, clock=self.clock, kind=bootstrap.check_settings(config.settings), doors=doors)
         self.settings = config.settings
         self._delay = config.delay
-        self._locator = ViewLocator(self.coordination, self.view, doors.network)
+        self._locator = ViewLocator(self.coordination, self.view, self.doors.network)
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
-            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=doors.network)
-        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, doors.network)
+            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.doors.network)
+        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, self.doors.network)
 
     # --- by kind -------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
+from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     from qmq.client.links import Links
@@ -53,6 +54,7 @@ class DelayPart:
         progress: Progress,
         clock: Clock | None = None,
         network: Network = NETWORK,
+        access: OpenAccess | None = None,
     ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
@@ -78,7 +80,7 @@ class DelayPart:
                 is_serving=False,
             )
 
-        self._part = SingleReplica(make_broker, coordination, view, network=network)
+        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access)
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
@@ -25,6 +26,7 @@ from qmq.log.recovery import Progress, open_store
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
+from qmq.node.audit_subject import audit_subject_of
 from qmq.node.metering import serving
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
@@ -33,6 +35,9 @@ from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
+from qmq.security.access_control import AccessConfig
+from qmq.security.audit import AuditLog
+from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -67,6 +72,7 @@ class NodeConfig:
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
     """Where /metrics is; None: nowhere."""
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -80,7 +86,7 @@ class Node:
         self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
     ) -> None:
         """`clock`: another one than the machine's, which is believed. `network`: for all of its ports, and between them."""
-        self._network = network
+        self._given_network = network
         self.config = config
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -99,17 +105,21 @@ class Node:
         make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        self._network = server_network(self._given_network, self.view)
+        self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
         await self.view.start()
         try:
+            await ensure_server_token(self.coordination)
             await self._open()
         except BaseException:
             await self.view.stop()
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access)
         try:
             await self._listen()
         except BaseException:
@@ -122,7 +132,7 @@ class Node:
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
         routing = ViewRouting(self.view, name)
-        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network)
+        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network, self.access)
         self.broker = self._part.broker
         if config.delay:
             try:
@@ -153,6 +163,7 @@ class Node:
             progress=self._progress,
             clock=self._told_clock,
             network=self._network,
+            access=self.access,
         )
 
     async def _listen(self) -> None:
@@ -162,6 +173,8 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
+        if self._audit is not None:
+            self._audit.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def readiness(self) -> Readiness:
@@ -196,6 +209,8 @@ class Node:
         """Answer what is under way, then close so that the next start replays nothing."""
         if self.metrics is not None:
             await self.metrics.stop()
+        if self._audit is not None:
+            await self._audit.stop()
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()

@@ -21,6 +21,7 @@ from qmq.metrics.figures import FigureSource
 from qmq.network import NETWORK, Network
 from qmq.node.broker_assembly import AddServices, B, MakeBroker, StandaloneBroker
 from qmq.node.metering import serving
+from qmq.security.access_control import OpenAccess
 
 log = logging.getLogger("qmq.node")
 
@@ -35,8 +36,9 @@ class SingleReplica(Generic[B]):
         view: ClusterView,
         routing: Routing | None = None,
         network: Network = NETWORK,
+        access: OpenAccess | None = None,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing, network=network)
+        self._running = StandaloneBroker(make_broker, view, routing, network=network, access=access)
         self.broker = self._running.broker
         self._name = self.broker.config.name
         self._coordination = coordination

@@ -15,7 +15,6 @@ the connection was opened to.
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from qmq.errors import InvalidArgument, TlsFailed
+from qmq.security.contexts import environment_of
 
 if TYPE_CHECKING:
     import grpc
@@ -60,8 +60,9 @@ class Tls:
             raise InvalidArgument("a certificate and its key go together: give both, or neither")
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Tls | None:
-        """What QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY say; None without QMQ_TLS_CA. Raises InvalidArgument."""
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Tls | None:
+        """What QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY say, or the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
+        environment = environment_of() if environment is None else environment
         ca, cert, key = (environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
         if not ca:
             if cert or key:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import InvalidArgument
-from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, bind, parse
+from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, TokenNetwork, TokenSource, bind, no_token, parse
+from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import LOOK_S, Credentials, Tls
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ class TlsNetwork(Network):
             ssl_handshake_timeout=HANDSHAKE_S,
         )
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
         from qmq.rpc_channel import RpcChannel
 
-        return RpcChannel(address, credentials=None if address.startswith(UNIX) else self.credentials)
+        credentials = None if address.startswith(UNIX) else self.credentials
+        return RpcChannel(address, credentials=credentials, token=token)
 
     def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
         return bind(server, host, port, None if host.startswith(UNIX) else self.credentials.server_credentials())
@@ -131,7 +133,8 @@ def _listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def network_of(tls: Tls | None) -> Network:
-    """With TLS as it is said, or as the environment says it; without, where neither does. Raises InvalidArgument."""
-    tls = tls or Tls.from_environment()
-    return NETWORK if tls is None else TlsNetwork(Credentials(tls))
+def network_of(tls: Tls | None = None, token: Token = None) -> Network:
+    """With TLS and a token as they are given, or as the environment says. Raises InvalidArgument."""
+    tls, source = tls or Tls.from_environment(), token_source(token)
+    found = NETWORK if tls is None else TlsNetwork(Credentials(tls))
+    return found if source is None else TokenNetwork(found, source)

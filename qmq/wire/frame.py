@@ -68,6 +68,8 @@ class FrameKind(IntEnum):
     """A consumer begins to work on messages that failed before. Not answered."""
     PRODUCE_FLUSHED = 28
     """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); no power cut takes it."""
+    REAUTH = 29
+    """A newer token for this connection (docs/ACCESS.md). Answered by OK."""
 
 
 _KIND_MAX: Final = max(FrameKind)
@@ -86,6 +88,7 @@ _ASKING: Final = frozenset(
         FrameKind.LANE_PULL,
         FrameKind.FIND,
         FrameKind.BEGUN,
+        FrameKind.REAUTH,
     }
 )
 """Frames of at most `limits.ASKING_BYTES_MAX`."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
+from pyspark_qmq.servers.shown_token import token_for
 from pyspark_qmq.servers.tls_socket import TlsSocket, secured
 from qmq import limits
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, ProtocolViolation, QmqError
@@ -81,7 +82,7 @@ class BlockingConnection:
         return channel
 
     def _greet(self, client: str) -> None:
-        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client).pack())
+        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address)).pack())
         answer = self.receive()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to HELLO: is {self.address} the data port of a broker?")
