@@ -1,10 +1,10 @@
 """What the parts of the delay server know of each other: values and protocols, no code of any part.
 
-    Schedule   (schedule.py)    what is where on disk, and what became of it: the projection
-    Wheel      (wheel.py)       what is due when, of what is near
-    Loader     (loader.py)      moves the horizon on
-    Engine     (delay_engine.py)      ticks, plans, cancels: the only one that writes actions
-    Dispatcher (outlets/)       brings due messages to the real-time brokers
+    Schedule    (schedule.py)       what is where on disk, and what became of it: the projection
+    Wheel       (wheel.py)          what is due when, of what is near
+    Loader      (loader.py)         moves the horizon on
+    Engine      (delay_engine.py)   ticks, plans, cancels: the only one that writes actions
+    Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 
 Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a `DueMessage`.
 """

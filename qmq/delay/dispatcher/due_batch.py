@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qmq.delay.interfaces import Draft, DueMessage
+from qmq.delay.interfaces import Draft
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import QmqError
 from qmq.log.actions import PlanAction
@@ -29,8 +29,3 @@ class DueBatch(InFlightBatch):
     def producer_id(self) -> int:
         """Under which it is numbered."""
         return self.draft.producer_id
-
-    @property
-    def messages(self) -> list[DueMessage]:
-        """What is in it."""
-        return list(self.draft.messages)

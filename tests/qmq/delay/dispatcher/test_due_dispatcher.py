@@ -340,7 +340,7 @@ def test_a_ledger_that_refuses_a_plan_ends_all_sending() -> None:
     play(scene)
 
 
-def test_outlets_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         world = World(1)
         dispatcher = world.dispatcher()

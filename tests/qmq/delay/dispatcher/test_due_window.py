@@ -115,7 +115,7 @@ def test_what_may_be_taken_later_is_sent_again_in_order_one_ahead(failure: QmqEr
     assert it.window.take_void() == []
 
 
-def test_of_an_unordered_subject_what_is_certainly_not_stored_can_be_released_and_what_may_be_stays() -> None:
+def test_a_balanced_window_releases_only_what_is_certainly_not_stored() -> None:
     it = Driven(is_ordered=False)
     refused, lost, pending, never = it.admit(4)
     it.window.next(0.0)
@@ -133,7 +133,7 @@ def test_of_an_unordered_subject_what_is_certainly_not_stored_can_be_released_an
     assert it.window.take_void() == []
 
 
-def test_a_parcel_at_fault_is_void_alone_or_with_all_behind_it_where_there_is_an_order() -> None:
+def test_a_batch_at_fault_is_void_alone_or_in_an_order_with_all_behind_it() -> None:
     plain = Driven(is_ordered=False)
     a, b, c = plain.admit(3)
     plain.sent()
@@ -158,7 +158,7 @@ def test_a_parcel_at_fault_is_void_alone_or_with_all_behind_it_where_there_is_an
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_parcel_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(is_ordered: bool) -> None:
+def test_a_batch_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(is_ordered: bool) -> None:
     it = Driven(is_ordered=is_ordered)
     batch = it.resumed(3, 4)
     for failure in (MessageTooLarge("x"), OrderMismatch("x"), Overloaded("x"), RouteChanged("x")):
@@ -170,7 +170,7 @@ def test_a_parcel_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(is_
     assert it.sent() == [batch]
 
 
-def test_parcels_of_another_producer_id_wait_until_the_former_are_decided() -> None:
+def test_batches_of_another_producer_id_wait_until_the_former_are_decided() -> None:
     it = Driven()
     old, older = it.resumed(3, 4), it.resumed(3, 5)
     other = it.resumed(4, 0)
@@ -183,7 +183,7 @@ def test_parcels_of_another_producer_id_wait_until_the_former_are_decided() -> N
     assert it.window.may_admit(it.now)
 
 
-def test_what_is_before_a_stored_parcel_of_its_producer_is_stored_too() -> None:
+def test_what_is_before_a_stored_batch_of_its_producer_is_stored_too() -> None:
     it = Driven()
     first, second = it.admit(2)
     it.sent()
@@ -192,7 +192,7 @@ def test_what_is_before_a_stored_parcel_of_its_producer_is_stored_too() -> None:
     assert it.done == [first, second]
 
 
-def test_a_broker_that_forgot_the_producer_makes_a_sent_parcel_void_and_one_that_may_be_stored_lost() -> None:
+def test_a_sent_batch_is_void_or_lost_when_the_broker_forgot_its_producer() -> None:
     it = Driven()
     (batch,) = it.admit()
     it.sent()
@@ -207,7 +207,7 @@ def test_a_broker_that_forgot_the_producer_makes_a_sent_parcel_void_and_one_that
     assert again.is_lost
 
 
-def test_a_sealed_partition_settles_when_the_first_undecided_parcel_is_certainly_not_there() -> None:
+def test_a_sealed_partition_settles_at_a_batch_that_is_certainly_not_there() -> None:
     it = Driven()
     first, second, third = it.admit(3)
     it.sent()
@@ -224,7 +224,7 @@ def test_a_sealed_partition_settles_when_the_first_undecided_parcel_is_certainly
     assert it.window.take_void() == [second, third]
 
 
-def test_a_fenced_partition_is_asked_for_a_while_and_given_up_and_what_may_be_there_is_lost() -> None:
+def test_a_fenced_partition_is_given_up_after_a_while_of_asking() -> None:
     it = Driven()
     maybe, never = it.admit(2)
     assert it.window.next(it.now) is maybe
@@ -241,7 +241,7 @@ def test_a_fenced_partition_is_asked_for_a_while_and_given_up_and_what_may_be_th
     assert (maybe.is_lost, never.is_lost) == (True, False)
 
 
-def test_a_channel_that_was_silent_can_be_used_again_when_nothing_is_under_way() -> None:
+def test_a_silent_window_can_be_used_again_when_nothing_is_on_its_way() -> None:
     it = Driven(is_ordered=False)
     (batch,) = it.admit()
     it.sent()
