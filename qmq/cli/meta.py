@@ -109,6 +109,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq.meta.meta_server import MetaServer
     from qmq.node.audit_subject import audit_subject_of
     from qmq.node.metering import serving
+    from qmq.node.metering.access_metrics import AccessSource
     from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
@@ -122,7 +123,12 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
     access = follow_access(view, config.access, AuditLog(sink=audit))
     server = MetaServer(store, view, config, network=network, access=access)
-    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options, network.credentials))
+    sources = (
+        MetaSource(server, view),
+        CoordinationSource(store, view),
+        AccessSource(access),
+        ExposureSource(config.host, options, network.credentials),
+    )
     metrics: MetricsServer | None = None
 
     is_serving = False

@@ -28,6 +28,7 @@ from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
 from qmq.node.audit_subject import audit_subject_of
 from qmq.node.metering import serving
+from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.metering.meta_metrics import MetaSource
@@ -187,6 +188,7 @@ class Node:
         own = (
             MetaSource(self._meta, self.view),
             CoordinationSource(self.coordination, self.view),
+            AccessSource(self.access),
             ExposureSource(self.config.host, credentials=self._network.credentials),
         )
         return [*self._part.sources(), *of_delay, *own]

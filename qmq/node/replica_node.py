@@ -46,6 +46,7 @@ from qmq.node.broker_assembly import AddServices, ReplicaBroker
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
+from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.replica_readiness import of_replica
@@ -265,6 +266,7 @@ class ReplicaNode:
         return [
             *own,
             CoordinationSource(self.coordination, self.view),
+            AccessSource(self.access),
             ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
         ]
 

@@ -15,7 +15,7 @@ from support import NodeProcess, eventually
 import qmq
 from qmq.errors import QmqError
 
-KILLS = int(os.environ.get("QMQ_KILLS", "50" if forms.FORM == "all" else "10"))
+KILLS = int(os.environ.get("QMQ_KILLS", {"all": "50", "ci": "10", "gate": "4"}[forms.FORM]))
 POLL = timedelta(seconds=0.1)
 
 
