@@ -25,7 +25,7 @@ class Batch(InFlightBatch):
     ticket: Ticket
     sequence: int
     flags: int = 0
-    """See `region.BatchFlag`."""
+    """See `batch_columns.BatchFlag`."""
 
     @property
     def count(self) -> int:

@@ -1,6 +1,6 @@
 """A pipe: the way of one producer to one broker group, over all the masters that group has in time.
 
-`PipeWindow` decides about batches; the pipe is its connection, and tells the feeder what was decided.
+`PipeWindow` decides about batches; the pipe is its connection, and tells its owner what was decided.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 from qmq.client.connection import Connection
-from qmq.client.feeding import Feeder
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
+from qmq.client.pipe_owners import PipeOwner
 from qmq.client.pipe_window import PipeWindow
 from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
@@ -22,32 +22,17 @@ INFLIGHT_BATCHES_MAX: Final = 32
 
 
 class Pipe(MasterConnection[Batch]):
-    def __init__(self, links: Links, group: str, feeder: Feeder, inflight_max: int = INFLIGHT_BATCHES_MAX) -> None:
+    def __init__(self, links: Links, group: str, owner: PipeOwner, inflight_max: int = INFLIGHT_BATCHES_MAX) -> None:
         self.window = PipeWindow(inflight_max)
-        super().__init__(links, feeder.target, group, self.window, self.pump)
-        self.kind = feeder.kind
+        super().__init__(links, owner.target, group, self.window, self.pump)
+        self.kind = owner.kind
         self.is_writable = True
-        self._feeder = feeder
+        self._owner = owner
 
     @property
     def is_stalled(self) -> bool:
         """Whether the group has answered nothing for a while: it gets no new batches if there is another group."""
         return self.window.is_stalled
-
-    @property
-    def trouble(self) -> QmqError | None:
-        """Why it cannot be used just now; None if it can, or was not tried."""
-        return self.window.trouble
-
-    @property
-    def inflight(self) -> list[Batch]:
-        """Batches that are on their way."""
-        return self.window.on_way
-
-    @property
-    def retries(self) -> list[Batch]:
-        """Batches that are to be sent again."""
-        return self.window.retries
 
     # --- the way out ---------------------------------------------------------------------------------------------------
 
@@ -69,18 +54,18 @@ class Pipe(MasterConnection[Batch]):
         self._transmit(self.connection, batch)
 
     def pump(self) -> None:
-        """Something changed: send what is to be sent again, then what the feeder has."""
+        """Something changed: send what is to be sent again, then what its owner has."""
         super().pump()
-        self._feeder.pump()
+        self._owner.pump()
 
     def _encode(self, batch: Batch) -> tuple[bytes, ...]:
-        return self._feeder.encode(batch)
+        return self._owner.encode(batch)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
         if self.window.acknowledged(batch, now):
-            self._feeder.stored(self.group, batch, produced)
+            self._owner.stored(self.group, batch, produced)
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         super()._refused(connection, failure)
@@ -88,24 +73,24 @@ class Pipe(MasterConnection[Batch]):
 
     def _report(self) -> None:
         for batch, failure in self.window.take_failed():
-            self._feeder.failed(batch, failure)
+            self._owner.failed(batch, failure)
         for batch in self.window.take_given_back():
-            self._feeder.give_back(batch)
+            self._owner.give_back(batch)
 
     def _after_answer(self) -> None:
         if self.window.has_retries:
             super().pump()
-        self._feeder.answered()
+        self._owner.answered()
 
     @property
     def _is_needed(self) -> bool:
-        return not self.is_closed and bool(self.window.flight or (self.is_writable and self._feeder.has_waiting))
+        return not self.is_closed and bool(self.window.flight or (self.is_writable and self._owner.has_waiting))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         self.window.disconnected(failure)
         self.window.fail_retries(failure)
         self._report()
-        self._feeder.give_up(failure)
+        self._owner.give_up(failure)
         self._loop.call_soon(self._changed)
         return True
 

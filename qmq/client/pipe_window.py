@@ -17,14 +17,14 @@ from __future__ import annotations
 from bisect import insort
 
 from qmq.client.open_batch import Batch
-from qmq.delivery.retries import final, rest_s
-from qmq.delivery.window import InFlightWindow, Rest
+from qmq.delivery.retries import PRODUCER, RetryRules, final
+from qmq.delivery.window import InFlightWindow
 from qmq.errors import QmqError
 
 
 class PipeWindow(InFlightWindow[Batch]):
-    def __init__(self, window: int, rest: Rest = rest_s) -> None:
-        super().__init__(window, rest)
+    def __init__(self, window: int, rules: RetryRules = PRODUCER) -> None:
+        super().__init__(window, rules)
         self._failed: list[tuple[Batch, QmqError]] = []
         self._given_back: list[Batch] = []
 
@@ -39,6 +39,11 @@ class PipeWindow(InFlightWindow[Batch]):
         """A new batch leaves now; the window must take it."""
         self.flight.append(batch)
         self._depart(batch)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether anything is on its way over the connection in use."""
+        return self._sent > 0
 
     @property
     def on_way(self) -> list[Batch]:

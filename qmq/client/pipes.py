@@ -20,29 +20,29 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
-from qmq.client.feeding import Sender
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import Pipe
+from qmq.client.pipe_owners import PipesOwner
 from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
-from qmq.wire.frame_payloads import Produced
 
 STAY_BYTES: Final = 2 * limits.MIB
 """What leaves to a broker group before the next one has its turn."""
 
 
 class Pipes:
-    def __init__(self, links: Links, sender: Sender) -> None:
-        self.target = sender.target
+    def __init__(self, links: Links, owner: PipesOwner) -> None:
+        self.target = owner.target
         self.pool: deque[Batch] = deque()
-        self.kind = sender.kind
-        self.encode = sender.encode
-        self.failed = sender.failed
-        self.answered = sender.answered
-        self._sender = sender
+        self.kind = owner.kind
+        self.encode = owner.encode
+        self.stored = owner.stored
+        self.failed = owner.failed
+        self.answered = owner.answered
+        self._owner = owner
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
@@ -89,7 +89,7 @@ class Pipes:
         if not self._is_closed:
             self.send()
             if self._balancer and not self.pool:
-                self._sender.look_again()
+                self._owner.look_again()
             self._watch_time()
 
     @property
@@ -99,8 +99,8 @@ class Pipes:
             return False
         pipe = self._balancer.pick(0)
         if pipe is not None:
-            return not pipe.inflight
-        return not any(each.inflight and each.connection is not None and not each.is_stalled for each in self._balancer)
+            return not pipe.window.is_sending
+        return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
     def flush(self) -> None:
         """Write now what the current pipe was given, not at the end of the next round of the event loop."""
@@ -114,14 +114,10 @@ class Pipes:
         for pipe in passed:
             if pipe.connection is None:
                 pipe.reach(ahead=True)
-                if pipe.trouble is None:
+                if pipe.window.trouble is None:
                     break
 
     # --- the way back --------------------------------------------------------------------------------------------------
-
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """A pipe's batch is decided."""
-        self._sender.stored(group, batch, produced)
 
     def give_back(self, batch: Batch) -> None:
         """Certainly not stored: the batch takes its place again, in the order of the numbers."""
@@ -158,10 +154,10 @@ class Pipes:
     def _update(self, groups: Mapping[str, bool]) -> None:
         if not self._balancer:
             self._links.locator.listen(self.target, self._rerouted)
-        self._balancer.learn(self._sender.usable(groups))
+        self._balancer.learn(self._owner.usable(groups))
 
     def _make(self, group: str) -> Pipe:
-        return Pipe(self._links, group, self, self._sender.inflight_max)
+        return Pipe(self._links, group, self, self._owner.inflight_max)
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self.target)
@@ -176,7 +172,7 @@ class Pipes:
     def _watch_time(self) -> None:
         """Wake up when the first of the batches that wait is out of time."""
         if self._expiry is None and not self._is_closed:
-            ends = [pipe.retries[0].until for pipe in self._balancer if pipe.retries]
+            ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
             if self.pool:
                 ends.append(self.pool[0].until)
             if ends:
@@ -187,8 +183,8 @@ class Pipes:
         now = self._loop.time()
         while self.pool and self.pool[0].until <= now:
             batch = self.pool.popleft()
-            troubles = [pipe.trouble for pipe in self._balancer if pipe.is_writable and pipe.trouble is not None]
-            self._sender.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
+            troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
+            self._owner.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
         for pipe in self._balancer:
             pipe.expire(now)
         self.pump()
@@ -197,7 +193,7 @@ class Pipes:
         """Nothing can be sent anywhere: what waits fails."""
         while self.pool:
             batch = self.pool.popleft()
-            self._sender.failed(batch, final(failure, batch))
+            self._owner.failed(batch, final(failure, batch))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,24 @@
-"""The rules of a retry, for all who send batches: what is retried, after which pause, and the final error. Pure but for jitter."""
+"""The rules of a retry, for all who send batches: what is retried, after which pause, and the final error. Pure but for jitter.
+
+| sender | sent again under its number | rest after refusals in a row |
+|---|---|---|
+| `PRODUCER`: ordered or not | what `is_worth_another_try` says | `rest_s`: 20 ms to 1 s, or what the broker asks for |
+| `DELAY_SERVER` | also what may be stored, unless a message is at fault | `pause_s`: 30 s at most where somebody has to act |
+| `SINK`: rows to a broker group | as a producer | `rest_s` |
+| `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
+
+What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has a deadline (`InFlightBatch.until`), the
+delay server tries for ever, and Spark's task fails after `qmq.retryMs` without progress.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.errors import CorruptBatch, DeadlineExceeded, Outcome, QmqError, Unavailable, UnknownSubject
+from qmq.errors import CorruptBatch, DeadlineExceeded, InvalidArgument, NumberTaken, Outcome, QmqError, Unavailable, UnknownSubject
 
 _RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _PAUSE_S: Final = 0.1
@@ -44,3 +56,31 @@ def pause_s(refusals: int, failure: QmqError) -> float:
     if isinstance(failure, Unavailable | CorruptBatch):
         return rest_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+class RetryRules(NamedTuple):
+    """How one kind of sender retries."""
+
+    is_retried: Callable[[QmqError, bool], bool]
+    """(refusal, whether the batch is certainly not stored) -> whether the batch is sent again under its number."""
+    rest_s: Callable[[int, QmqError], float]
+    """(refusals in a row, the last one) -> seconds to rest."""
+
+
+def _is_retried(failure: QmqError, is_certain: bool) -> bool:
+    return is_worth_another_try(failure)
+
+
+def _is_retried_by_delay_server(failure: QmqError, is_certain: bool) -> bool:
+    """A batch that may be stored keeps its number and destination, so only a refusal that no broker will ever take back ends its tries."""
+    return is_worth_another_try(failure) or not (is_certain or isinstance(failure, InvalidArgument))
+
+
+def _is_retried_by_ordered_sink(failure: QmqError, is_certain: bool) -> bool:
+    return is_worth_another_try(failure) or isinstance(failure, NumberTaken)
+
+
+PRODUCER: Final = RetryRules(_is_retried, rest_s)
+DELAY_SERVER: Final = RetryRules(_is_retried_by_delay_server, pause_s)
+SINK: Final = PRODUCER
+ORDERED_SINK: Final = RetryRules(_is_retried_by_ordered_sink, rest_s)

@@ -23,26 +23,23 @@ window says".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.delivery.retries import is_worth_another_try
+from qmq.delivery.retries import RetryRules
 from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
 
 ASK_S: Final = 0.5
 """How long a fenced partition is asked before what it may have is given up."""
 UNLIMITED: Final = 1 << 40
 
-Rest = Callable[[int, QmqError], float]
-"""(refusals in a row, the last one) -> seconds to rest."""
 B = TypeVar("B", bound=InFlightBatch)
 
 
 class InFlightWindow(Generic[B]):
     """At most `window` batches are on their way at once."""
 
-    def __init__(self, window: int, rest: Rest, ask_s: float = ASK_S) -> None:
+    def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
         self.flight: list[B] = []
         self.is_connected = False
         self.is_stalled = False
@@ -52,7 +49,7 @@ class InFlightWindow(Generic[B]):
         """Whether the partition refused as if it were sealed, and no newer route is known yet."""
         self.trouble: QmqError | None = None
         """Why the destination cannot be used just now; None if it can, or was not tried."""
-        self._rest_s, self._ask_s = rest, ask_s
+        self._rules, self._ask_s = rules, ask_s
         self._sent = 0  # flight[:_sent] are on their way over the connection in use
         self._run = 0
         self._window = self._window_max = window
@@ -66,10 +63,6 @@ class InFlightWindow(Generic[B]):
     def _may_send(self, batch: B) -> bool:
         """Whether this batch, the first that is to be sent, may leave."""
         return not (self.is_left and batch.is_certain)
-
-    def _is_retried(self, batch: B, failure: QmqError) -> bool:
-        """Whether a refused batch is sent again under its number; if not, `_reject` gets it."""
-        return is_worth_another_try(failure)
 
     def _hold_back(self, at: int) -> None:
         """A batch on its way was refused: what is to be sent again."""
@@ -153,7 +146,7 @@ class InFlightWindow(Generic[B]):
         if attempt == batch.attempts and at < self._sent:
             self._hold_back(at)
             self._run += 1
-            if self._is_retried(batch, failure):
+            if self._rules.is_retried(failure, batch.is_certain):
                 self._rest(batch, failure, now)
             else:
                 self._reject(batch, failure)
@@ -171,7 +164,7 @@ class InFlightWindow(Generic[B]):
         """Rest, then let one batch go ahead."""
         self._window = 1
         self._refusals += 1
-        self._rests_until = now + self._rest_s(self._refusals, failure)
+        self._rests_until = now + self._rules.rest_s(self._refusals, failure)
 
     def _remove(self, batch: B) -> None:
         """The batch is decided."""

@@ -106,7 +106,7 @@ class DelayNode(ReplicaNode):
         config = self.config
         files = ReplicaScheduleFiles(self.folder, lambda: self.has_schedule)
         identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
-        return DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files).add_to
+        return DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files).add_to
 
     def may_serve(self) -> bool:
         return self.has_schedule

@@ -87,7 +87,7 @@ class DelayPart:
             self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
-        self._service = DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files)
+        self._service = DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files)
 
     def _links(self) -> Links:
         return self._locator.links("qmq-delay/dev")

@@ -15,6 +15,9 @@ from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from sink_cluster import KEYS, LPS, Attempt, Cluster
 
+from qmq.delivery.retries import ORDERED_SINK, SINK
+
+RULES = ORDERED_SINK._replace(rest_s=lambda *_: 0.1)
 SEEDS = 50
 EPOCHS = 3
 STEPS_MAX = 200_000
@@ -89,7 +92,7 @@ def test_rows_to_an_ordered_subject_are_stored_once_and_in_order_through_changes
             cluster.random.choice([cluster.change, cluster.change, cluster.hear])()
 
         for epoch in range(EPOCHS):
-            write(cluster, lambda _: PartitionedRows("s", 1e9, rest=lambda *_: 0.1), epoch, loads_of(rows, 7), upheaval=upheaval)
+            write(cluster, lambda _: PartitionedRows("s", 1e9, rules=RULES), epoch, loads_of(rows, 7), upheaval=upheaval)
         assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(rows)), seed
         assert_in_order(cluster, seed)
 
@@ -122,7 +125,7 @@ def test_rows_to_an_unordered_subject_are_stored_once_whatever_broker_groups_are
 
 
 def balanced_rows(writer: RowWriter) -> SubjectCore:
-    return BalancedRows("s", writer, 1e9, rest=lambda *_: 0.1)
+    return BalancedRows("s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1))
 
 
 def test_a_broker_group_that_is_drained_for_good_gets_nothing_more_and_nothing_is_lost_or_doubled() -> None:

@@ -91,9 +91,7 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
         assert not re.match(r"See the module\b", text), f"{name(path)}: {node.name}"
 
 
-SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection"}
-SHARED_NAMES |= {"sending", "Answer", "Outlet", "Owner", "Parcel", "Sender"}
-SHARED_NAMES |= {"Sending", "Statements"}
+SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection", "Statements"}
 """Commands and jobs named like what they are about, and the two ends of a connection."""
 
 

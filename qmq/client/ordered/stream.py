@@ -32,8 +32,8 @@ from typing import Final
 from qmq_ordering.route import PhysicalPartition
 
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.delivery.retries import final, rest_s
-from qmq.delivery.window import ASK_S, UNLIMITED, InFlightWindow, Rest
+from qmq.delivery.retries import PRODUCER, RetryRules, final
+from qmq.delivery.window import ASK_S, UNLIMITED, InFlightWindow
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, QmqError, RouteChanged
 from qmq.model import BATCH_NUMBERS, next_session
 from qmq.wire.frame_payloads import Produced
@@ -46,9 +46,15 @@ class Stream(InFlightWindow[OrderedBatch]):
     """`new_id` gives a producer id that nobody had before."""
 
     def __init__(
-        self, partition: PhysicalPartition, new_id: Callable[[], int], *, unknown: str = "resend", rest: Rest = rest_s, ask_s: float = ASK_S
+        self,
+        partition: PhysicalPartition,
+        new_id: Callable[[], int],
+        *,
+        unknown: str = "resend",
+        rules: RetryRules = PRODUCER,
+        ask_s: float = ASK_S,
     ) -> None:
-        super().__init__(WINDOW, rest, ask_s)
+        super().__init__(WINDOW, rules, ask_s)
         self.partition = partition
         self.waiting: deque[OrderedBatch] = deque()
         self._new_id = new_id

@@ -23,14 +23,13 @@ from typing import Final
 import numpy as np
 
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packet_window import WINDOW, PacketWindow
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
 from pyspark_qmq.sink.row_sender import RowSender
-from pyspark_qmq.sink.sending import WINDOW, Sending
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
-from qmq.delivery.retries import rest_s
-from qmq.delivery.window import Rest
+from qmq.delivery.retries import SINK, RetryRules
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0
@@ -48,9 +47,9 @@ class BalancedRows(RowSender[str]):
         *,
         is_delayed: bool = False,
         home: DelayHome | None = None,
-        rest: Rest = rest_s,
+        rules: RetryRules = SINK,
     ) -> None:
-        super().__init__(subject, retry_s, rest)
+        super().__init__(subject, retry_s, rules)
         self._writer, self._is_delayed, self._home = writer, is_delayed, home
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
@@ -101,7 +100,7 @@ class BalancedRows(RowSender[str]):
                 self._stuck(ReadOnly(f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"), now)
                 return
             load = self._ready.popleft()
-            self._sending(group).put(load, now, self._writer.number_of(int(load.rows[0])))
+            self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
 
     def _undone(self, load: Load) -> Iterator[Load]:
         """What of it is not stored, in pieces that are whole runs of the subject's rows."""
@@ -138,20 +137,20 @@ class BalancedRows(RowSender[str]):
         takes = [group for group, is_open in open_groups.items() if is_open]
         return max(takes, key=lambda group: rank(self._writer, first_row, self._target(group)), default=None)
 
-    def _sending(self, group: str) -> Sending:
-        found = self._sendings.get(group)
+    def _window(self, group: str) -> PacketWindow:
+        found = self._windows.get(group)
         if found is None:
-            window = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
-            found = self._sendings[group] = Sending(self._target(group), self._retry_s, window=window, rest=self._rest_s)
+            most = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
+            found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rules=self._rules)
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
         group = packet.to.broker_group
-        sending = self._sendings[group]
-        self._answered(sending, packet, attempt, failure, now)
-        refused = sending.take_refused()
+        window = self._windows[group]
+        self._answered(window, packet, attempt, failure, now)
+        refused = window.take_refused()
         if refused:
             self._closed_until[group] = now + CLOSED_S
             self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))

@@ -2,7 +2,7 @@
 
 It is no `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must cut the same batches.
 
-    put ──▶ waiting ──cut by the newest route──▶ sendings, one for each partition ──▶ stored
+    put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
                ▲                                     │ the partition is closed
                └──── all that is not in it ──────────┘
 
@@ -25,13 +25,12 @@ from operator import attrgetter
 import numpy as np
 
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
 from pyspark_qmq.sink.row_sender import RowSender
-from pyspark_qmq.sink.sending import Sending
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq.delivery.retries import rest_s
-from qmq.delivery.window import Rest
+from qmq.delivery.retries import ORDERED_SINK, RetryRules
 from qmq.errors import OrderMismatch, QmqError
 
 
@@ -42,9 +41,9 @@ class PartitionedRows(RowSender[int]):
     """
 
     def __init__(
-        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rest: Rest = rest_s
+        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rules: RetryRules = ORDERED_SINK
     ) -> None:
-        super().__init__(subject, retry_s, rest)
+        super().__init__(subject, retry_s, rules)
         self._may_skip = may_skip
         self._open: dict[int, RoutePartition] = {}
         self._closed: dict[int, RoutePartition] = {}
@@ -73,7 +72,7 @@ class PartitionedRows(RowSender[int]):
             if part.number not in self._looked
         ]
         new = [Look(self._target(part)) for part in self._open.values() if part.number not in self._looked]
-        return [*closed, *new, *[Look(sending.to) for sending in self._sendings.values() if sending.wants_look]]
+        return [*closed, *new, *[Look(window.to) for window in self._windows.values() if window.wants_look]]
 
     def _target(self, part: RoutePartition) -> RowTarget:
         return RowTarget(self._subject, part.number, part.broker_group)
@@ -85,8 +84,8 @@ class PartitionedRows(RowSender[int]):
         self._wants_location = False
         if where.version >= self._version:
             self._learn(where)
-        for sending in self._sendings.values():
-            sending.keep()
+        for window in self._windows.values():
+            window.keep()
         self._place(now)
 
     def _learn(self, routes: Routes) -> None:
@@ -104,19 +103,19 @@ class PartitionedRows(RowSender[int]):
     def _leave(self, number: int) -> None:
         """What a partition had while it was open is not all that it has; what was sent there may be there or not."""
         known = self._looked.pop(number, 0)
-        sending = self._sendings.pop(number, None)
-        if sending is not None:
-            known = sending.flight[0].number if sending.flight else sending.number
-            self._left += sending.take()
+        window = self._windows.pop(number, None)
+        if window is not None:
+            known = window.flight[0].number if window.flight else window.number
+            self._left += window.take()
         self._known[number] = known
 
     def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
         self._succeeded()
         self._looked[target.partition] = found.number
         self._done.add(found.rows, found.ids)
-        sending = self._sendings.get(target.partition)
-        if sending is not None and sending.wants_look:
-            self.found += sending.looked(found.number, self._done, now)
+        window = self._windows.get(target.partition)
+        if window is not None and window.wants_look:
+            self.found += window.looked(found.number, self._done, now)
         self._place(now)
 
     # --- where rows go -------------------------------------------------------------------------------------------------
@@ -142,23 +141,23 @@ class PartitionedRows(RowSender[int]):
         tiles = np.searchsorted(self._ends, rest.lps, "right")
         for tile in np.unique(tiles).tolist():
             piece = rest.pick(np.flatnonzero(tiles == tile))
-            self._sending(int(self._numbers[tile])).put(piece, now)
+            self._window(int(self._numbers[tile])).put(piece, now)
 
-    def _sending(self, number: int) -> Sending:
-        found = self._sendings.get(number)
+    def _window(self, number: int) -> PacketWindow:
+        found = self._windows.get(number)
         if found is None:
             to = self._target(self._open[number])
-            found = self._sendings[number] = Sending(to, self._retry_s, number=self._looked[number], rest=self._rest_s)
+            found = self._windows[number] = PacketWindow(to, self._retry_s, number=self._looked[number], rules=self._rules)
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
-        sending = self._sendings.get(packet.to.partition)
-        if sending is None:
+        window = self._windows.get(packet.to.partition)
+        if window is None:
             return
-        self._answered(sending, packet, attempt, failure, now)
-        self._wants_location |= sending.wants_route
+        self._answered(window, packet, attempt, failure, now)
+        self._wants_location |= window.wants_route
         self._place(now)
 
     def wake_at(self, now: float) -> float:

@@ -19,6 +19,7 @@ from qmq.client.ordered.split_ticket import SplitTicket
 from qmq.client.ordered.stream import WINDOW, Stream
 from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.delivery.retries import PRODUCER
 from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DeadlineExceeded,
@@ -89,7 +90,8 @@ class World:
         ids = itertools.count(1)
         self.partitions: dict[int, ModelPartition] = {}
         self.wires: dict[int, list[Wire]] = defaultdict(list)
-        self.partitioner = StreamPartitioner(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rest=lambda *_: 0.01))
+        rules = PRODUCER._replace(rest_s=lambda *_: 0.01)
+        self.partitioner = StreamPartitioner(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rules=rules))
         self.route = self._route(1, 3, [PhysicalPartition(1, LpRange(0, 4), "g1"), PhysicalPartition(2, LpRange(4, 8), "g2")])
         self.fenced: set[int] = set()
         self.fates: dict[tuple[int, int], list[object]] = defaultdict(list)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qmq.batch_columns import Columns
 from qmq.client.open_batch import Batch
 from qmq.client.pipe_window import PipeWindow
 from qmq.client.receipts import Ticket
-from qmq.delivery.window import Rest
-from qmq.errors import InvalidArgument, NotConnected, NotMaster, Outcome, Overloaded
+from qmq.delivery.retries import PRODUCER
+from qmq.errors import InvalidArgument, NotConnected, NotMaster, Outcome, Overloaded, QmqError
 
 LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)
 BUSY = Overloaded("busy")
 
 
-def window_with(*numbers: int, rest: Rest = lambda *_: 1.0) -> tuple[PipeWindow, list[Batch]]:
+def window_with(*numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0) -> tuple[PipeWindow, list[Batch]]:
     """A window, connected, and these batches on their way."""
-    window = PipeWindow(8, rest=rest)
+    window = PipeWindow(8, PRODUCER._replace(rest_s=rest_s))
     window.connected()
     batches = [Batch(Columns([b"x"]), 1, Ticket(), number, size=1, until=60.0) for number in numbers]
     for batch in batches:
@@ -83,7 +85,7 @@ def test_batches_refused_together_count_as_one_refusal() -> None:
         rests.append(refusals)
         return 1.0
 
-    window, batches = window_with(0, 1, 2, 3, 4, rest=rest)
+    window, batches = window_with(0, 1, 2, 3, 4, rest_s=rest)
     for batch in batches:
         window.refused(batch, 1, BUSY, 0.0)
     assert rests == [1]

@@ -17,9 +17,9 @@ import pytest
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Done, Load
 from pyspark_qmq.sink.row_identity import RowTarget
-from pyspark_qmq.sink.sending import Sending
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.batch_columns import Columns
@@ -29,9 +29,10 @@ from qmq.client.ordered.split_ticket import SplitTicket
 from qmq.client.ordered.stream import Stream
 from qmq.client.pipe_window import PipeWindow
 from qmq.client.receipts import Ticket
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.parcel import Parcel
+from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -72,7 +73,7 @@ class PipeKind:
     """Whether a batch that was refused for what is in it may be taken at another try."""
 
     def __init__(self) -> None:
-        self.window: Any = PipeWindow(8, rest)
+        self.window: Any = PipeWindow(8, PRODUCER._replace(rest_s=rest))
         self.pool = deque[Batch]()
         self.found: list[tuple[int, Fate]] = []
 
@@ -125,7 +126,7 @@ class StreamKind(PipeKind):
 
     def __init__(self) -> None:
         ids = itertools.count(1)
-        self.window = Stream(PhysicalPartition(1, LpRange(0, 1), "g"), lambda: next(ids), rest=rest)
+        self.window = Stream(PhysicalPartition(1, LpRange(0, 1), "g"), lambda: next(ids), rules=PRODUCER._replace(rest_s=rest))
 
     def put(self, serial: int, now: float) -> None:
         columns = Columns([b"%d" % serial], keys=[b"k"], logical_partitions=[0])
@@ -152,11 +153,11 @@ class StreamKind(PipeKind):
         return bool(self.window.is_idle)
 
 
-class ChannelKind(StreamKind):
+class PartitionedDueKind(StreamKind):
     may_pardon = False
 
     def __init__(self) -> None:
-        self.window = Channel("g", int(self.is_ordered), is_ordered=self.is_ordered, rest=rest)
+        self.window = DueWindow("g", int(self.is_ordered), is_ordered=self.is_ordered, rules=DELAY_SERVER._replace(rest_s=rest))
         self.pool = deque[Batch]()
         self.ids, self.numbers = itertools.count(1), itertools.count()
 
@@ -168,8 +169,8 @@ class ChannelKind(StreamKind):
         while self.pool and self.window.may_admit(now):
             number = self.window.number(lambda: next(self.ids)) if self.is_ordered else (1, next(self.numbers))
             draft = Draft("s", self.window.partition, "g", *number, [self.pool.popleft()])  # type: ignore[list-item]
-            self.window.admit(parcel := Parcel(draft, size=1))
-            self.window.planned(parcel, PlanAction(1, *draft[:5], ()))
+            self.window.admit(batch := DueBatch(draft, size=1))
+            self.window.planned(batch, PlanAction(1, *draft[:5], ()))
         return self.window.next(now)
 
     def number(self, batch: Any) -> tuple[int, int]:
@@ -179,17 +180,17 @@ class ChannelKind(StreamKind):
         return int(batch.draft.messages[0].body)
 
     def fates(self) -> Iterator[tuple[int, Fate]]:
-        for parcel, _ in self.window.take_done():
-            yield self.serial(parcel), Fate.STORED
-        for parcel in self.window.take_void():
-            yield self.serial(parcel), Fate.UNKNOWN if parcel.is_lost else Fate.NOWHERE
+        for batch, _ in self.window.take_done():
+            yield self.serial(batch), Fate.STORED
+        for batch in self.window.take_void():
+            yield self.serial(batch), Fate.UNKNOWN if batch.is_lost else Fate.NOWHERE
 
     @property
     def is_idle(self) -> bool:
         return not self.pool and not self.window.flight
 
 
-class UnorderedChannelKind(ChannelKind):
+class BalancedDueKind(PartitionedDueKind):
     is_ordered = False
 
     def tick(self, now: float) -> None:
@@ -198,11 +199,12 @@ class UnorderedChannelKind(ChannelKind):
             self.window.release()
 
 
-class SendingKind(StreamKind):
+class PartitionedPacketKind(StreamKind):
     is_blocking = True
 
     def __init__(self) -> None:
-        self.window = Sending(RowTarget("s", int(self.is_ordered), "g"), 1e9, rest=rest)
+        rules = ORDERED_SINK if self.is_ordered else SINK
+        self.window = PacketWindow(RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(rest_s=rest))
         self.found: list[tuple[int, Fate]] = []
 
     def put(self, serial: int, now: float) -> None:
@@ -227,7 +229,7 @@ class SendingKind(StreamKind):
         return not self.window.flight
 
 
-class UnorderedSendingKind(SendingKind):
+class BalancedPacketKind(PartitionedPacketKind):
     is_ordered = False
 
 
@@ -445,7 +447,7 @@ ALWAYS = [Event.PUT, Event.READ, Event.HEAR, Event.CONNECT, Event.PASS]
 events = st.lists(st.tuples(st.sampled_from([*Event, *ALWAYS]), st.integers(1, 4)), min_size=15, max_size=40)
 
 
-@pytest.mark.parametrize("kind", [PipeKind, StreamKind, ChannelKind, UnorderedChannelKind, SendingKind, UnorderedSendingKind])
+@pytest.mark.parametrize("kind", [PipeKind, StreamKind, PartitionedDueKind, BalancedDueKind, PartitionedPacketKind, BalancedPacketKind])
 @given(history=events)
 @settings(max_examples=examples(300), deadline=None)
 def test_whatever_happens_each_batch_is_stored_at_most_once_and_its_fate_is_told_truly(

@@ -1,4 +1,4 @@
-"""A channel: the parcels that go to one destination, an in-flight window (qmq/delivery/window.py) of what is planned first. Pure.
+"""The batches that go to one destination, an in-flight window (qmq/delivery/window.py) of what is planned first. Pure.
 
     admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
                               ▲                    │ refused, or nobody knows: sent again, it and all behind it, after a rest
@@ -21,13 +21,13 @@ The destination is a broker group (unordered subjects) or a partition (ordered o
 | none, and the partition is fenced | | void, `is_lost`: sent again elsewhere with the same message ids |
 
 Rules:
-* A parcel leaves only when it is planned, and only behind all before it.
-* Ordered: a broker takes number n of a producer only behind n - 1, so a parcel that will never be there takes all behind it along: none of
+* A batch leaves only when it is planned, and only behind all before it.
+* Ordered: a broker takes number n of a producer only behind n - 1, so a batch that will never be there takes all behind it along: none of
   them is there. They are void when everything before is decided, and what comes next has a new producer id and begins at 0.
   For the same reason all before one that is stored are stored, answered or not.
-* Ordered: parcels of another producer id (an earlier master's, or before a new one) wait until all of the former are decided: between two
+* Ordered: batches of another producer id (an earlier master's, or before a new one) wait until all of the former are decided: between two
   producers the broker keeps no order.
-* Voids are given in the order of the parcels, to be written from the last to the first: so whatever part of them a crash leaves,
+* Voids are given in the order of the batches, to be written from the last to the first: so whatever part of them a crash leaves,
   the open plans of a producer have no gap.
 """
 
@@ -36,10 +36,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delivery.retries import is_worth_another_try, pause_s
-from qmq.delivery.window import ASK_S, InFlightWindow, Rest
-from qmq.errors import InvalidArgument, NotConnected, QmqError
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delivery.retries import DELAY_SERVER, RetryRules
+from qmq.delivery.window import ASK_S, InFlightWindow
+from qmq.errors import NotConnected, QmqError
 from qmq.log.actions import PlanAction
 from qmq.wire.frame_payloads import Produced
 
@@ -47,22 +47,24 @@ WINDOW: Final = 8
 """Enough to hide a commit and an answer behind full batches; far below the broker's window of remembered batches (qmq/log/producers.py)."""
 
 
-class Channel(InFlightWindow[Parcel]):
+class DueWindow(InFlightWindow[DueBatch]):
     """`partition` is 0 for unordered subjects."""
 
-    def __init__(self, group: str, partition: int = 0, *, is_ordered: bool = False, rest: Rest = pause_s, ask_s: float = ASK_S) -> None:
-        super().__init__(WINDOW, rest, ask_s)
+    def __init__(
+        self, group: str, partition: int = 0, *, is_ordered: bool = False, rules: RetryRules = DELAY_SERVER, ask_s: float = ASK_S
+    ) -> None:
+        super().__init__(WINDOW, rules, ask_s)
         self.group, self.partition, self.is_ordered = group, partition, is_ordered
         self._producer_id = 0
         self._next_number = 0
-        self._dead: Parcel | None = None  # it and all behind it will never be there
-        self._done: list[tuple[Parcel, Produced]] = []
-        self._void: list[Parcel] = []
+        self._dead: DueBatch | None = None  # it and all behind it will never be there
+        self._done: list[tuple[DueBatch, Produced]] = []
+        self._void: list[DueBatch] = []
 
     # --- out: what is new ----------------------------------------------------------------------------------------------
 
     def may_admit(self, now: float) -> bool:
-        """Whether a new parcel may be planned for it: it would leave soon."""
+        """Whether a new batch may be planned for it: it would leave soon."""
         flight = self.flight
         return (
             self.is_connected
@@ -75,39 +77,39 @@ class Channel(InFlightWindow[Parcel]):
         )
 
     def number(self, new_id: Callable[[], int]) -> tuple[int, int]:
-        """(producer id, number) of the parcel that is admitted next to a partition."""
+        """(producer id, number) of the batch that is admitted next to a partition."""
         if not self._producer_id:
             self._producer_id, self._next_number = new_id(), 0
         self._next_number += 1
         return self._producer_id, self._next_number - 1
 
-    def admit(self, parcel: Parcel) -> None:
+    def admit(self, batch: DueBatch) -> None:
         """One more, behind all others. An earlier master's come before the first new one."""
-        self.flight.append(parcel)
+        self.flight.append(batch)
 
-    def planned(self, parcel: Parcel, plan: PlanAction) -> None:
+    def planned(self, batch: DueBatch, plan: PlanAction) -> None:
         """The ledger has committed it: it may leave."""
-        parcel.plan = plan
-        self._bury()
+        batch.plan = plan
+        self._void_dead()
 
     # --- out: what to send ---------------------------------------------------------------------------------------------
 
-    def _may_send(self, parcel: Parcel) -> bool:
+    def _may_send(self, batch: DueBatch) -> bool:
         if (
-            parcel.plan is None
-            or parcel is self._dead
-            or (self._sent and self.is_ordered and parcel.producer_id != self.flight[0].producer_id)
+            batch.plan is None
+            or batch is self._dead
+            or (self._sent and self.is_ordered and batch.producer_id != self.flight[0].producer_id)
         ):
             return False
-        return super()._may_send(parcel)
+        return super()._may_send(batch)
 
-    def take_done(self) -> list[tuple[Parcel, Produced]]:
-        """What was stored since, each parcel once, and where."""
+    def take_done(self) -> list[tuple[DueBatch, Produced]]:
+        """What was stored since, each batch once, and where."""
         done, self._done = self._done, []
         return done
 
-    def take_void(self) -> list[Parcel]:
-        """What is not to be sent again as it is, each parcel once, in order."""
+    def take_void(self) -> list[DueBatch]:
+        """What is not to be sent again as it is, each batch once, in order."""
         void, self._void = self._void, []
         return void
 
@@ -117,77 +119,74 @@ class Channel(InFlightWindow[Parcel]):
 
     @property
     def _is_planned(self) -> bool:
-        return all([parcel.plan is not None for parcel in self.flight])  # noqa: C419 - faster than a generator
+        return all([batch.plan is not None for batch in self.flight])  # noqa: C419 - faster than a generator
 
     def settle(self) -> None:
-        """Of a settled channel: all that is left is void."""
+        """Of a settled window: all that is left is void."""
         self._clear()
 
     def is_troubled(self, now: float) -> bool:
-        """Whether it cannot take a parcel just now, for another reason than that it is busy."""
+        """Whether it cannot take a batch just now, for another reason than that it is busy."""
         return self.is_stalled or not self.is_connected or now < self._rests_until or (self.trouble is not None and bool(self.flight))
 
     # --- in: answers ---------------------------------------------------------------------------------------------------
 
-    def stored(self, parcel: Parcel, produced: Produced, now: float) -> None:
-        """A try was answered: where the parcel is."""
-        if self.acknowledged(parcel, now):
-            for each in [*self._before(parcel), parcel]:
+    def stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
+        """A try was answered: where the batch is."""
+        if self.acknowledged(batch, now):
+            for each in [*self._before(batch), batch]:
                 self._done.append((each, produced))
-        self._bury()
+        self._void_dead()
 
-    def refused(self, parcel: Parcel, attempt: int, failure: QmqError, now: float) -> None:
-        super().refused(parcel, attempt, failure, now)
-        self._bury()
+    def refused(self, batch: DueBatch, attempt: int, failure: QmqError, now: float) -> None:
+        super().refused(batch, attempt, failure, now)
+        self._void_dead()
 
-    def _before(self, parcel: Parcel) -> list[Parcel]:
+    def _before(self, batch: DueBatch) -> list[DueBatch]:
         """What is stored if this one is: all before it of its producer."""
         if not self.is_ordered:
             return []
-        number = parcel.draft.batch_sequence
-        found = [each for each in self.flight if each.producer_id == parcel.producer_id and each.draft.batch_sequence < number]
+        number = batch.draft.batch_sequence
+        found = [each for each in self.flight if each.producer_id == batch.producer_id and each.draft.batch_sequence < number]
         for each in found:
             self._remove(each)
         return found
 
-    def _is_retried(self, parcel: Parcel, failure: QmqError) -> bool:
-        return is_worth_another_try(failure) or not (parcel.is_certain or isinstance(failure, InvalidArgument))
-
-    def _forgotten(self, parcel: Parcel) -> None:
+    def _forgotten(self, batch: DueBatch) -> None:
         """Nobody will say whether the broker had this one."""
         if self._dead is None:
-            self._dead = parcel
-            self._set_out(parcel)
+            self._dead = batch
+            self._mark_out(batch)
 
-    def _reject(self, parcel: Parcel, failure: QmqError) -> None:
-        parcel.fault = failure
-        self._set_out(parcel)
+    def _reject(self, batch: DueBatch, failure: QmqError) -> None:
+        batch.fault = failure
+        self._mark_out(batch)
         if self.is_ordered:
-            self._dead = parcel
+            self._dead = batch
         else:
-            self._remove(parcel)
-            self._void.append(parcel)
+            self._remove(batch)
+            self._void.append(batch)
 
     @staticmethod
-    def _set_out(parcel: Parcel) -> None:
-        parcel.is_lost, parcel.is_out = not parcel.is_certain, True
+    def _mark_out(batch: DueBatch) -> None:
+        batch.is_lost, batch.is_out = not batch.is_certain, True
 
     # --- in: ends ------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Of a channel to a broker group: what is certainly not there is void, so that another group may have it."""
-        for parcel in [each for each in self.flight if each.is_certain and each.plan is not None]:
-            self._remove(parcel)
-            self._void.append(parcel)
+        """Of a window to a broker group: what is certainly not there is void, so that another group may have it."""
+        for batch in [each for each in self.flight if each.is_certain and each.plan is not None]:
+            self._remove(batch)
+            self._void.append(batch)
 
-    def _bury(self) -> None:
+    def _void_dead(self) -> None:
         """What will never be there is void when everything before it is decided, and all of it is planned."""
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
             self._clear()
 
     def _clear(self) -> None:
-        for parcel in self.flight:
-            parcel.is_gone = True
+        for batch in self.flight:
+            batch.is_gone = True
         self._void += self.flight
         self.flight = []
         self.is_stalled = False
@@ -201,7 +200,7 @@ class Channel(InFlightWindow[Parcel]):
 
     def _give_up(self) -> None:
         super()._give_up()
-        for parcel in self.flight:
-            if parcel.is_certain:
+        for batch in self.flight:
+            if batch.is_certain:
                 break
-            parcel.is_lost = True
+            batch.is_lost = True

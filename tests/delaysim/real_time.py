@@ -1,7 +1,7 @@
-"""The real-time brokers, and ways to them that lose answers, refuse, and are away: what `qmq.delay.outlets` does, made simple.
+"""The real-time brokers, and ways to them that lose answers, refuse, and are away: what `qmq.delay.dispatcher` does, made simple.
 
 A batch that comes under a known producer id and number is answered as the first time, and not stored again: that is all that is asked of a
-real-time broker here. An outlet sends a subject's batches one by one.
+real-time broker here. A dispatcher sends a subject's batches one by one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RealTime:
         return known[0]
 
 
-class SimOutlets:
-    """`qmq.delay.delay_engine.Outlet`."""
+class SimDispatcher:
+    """`qmq.delay.delay_engine.Dispatcher`."""
 
     def __init__(self, world: World, loop: ProcessLoop, ledger: StorePlanLog, real_time: RealTime, name: str) -> None:
         self.planned = 0
@@ -78,18 +78,18 @@ class SimOutlets:
         return sum(map(len, self._waiting.values()))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """See Outlet."""
+        """See Dispatcher."""
         for message in messages:
             self._waiting.setdefault(message.subject, deque()).append(message)
             self._begin(message.subject)
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """See Outlet."""
+        """See Dispatcher."""
         self._resumed.setdefault(plan.subject, deque()).append((plan, messages))
         self._begin(plan.subject)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """See Outlet."""
+        """See Dispatcher."""
         for queue in self._waiting.values():
             for message in queue:
                 if message.place == place:
@@ -99,25 +99,25 @@ class SimOutlets:
 
     @property
     def set_aside(self) -> int:
-        """See `engine.Outlet`."""
+        """See `engine.Dispatcher`."""
         return 0
 
     def stuck(self, subject: str) -> int:
-        """See Outlet."""
+        """See Dispatcher."""
         is_stuck = self._real_time.is_away or subject in self._real_time.gone
         return len(self._waiting.get(subject, ())) if is_stuck else 0
 
     def troubles(self) -> list[tuple[str, int, str]]:
-        """See Outlet."""
+        """See Dispatcher."""
         return [(subject, self.stuck(subject), "away") for subject in self._waiting if self.stuck(subject)]
 
     def halt(self) -> None:
-        """See Outlet."""
+        """See Dispatcher."""
         for task in self._tasks.values():
             task.cancel()
 
     async def stop(self) -> None:
-        """See Outlet."""
+        """See Dispatcher."""
         self.halt()
 
     def _begin(self, subject: str) -> None:

@@ -12,7 +12,7 @@ from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
 
 
-class Owner(Protocol):
+class StreamConnectionOwner(Protocol):
     """Whose streams these are: the producer."""
 
     subject: str
@@ -23,11 +23,11 @@ class Owner(Protocol):
         """The batch as it travels. Raises QmqError."""
         ...
 
-    def changed(self, sending: Sending) -> None:
+    def changed(self, connection: StreamConnection) -> None:
         """Something was decided, became possible or impossible: look what is to be done, and `pump`."""
         ...
 
-    def gather(self, sending: Sending) -> None:
+    def gather(self, connection: StreamConnection) -> None:
         """Some batch is out of time: put what is to fail with it behind it."""
         ...
 
@@ -36,8 +36,8 @@ class Owner(Protocol):
         ...
 
 
-class Sending(MasterConnection[OrderedBatch]):
-    def __init__(self, links: Links, stream: Stream, owner: Owner) -> None:
+class StreamConnection(MasterConnection[OrderedBatch]):
+    def __init__(self, links: Links, stream: Stream, owner: StreamConnectionOwner) -> None:
         super().__init__(links, owner.subject, stream.partition.group, stream, lambda: owner.changed(self))
         self.kind = owner.kind
         self.stream = stream

@@ -1,4 +1,4 @@
-"""Carries batches over one connection to a broker group: sends from the task's thread, answers come in by a thread of the connection's own.
+"""Brings batches over one connection to a broker group: sends from the task's thread, answers come in by a thread of the connection's own.
 
 So many requests are under way, to all broker groups at once, and a broker that takes its time for one holds up no other. The thread
 receives only while an answer is due (a connection that is idle must not run into its timeout), and hands each one to `events`.
@@ -17,19 +17,19 @@ from qmq.errors import QmqError
 from qmq.wire.frame import FrameKind
 
 
-class Answer(NamedTuple):
+class SinkAnswer(NamedTuple):
     """What became of a try; `is_broken`: the connection ended, and with it all that was under way."""
 
-    carrier: Carrier
+    connection: SinkConnection
     request_id: int
     failure: QmqError | None
     is_broken: bool = False
 
 
-class Carrier:
+class SinkConnection:
     """`to` is any queue of the broker group."""
 
-    def __init__(self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[Answer]) -> None:
+    def __init__(self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[SinkAnswer]) -> None:
         self.to = to
         self.channel = channel
         self.under_way: dict[int, tuple[Packet, int]] = {}
@@ -58,9 +58,9 @@ class Carrier:
             except QmqError as cause:
                 failure, request_id = cause, self.channel.answered_id
             if not self.channel.is_open:
-                self._events.put(Answer(self, 0, failure, is_broken=True))
+                self._events.put(SinkAnswer(self, 0, failure, is_broken=True))
                 return
-            self._events.put(Answer(self, request_id, failure))
+            self._events.put(SinkAnswer(self, request_id, failure))
 
     def end(self) -> bool:
         """Stop receiving; whether the connection may be used by somebody else: nothing is under way on it."""

@@ -54,7 +54,7 @@ class MemoryLedger:
         self._line = Line()
         self.is_deposed = False
         self.is_closed = False
-        """Whether the outlets were stopped: they must not call any more."""
+        """Whether the dispatcher were stopped: they must not call any more."""
         self.states: dict[SchedulePlace, str] = {}
         """Of each message that was ever planned: planned, done or pending."""
         self._open: dict[int, PlanAction] = {}

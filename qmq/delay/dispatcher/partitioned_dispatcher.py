@@ -18,45 +18,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
 from qmq.client.ordered.batch_builder import Keys
 from qmq.client.route_book import Ordering
+from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
+from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.courier import Courier, Owner
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Tray, encoded
 from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
-
-if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
 
 UNKNOWN_RANGE = LpRange(0, 0)
 """Of a partition that only a plan names."""
 
 
-class DuePartition(Channel):
+class DuePartition(DueWindow):
     """The window of one partition, what waits behind it, and its connection."""
 
-    def __init__(self, part: PhysicalPartition, tray: Tray, links: Links, owner: Owner) -> None:
+    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: DueConnectionOwner) -> None:
         super().__init__(part.group, part.number, is_ordered=True)
-        self.tray = tray
-        self.courier = Courier(links, self, owner)
+        self.batcher = batcher
+        self.connection = DueConnection(links, self, owner)
 
 
-class Routed:
+class PartitionedDispatcher:
     is_ordered = True
 
-    def __init__(self, outlet: Outlet, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
-        self.subject = outlet.subject
-        self._outlet = outlet
-        self._office = outlet.office
-        self._locator = outlet.office.links.locator
+    def __init__(self, owner: DispatcherOwner, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
+        self.subject = owner.subject
+        self._owner = owner
+        self._planner = owner.planner
+        self._locator = owner.planner.links.locator
         self._loop = asyncio.get_running_loop()
         self._keys = Keys(ordering.route.logical_partitions)
         self._partitioner = Partitioner(self._make)
@@ -64,17 +61,17 @@ class Routed:
         self._is_closed = False
         self._begin(ordering, resumed)
 
-    def _begin(self, ordering: Ordering, resumed: Sequence[Parcel]) -> None:
+    def _begin(self, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
         self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
-        for parcel in resumed:
-            draft = parcel.draft
+        for batch in resumed:
+            draft = batch.draft
             part = PhysicalPartition(draft.partition, UNKNOWN_RANGE, draft.broker_group)
-            self._partitioner.resume(part, self._lps(draft.messages)).admit(parcel)
+            self._partitioner.resume(part, self._lps(draft.messages)).admit(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._learn(ordering)
 
     def _make(self, part: PhysicalPartition) -> DuePartition:
-        return DuePartition(part, Tray(self._office.limits, self._outlet.suspects), self._office.links, self)
+        return DuePartition(part, DueBatcher(self._planner.limits, self._owner.suspects), self._planner.links, self)
 
     def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
         return self._keys.of_many([message.key for message in messages])
@@ -90,7 +87,7 @@ class Routed:
         by_lp, touched = self._partitioner.by_lp, dict[int, DuePartition]()
         for message, lp in zip(messages, self._lps(messages), strict=True):
             partition = by_lp[lp]
-            partition.tray.messages.append(message)
+            partition.batcher.messages.append(message)
             touched[partition.partition] = partition
         for partition in touched.values():
             self._draft(partition)
@@ -101,24 +98,24 @@ class Routed:
         why = InvalidArgument(f"subject {self.subject!r} is ordered, and the message has no key")
         for message in messages:
             if not message.key:
-                self._outlet.set_aside(message, why)
+                self._owner.set_aside(message, why)
         return [message for message in messages if message.key]
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
         messages = self._with_key(messages)
         by_lp = self._partitioner.by_lp
         for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
-            by_lp[lp].tray.messages.appendleft(message)
+            by_lp[lp].batcher.messages.appendleft(message)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
-        return any(partition.tray.withdraw(place) for partition in self._partitions)
+        return any(partition.batcher.withdraw(place) for partition in self._partitions)
 
     def take_waiting(self) -> list[DueMessage]:
         """All that is not planned, per key in order."""
-        messages = [message for partition in self._partitions for message in partition.tray.messages]
+        messages = [message for partition in self._partitions for message in partition.batcher.messages]
         for partition in self._partitions:
-            partition.tray.messages.clear()
+            partition.batcher.messages.clear()
         return messages
 
     # --- out -----------------------------------------------------------------------------------------------------------
@@ -127,47 +124,47 @@ class Routed:
         """Plan and send what can be."""
         for partition in self._partitions:
             self._draft(partition)
-            partition.courier.pump()
+            partition.connection.pump()
 
     def _draft(self, partition: DuePartition) -> None:
         """Plan what waits for a partition, as long as its broker group takes it."""
-        tray, courier = partition.tray, partition.courier
-        if not tray or self._outlet.is_held or self._is_closed:
+        batcher, connection = partition.batcher, partition.connection
+        if not batcher or self._owner.is_held or self._is_closed:
             return
         self._locator.touch(self.subject)
-        while tray and partition.may_admit(self._loop.time()):
-            messages, size = tray.take()
-            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._office.new_id), messages)
-            self._office.plan(partition, draft, size, lambda: self._planned(courier))
-        if tray:
-            courier.reach()
+        while batcher and partition.may_admit(self._loop.time()):
+            messages, size = batcher.take()
+            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._planner.new_id), messages)
+            self._planner.plan(partition, draft, size, lambda: self._planned(connection))
+        if batcher:
+            connection.reach()
 
-    def _planned(self, courier: Courier) -> None:
-        if not courier.is_closed:
-            self.changed(courier)
+    def _planned(self, connection: DueConnection) -> None:
+        if not connection.is_closed:
+            self.changed(connection)
 
-    def encode(self, parcel: Parcel) -> tuple[bytes, bytes]:
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
-        return encoded(parcel.draft, self._lps(parcel.draft.messages), is_again=parcel.is_uncertain)
+        return encoded(batch.draft, self._lps(batch.draft.messages), is_again=batch.is_uncertain)
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, courier: Courier) -> None:
-        """For a courier: see `Owner`."""
-        partition = self._partitioner.partitions[courier.channel.partition]
+    def changed(self, connection: DueConnection) -> None:
+        """For a connection: see `DueConnectionOwner`."""
+        partition = self._partitioner.partitions[connection.window.partition]
         if partition.is_settled:
             self._settle()
             return
-        self.put_back(self._outlet.collect(partition))
+        self.put_back(self._owner.collect(partition))
         self._draft(partition)
-        courier.pump()
+        connection.pump()
         if partition.wants_route and self._following is None and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
 
-    def wants(self, courier: Courier) -> bool:
-        """For a courier: whether something waits that could be planned for it."""
-        partition = self._partitioner.partitions.get(courier.channel.partition)
-        return partition is not None and bool(partition.tray) and not partition.is_left and not self._outlet.is_held
+    def wants(self, connection: DueConnection) -> bool:
+        """For a connection: whether something waits that could be planned for it."""
+        partition = self._partitioner.partitions.get(connection.window.partition)
+        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -182,26 +179,26 @@ class Routed:
             self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
             self._settle()
             for partition in self._partitions:
-                partition.courier.moved()
+                partition.connection.moved()
 
     def _settle(self) -> None:
         """What is settled hands over: what was not stored there, and then what waited behind it, goes by the newest route."""
         for partition in self._partitioner.settle():
             partition.settle()
-            partition.courier.close()
-            waiting = [*self._outlet.collect(partition), *partition.tray.messages]
+            partition.connection.close()
+            waiting = [*self._owner.collect(partition), *partition.batcher.messages]
             for message, lp in zip(waiting, self._lps(waiting), strict=True):
-                self._partitioner.by_lp[lp].tray.messages.append(message)
+                self._partitioner.by_lp[lp].batcher.messages.append(message)
         self.pump()
 
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while self._partitioner.wants_route and not self._outlet.is_held:
+            while self._partitioner.wants_route and not self._owner.is_held:
                 try:
                     await self._locator.ordering(self.subject, anew=True)
                 except QmqError as failure:
-                    self._outlet.hold(failure)
+                    self._owner.hold(failure)
         finally:
             self._following = None
 
@@ -210,7 +207,7 @@ class Routed:
     @property
     def waiting(self) -> int:
         """Messages that are not planned."""
-        return sum([len(partition.tray) for partition in self._partitions])
+        return sum([len(partition.batcher) for partition in self._partitions])
 
     @property
     def is_idle(self) -> bool:
@@ -222,7 +219,7 @@ class Routed:
         now, count, why = self._loop.time(), 0, None
         for partition in self._partitions:
             if partition.is_troubled(now) or partition.is_left or partition.wants_route:
-                held = len(partition.tray) + sum([len(parcel.draft.messages) for parcel in partition.flight])
+                held = len(partition.batcher) + sum([len(batch.draft.messages) for batch in partition.flight])
                 count += held
                 if held and why is None:
                     why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")
@@ -235,4 +232,4 @@ class Routed:
         if self._following is not None:
             self._following.cancel()
         for partition in self._partitions:
-            partition.courier.close()
+            partition.connection.close()

@@ -1,4 +1,4 @@
-"""Outlets against a real node, over real sockets, with a ledger in memory: stored once, in order, through a split and a crash."""
+"""DueDispatcher against a real node, over real sockets, with a ledger in memory: stored once, in order, through a split and a crash."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support import eventually, node_config, running
 import qmq
 from qmq.batch import BatchView
 from qmq.client.producer import ProducerIds
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
-from qmq.delay.outlets import Outlets
 from qmq.log.queue import Queue
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -29,13 +29,13 @@ def keyed(subject: str, count: int, *, begin: int = 0) -> list[DueMessage]:
 
 
 @asynccontextmanager
-async def delivering(mq: qmq.Client, ledger: MemoryLedger) -> AsyncIterator[Outlets]:
+async def delivering(mq: qmq.Client, ledger: MemoryLedger) -> AsyncIterator[DueDispatcher]:
     """A life of a master, over a client's links."""
-    outlets = Outlets(mq._links, ledger, batch_messages=20, new_producer_id=ProducerIds())
+    dispatcher = DueDispatcher(mq._links, ledger, batch_messages=20, new_producer_id=ProducerIds())
     try:
-        yield outlets
+        yield dispatcher
     finally:
-        await outlets.stop()
+        await dispatcher.stop()
         ledger.is_closed = True
 
 
@@ -58,22 +58,22 @@ def all_done(ledger: MemoryLedger, count: int) -> bool:
 
 async def test_due_messages_of_many_subjects_are_stored_once_with_their_ids(tmp_path: Path) -> None:
     ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as outlets:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
         messages = [message for number in range(100) for message in [due(number * 10 + at, f"s{number}") for at in range(10)]]
-        outlets.put(messages)
+        dispatcher.put(messages)
         await eventually(lambda: all_done(ledger, 1_000))
         stored = [view for number in range(100) for view in batches(node, f"s{number}")]
         ids = [each for view in stored for each in view.message_ids() or []]
         assert ids == [message.message_id for message in messages]
         assert [body for view in stored for body in view.bodies()] == [message.body for message in messages]
-        assert (outlets.waiting, outlets.planned, outlets.troubles(), outlets.resent) == (0, 0, [], 0)
+        assert (dispatcher.waiting, dispatcher.planned, dispatcher.troubles(), dispatcher.resent) == (0, 0, [], 0)
 
 
 async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Path) -> None:
     ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as outlets:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
         consumer = mq.consumer("s", "g")
-        outlets.put(keyed("s", 30))
+        dispatcher.put(keyed("s", 30))
         seen = []
         async with asyncio.timeout(30):
             async for message in consumer:
@@ -88,16 +88,16 @@ async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Pat
 
 async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order(tmp_path: Path) -> None:
     ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as outlets:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
         await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
         splitting: asyncio.Task[object] | None = None
         for part in range(20):
-            outlets.put(keyed("s", 500, begin=part * 500))
+            dispatcher.put(keyed("s", 500, begin=part * 500))
             if part == 5:
                 splitting = asyncio.create_task(mq.metadata.change_route("s", split=pb.SplitOperation(partition=1)))
             await asyncio.sleep(0)
             if part in (5, 9):
-                await eventually(lambda: outlets.waiting < 1_000)
+                await eventually(lambda: dispatcher.waiting < 1_000)
         assert splitting is not None
         await splitting
         await eventually(lambda: all_done(ledger, 10_000))
@@ -121,17 +121,17 @@ async def test_after_a_crash_open_plans_are_sent_again_and_stored_once_also_when
     async with running(node_config(tmp_path)) as node:
         async with qmq.connect(node.address) as mq:
             await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
-            async with delivering(mq, ledger) as outlets:
-                outlets.put(messages)
+            async with delivering(mq, ledger) as dispatcher:
+                dispatcher.put(messages)
                 await eventually(lambda: len(ledger.log) > 60 and len(ledger.open()) > 3)
             await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1))
         again = MemoryLedger(ledger.log)
         by_place = {message.place: message for message in messages}
-        async with qmq.connect(node.address) as mq, delivering(mq, again) as outlets:
+        async with qmq.connect(node.address) as mq, delivering(mq, again) as dispatcher:
             assert again.open()
             for plan in again.open():
-                outlets.resume(plan, [by_place[place] for place in places(plan)])
-            outlets.put([message for message in messages if again.states.get(message.place, "pending") == "pending"])
+                dispatcher.resume(plan, [by_place[place] for place in places(plan)])
+            dispatcher.put([message for message in messages if again.states.get(message.place, "pending") == "pending"])
             await eventually(lambda: all_done(again, 3_000))
-            assert (outlets.planned, outlets.resent) == (0, 0)
+            assert (dispatcher.planned, dispatcher.resent) == (0, 0)
         await check_order(node, messages)

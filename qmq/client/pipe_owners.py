@@ -1,6 +1,6 @@
-"""How producer, pipes and pipe speak to each other: batches go down, decisions come up.
+"""What a producer's pipes need of the producer, and a pipe of the pipes: batches go down, decisions come up.
 
-Producer (a Sender)  --put-->  Pipes (a Feeder)  --transmit-->  Pipe
+Producer (a PipesOwner)  --put-->  Pipes (a PipeOwner)  --transmit-->  Pipe
          <--stored, failed, answered--        <--stored, failed, give_back, answered--
 """
 
@@ -14,13 +14,13 @@ from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
 
 
-class Sender(Protocol):
+class PipesOwner(Protocol):
     """Whose batches these are: the producer."""
 
     target: str
     """Under what the locator knows where they go (route_book.py)."""
     kind: int
-    """See `Feeder`."""
+    """See `PipeOwner`."""
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
         """Broker groups and whether each is writable, as a metaserver says it; and which of them this producer uses."""
@@ -48,11 +48,11 @@ class Sender(Protocol):
         ...
 
 
-class Feeder(Protocol):
+class PipeOwner(Protocol):
     """Who feeds pipes: `qmq.client.pipes.Pipes`."""
 
     target: str
-    """See `Sender`."""
+    """See `PipesOwner`."""
     kind: int
     """PRODUCE, or one of the frames of other `acks`."""
 

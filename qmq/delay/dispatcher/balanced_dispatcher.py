@@ -11,66 +11,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qmq.client.links import Links
+from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
+from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.courier import Courier, Owner
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Tray, encoded
 from qmq.delivery.balancer import Balancer
 from qmq.errors import QmqError, ReadOnly
 
-if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
 
-
-class DueGroup(Channel):
+class DueGroup(DueWindow):
     """The window of one broker group, and its connection. `partition`: of what was planned while the subject was ordered."""
 
-    def __init__(self, group: str, partition: int, links: Links, owner: Owner) -> None:
+    def __init__(self, group: str, partition: int, links: Links, owner: DueConnectionOwner) -> None:
         super().__init__(group, partition)
         self.is_writable = False
-        self.courier = Courier(links, self, owner)
+        self.connection = DueConnection(links, self, owner)
 
 
-class Spread:
+class BalancedDispatcher:
     is_ordered = False
 
-    def __init__(self, outlet: Outlet, resumed: Sequence[Parcel]) -> None:
-        self.subject = outlet.subject
-        self._outlet = outlet
-        self._office = outlet.office
-        self._locator = outlet.office.links.locator
+    def __init__(self, owner: DispatcherOwner, resumed: Sequence[DueBatch]) -> None:
+        self.subject = owner.subject
+        self._owner = owner
+        self._planner = owner.planner
+        self._locator = owner.planner.links.locator
         self._loop = asyncio.get_running_loop()
-        self._tray = Tray(self._office.limits, outlet.suspects)
+        self._batcher = DueBatcher(self._planner.limits, owner.suspects)
         self._groups: dict[tuple[str, int], DueGroup] = {}
         self._balancer = Balancer(self._group, lambda group, _: group.may_admit(self._loop.time()))
         self._asking: asyncio.Task[None] | None = None
         self._is_closed = False
-        for parcel in resumed:
-            self._group(parcel.draft.broker_group, parcel.draft.partition).admit(parcel)
+        for batch in resumed:
+            self._group(batch.draft.broker_group, batch.draft.partition).admit(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._rerouted()
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        self._tray.messages.extend(messages)
+        self._batcher.messages.extend(messages)
         self._draft()
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
-        self._tray.put_back(messages)
+        self._batcher.put_back(messages)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out what is not planned; False if it is not here."""
-        return self._tray.withdraw(place)
+        return self._batcher.withdraw(place)
 
     def take_waiting(self) -> list[DueMessage]:
         """All that is not planned, in order."""
-        messages = list(self._tray.messages)
-        self._tray.messages.clear()
+        messages = list(self._batcher.messages)
+        self._batcher.messages.clear()
         return messages
 
     # --- out -----------------------------------------------------------------------------------------------------------
@@ -79,63 +76,63 @@ class Spread:
         """Plan and send what can be."""
         self._draft()
         for group in list(self._groups.values()):
-            group.courier.pump()
+            group.connection.pump()
 
     def _draft(self) -> None:
         """Plan what waits, as long as there is a group for it."""
-        tray = self._tray
-        if tray and not self._outlet.is_held and not self._is_closed:
+        batcher = self._batcher
+        if batcher and not self._owner.is_held and not self._is_closed:
             self._locator.touch(self.subject)
-            while tray and (group := self._balancer.pick(0)) is not None:
-                messages, size = tray.take()
-                draft = Draft(self.subject, 0, group.group, *self._office.next_number(), messages)
-                self._office.plan(group, draft, size, group.courier.pump)
-            if tray:
+            while batcher and (group := self._balancer.pick(0)) is not None:
+                messages, size = batcher.take()
+                draft = Draft(self.subject, 0, group.group, *self._planner.next_number(), messages)
+                self._planner.plan(group, draft, size, group.connection.pump)
+            if batcher:
                 self._look_for_more()
 
     def _look_for_more(self) -> None:
         for group in self._balancer:
             if group.is_writable:
-                group.courier.reach()
+                group.connection.reach()
         if not self._balancer.is_writable and self._asking is None:
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
         """All groups are drained, or there is none: ask until there is one; the locator keeps the pauses."""
         try:
-            while self._tray and not self._balancer.is_writable and not self._outlet.is_held:
+            while self._batcher and not self._balancer.is_writable and not self._owner.is_held:
                 try:
                     await self._locator.groups(self.subject, anew=True)
                     self._rerouted()
                 except QmqError as failure:
-                    self._outlet.hold(failure)
+                    self._owner.hold(failure)
         finally:
             self._asking = None
 
-    def encode(self, parcel: Parcel) -> tuple[bytes, bytes]:
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
-        return encoded(parcel.draft, is_again=parcel.is_uncertain)
+        return encoded(batch.draft, is_again=batch.is_uncertain)
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, courier: Courier) -> None:
-        """For a courier: see `Owner`."""
-        self._release(courier.channel)
-        self._tray.put_back(self._outlet.collect(courier.channel))
+    def changed(self, connection: DueConnection) -> None:
+        """For a connection: see `DueConnectionOwner`."""
+        self._release(connection.window)
+        self._batcher.put_back(self._owner.collect(connection.window))
         self._draft()
-        courier.pump()
+        connection.pump()
 
-    def _release(self, channel: Channel) -> None:
+    def _release(self, window: DueWindow) -> None:
         now = self._loop.time()
-        if channel.flight and channel.is_troubled(now):
-            others = [each for each in self._balancer if each is not channel and each.is_writable and not each.is_troubled(now)]
-            if others or not any(each.group == channel.group and each.is_writable for each in self._balancer):
-                channel.release()
+        if window.flight and window.is_troubled(now):
+            others = [each for each in self._balancer if each is not window and each.is_writable and not each.is_troubled(now)]
+            if others or not any(each.group == window.group and each.is_writable for each in self._balancer):
+                window.release()
 
-    def wants(self, courier: Courier) -> bool:
-        """For a courier: whether something waits that it may have."""
-        group = self._groups[courier.channel.group, courier.channel.partition]
-        return bool(self._tray) and not self._outlet.is_held and group.is_writable
+    def wants(self, connection: DueConnection) -> bool:
+        """For a connection: whether something waits that it may have."""
+        group = self._groups[connection.window.group, connection.window.partition]
+        return bool(self._batcher) and not self._owner.is_held and group.is_writable
 
     def _rerouted(self) -> None:
         """The locator knows something new about the subject or its groups."""
@@ -144,13 +141,13 @@ class Spread:
             return
         self._balancer.learn(groups)
         for group in list(self._groups.values()):
-            group.courier.moved()
-            self.changed(group.courier)
+            group.connection.moved()
+            self.changed(group.connection)
 
     def _group(self, name: str, partition: int = 0) -> DueGroup:
         group = self._groups.get((name, partition))
         if group is None:
-            group = self._groups[name, partition] = DueGroup(name, partition, self._office.links, self)
+            group = self._groups[name, partition] = DueGroup(name, partition, self._planner.links, self)
         return group
 
     # --- for people, and the end ---------------------------------------------------------------------------------------
@@ -158,7 +155,7 @@ class Spread:
     @property
     def waiting(self) -> int:
         """Messages that are not planned."""
-        return len(self._tray)
+        return len(self._batcher)
 
     @property
     def is_idle(self) -> bool:
@@ -169,12 +166,12 @@ class Spread:
         """Messages that cannot be delivered now, and why."""
         now = self._loop.time()
         troubled = [group for group in self._groups.values() if group.is_troubled(now)]
-        count = sum([len(parcel.draft.messages) for group in troubled for parcel in group.flight])
+        count = sum([len(batch.draft.messages) for group in troubled for batch in group.flight])
         why: QmqError | None = next((group.trouble for group in troubled if group.trouble is not None), None)
         if not self._balancer.is_writable:
             why = why or ReadOnly(f"no broker group takes messages of {self.subject!r} just now: all are drained")
         if all(group in troubled for group in self._balancer if group.is_writable):
-            count += len(self._tray)
+            count += len(self._batcher)
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
@@ -184,4 +181,4 @@ class Spread:
         if self._asking is not None:
             self._asking.cancel()
         for group in self._groups.values():
-            group.courier.close()
+            group.connection.close()

@@ -1,4 +1,4 @@
-"""The connection of a channel to its broker group.
+"""The connection of a `DueWindow` to the master of its broker group.
 
 It never gives up: while it is needed it tries again, with the locator's pauses, and with rising ones where that alone will not help.
 """
@@ -10,59 +10,59 @@ from typing import Protocol
 
 from qmq.client.connection import Connection
 from qmq.client.links import Links
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.parcel import Parcel
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delivery.master_connection import MasterConnection
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError
 from qmq.wire.frame_payloads import Produced
 
 
-class Owner(Protocol):
-    """Whose courier it is: the way of a subject."""
+class DueConnectionOwner(Protocol):
+    """Whose connection it is: the dispatcher of a located subject."""
 
     subject: str
 
-    def encode(self, parcel: Parcel) -> tuple[bytes, bytes]:
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises QmqError."""
         ...
 
-    def changed(self, courier: Courier) -> None:
+    def changed(self, connection: DueConnection) -> None:
         """Something was decided, became possible or impossible: look what is to be done, and `pump`."""
         ...
 
-    def wants(self, courier: Courier) -> bool:
+    def wants(self, connection: DueConnection) -> bool:
         """Whether something waits that could be planned for it."""
         ...
 
 
-class Courier(MasterConnection[Parcel]):
-    def __init__(self, links: Links, channel: Channel, owner: Owner) -> None:
-        super().__init__(links, owner.subject, channel.group, channel, lambda: owner.changed(self))
-        self.channel = channel
+class DueConnection(MasterConnection[DueBatch]):
+    def __init__(self, links: Links, window: DueWindow, owner: DueConnectionOwner) -> None:
+        super().__init__(links, owner.subject, window.group, window, lambda: owner.changed(self))
+        self.window = window
         self._owner = owner
 
-    def _transmit(self, connection: Connection, parcel: Parcel) -> None:
-        if parcel.is_uncertain > parcel.says_again:
-            parcel.encoded = None
-        super()._transmit(connection, parcel)
+    def _transmit(self, connection: Connection, batch: DueBatch) -> None:
+        if batch.is_uncertain > batch.says_again:
+            batch.encoded = None
+        super()._transmit(connection, batch)
 
-    def _encode(self, parcel: Parcel) -> tuple[bytes, ...]:
-        parcel.says_again = parcel.is_uncertain
+    def _encode(self, batch: DueBatch) -> tuple[bytes, ...]:
+        batch.says_again = batch.is_uncertain
         try:
-            return self._owner.encode(parcel)
+            return self._owner.encode(batch)
         except QmqError:
             raise
         except Exception as cause:
             raise _unencodable(cause) from cause
 
-    def _stored(self, parcel: Parcel, produced: Produced, now: float) -> None:
-        self.channel.stored(parcel, produced, now)
+    def _stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
+        self.window.stored(batch, produced, now)
 
     @property
     def _is_needed(self) -> bool:
-        channel = self.channel
-        return not self.is_closed and not channel.is_settled and (bool(channel.flight) or self._owner.wants(self))
+        window = self.window
+        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.wants(self))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         if isinstance(failure, ClientClosed):

@@ -1,4 +1,4 @@
-"""A tray: due messages of one subject (or one partition of it) that are not planned yet, in order, and how batches are made of them. Pure.
+"""Due messages of one subject (or one partition of it) that are not planned yet, in order, and how batches are made of them. Pure.
 
 Rules:
 * Only messages of one *sort* share a batch. A batch has one set of flags, and of directed messages one consumer group; and create times
@@ -58,8 +58,8 @@ def size_of(message: DueMessage) -> int:
     return size
 
 
-class Tray:
-    """`suspects` is shared by the trays of a subject."""
+class DueBatcher:
+    """`suspects` is shared by the batchers of a subject."""
 
     def __init__(self, limits: Limits, suspects: dict[SchedulePlace, int] | None = None) -> None:
         self.messages: deque[DueMessage] = deque()

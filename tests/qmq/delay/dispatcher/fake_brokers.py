@@ -23,8 +23,8 @@ from qmq.batch_columns import parse_header
 from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
 from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
-from qmq.delay.outlets.outlets import Outlets
 from qmq.errors import (
     InvalidArgument,
     MessageTooLarge,
@@ -139,7 +139,7 @@ class FakeStream:
 
 
 class FakeConnection:
-    """What a courier uses of a `Connection`."""
+    """What a connection uses of a `Connection`."""
 
     def __init__(self, world: World, group: FakeGroup) -> None:
         self.world, self.group, self.epoch = world, group, group.epoch
@@ -246,10 +246,10 @@ class World:
             for part in subject.route.partitions:
                 self.groups[part.group].queues.setdefault((subject.name, part.number), FakeQueue(part))
 
-    def outlets(self, **options: int) -> Outlets:
+    def dispatcher(self, **options: int) -> DueDispatcher:
         """A life of a master."""
         self.links = FakeLinks(self)
-        return Outlets(self.links, self.ledger, new_producer_id=self.new_id, **options)
+        return DueDispatcher(self.links, self.ledger, new_producer_id=self.new_id, **options)
 
     def new_id(self) -> int:
         self._ids += 1
@@ -299,7 +299,7 @@ class World:
         for (subject, number), queue in self.groups[name].queues.items():
             queue.is_sealed |= number in self.subjects[subject].fenced
 
-    # --- what the outlets ask ---
+    # --- what the dispatcher ask ---
 
     def watch(self) -> AsyncIterator[Pushed]:
         queue: asyncio.Queue[Pushed] = asyncio.Queue()

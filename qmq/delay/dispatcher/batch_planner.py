@@ -1,9 +1,9 @@
-"""What all outlets share: the ledger, the numbers under which batches leave, and the counts.
+"""Has batches planned in the log before they leave: what all subjects share, with the numbers of batches, and the counts.
 
 Rules:
-* A parcel is planned with the ledger before it is sent, each by a task of its own: tasks begin in the order in which they are made, and
+* A batch is planned with the ledger before it is sent, each by a task of its own: tasks begin in the order in which they are made, and
   the ledger writes in that order.
-* When the office is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
+* When the planner is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
   longer.
 """
 
@@ -13,34 +13,33 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from qmq.client.links import Links
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import Limits
+from qmq.delay.dispatcher.due_window import DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Limits
 from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
-
-if TYPE_CHECKING:
-    from qmq.delay.outlets.outlet import Outlet
 
 log = logging.getLogger("qmq.delay")
 
 LOOKUPS_MAX: Final = 16
 """Subjects that are located at once."""
+Withdraw = Callable[[SchedulePlace], bool]
+"""Takes out a message that waits; False if it does not wait there."""
 
 
-class Office:
+class BatchPlanner:
     """`on_refused` is called once, if the ledger refuses a plan."""
 
     def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
         self.links = links
         self.limits = limits
         self.new_id = new_id
-        self.waiting: dict[SchedulePlace, Outlet] = {}
-        """Whose each message is that is not planned."""
+        self.waiting: dict[SchedulePlace, Withdraw] = {}
+        """Every message that is not planned, and how its subject takes it out."""
         self.planned = 0
         """Messages planned and not decided."""
         self.resent = 0
@@ -63,15 +62,15 @@ class Office:
 
     # --- the ledger ----------------------------------------------------------------------------------------------------
 
-    def plan(self, channel: Channel, draft: Draft, size: int, then: Callable[[], None]) -> None:
-        """Admit a parcel, and have it planned; `then` is called when it may leave."""
-        parcel = Parcel(draft, size=size)
-        channel.admit(parcel)
+    def plan(self, window: DueWindow, draft: Draft, size: int, then: Callable[[], None]) -> None:
+        """Admit a batch, and have it planned; `then` is called when it may leave."""
+        batch = DueBatch(draft, size=size)
+        window.admit(batch)
         self.planned += len(draft.messages)
         waiting = self.waiting
         for message in draft.messages:
             del waiting[message.place]
-        task = asyncio.create_task(self._plan(channel, parcel, then))
+        task = asyncio.create_task(self._plan(window, batch, then))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -83,40 +82,40 @@ class Office:
             text = "due messages were not planned"
             asyncio.get_running_loop().call_exception_handler({"message": text, "exception": failure, "task": task})
 
-    async def _plan(self, channel: Channel, parcel: Parcel, then: Callable[[], None]) -> None:
+    async def _plan(self, window: DueWindow, batch: DueBatch, then: Callable[[], None]) -> None:
         if self.is_closed:
             return
         try:
-            plan = await self._ledger.plan(parcel.draft)
+            plan = await self._ledger.plan(batch.draft)
         except QmqError as failure:
             log.info("no more messages leave from here: %s", failure)
             self._on_refused()
             return
         if not self.is_closed:
-            channel.planned(parcel, plan)
+            window.planned(batch, plan)
             then()
 
-    def resume(self, parcels: Sequence[Parcel]) -> None:
-        self.planned += sum([len(parcel.draft.messages) for parcel in parcels])
+    def resume(self, batches: Sequence[DueBatch]) -> None:
+        self.planned += sum([len(batch.draft.messages) for batch in batches])
 
-    def done(self, parcel: Parcel, produced: Produced) -> None:
-        if not self.is_closed and parcel.plan is not None:
-            self.planned -= len(parcel.draft.messages)
+    def done(self, batch: DueBatch, produced: Produced) -> None:
+        if not self.is_closed and batch.plan is not None:
+            self.planned -= len(batch.draft.messages)
             if self.doubtful:
-                self.doubtful.difference_update([message.place for message in parcel.draft.messages])
-            self._ledger.done(parcel.plan, produced.append_time_ms)
+                self.doubtful.difference_update([message.place for message in batch.draft.messages])
+            self._ledger.done(batch.plan, produced.append_time_ms)
 
-    def void(self, parcels: Sequence[Parcel], outlet: Outlet) -> None:
-        """They will not be sent again as they are: their messages wait again. Written from the last to the first (see `Channel`)."""
-        for parcel in [] if self.is_closed else reversed(parcels):
-            assert parcel.plan is not None
-            messages: Sequence[DueMessage] = parcel.draft.messages
+    def void(self, batches: Sequence[DueBatch], withdraw: Withdraw) -> None:
+        """They will not be sent again as they are: their messages wait again. Written from the last to the first (see `DueWindow`)."""
+        for batch in [] if self.is_closed else reversed(batches):
+            assert batch.plan is not None
+            messages: Sequence[DueMessage] = batch.draft.messages
             self.planned -= len(messages)
-            self.waiting.update(dict.fromkeys([message.place for message in messages], outlet))
-            if parcel.is_lost:
+            self.waiting.update(dict.fromkeys([message.place for message in messages], withdraw))
+            if batch.is_lost:
                 self.resent += len(messages)
                 self.doubtful.update([message.place for message in messages])
-            self._ledger.void(parcel.plan)
+            self._ledger.void(batch.plan)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -16,19 +16,19 @@ from typing import Final
 
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
-from qmq.delivery.retries import is_worth_another_try, rest_s
-from qmq.delivery.window import InFlightWindow, Rest
+from qmq.delivery.retries import RetryRules
+from qmq.delivery.window import InFlightWindow
 from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, QmqError, ReadOnly
 
 WINDOW: Final = 8
 """Packets in flight to one queue: enough to keep a broker busy, and much less than it remembers (64)."""
 
 
-class Sending(InFlightWindow[Packet]):
+class PacketWindow(InFlightWindow[Packet]):
     """Begins with the number `number` if the queue's numbers have no gaps."""
 
-    def __init__(self, to: RowTarget, retry_s: float, *, number: int = 0, window: int = WINDOW, rest: Rest = rest_s) -> None:
-        super().__init__(window, rest)
+    def __init__(self, to: RowTarget, retry_s: float, *, rules: RetryRules, number: int = 0, window: int = WINDOW) -> None:
+        super().__init__(window, rules)
         self.to = to
         self.number = number
         self.stored = 0
@@ -90,9 +90,6 @@ class Sending(InFlightWindow[Packet]):
             self._returned.append(packet.load)
         else:
             super().refused(packet, attempt, failure, now)
-
-    def _is_retried(self, packet: Packet, failure: QmqError) -> bool:
-        return is_worth_another_try(failure) or (isinstance(failure, NumberTaken) and self.to.partition > 0)
 
     def _rest(self, packet: Packet, failure: QmqError, now: float) -> None:
         if isinstance(failure, NumberTaken) and packet is self.flight[0]:

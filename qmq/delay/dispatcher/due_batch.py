@@ -1,20 +1,20 @@
-"""A parcel: one batch on its way to its broker group, from the moment it is to be planned until its fate is known. Pure.
+"""One batch of due messages on its way to its broker group, from the moment it is to be planned until its fate is known. Pure.
 
-A parcel that an earlier master planned may have been sent by it, once or often: it is uncertain from the beginning.
+A batch that an earlier master planned may have been sent by it, once or often: it is uncertain from the beginning.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qmq.delay.interfaces import Draft, DueMessage
+from qmq.delay.interfaces import Draft
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import QmqError
 from qmq.log.actions import PlanAction
 
 
 @dataclass(slots=True, eq=False)
-class Parcel(InFlightBatch):
+class DueBatch(InFlightBatch):
     draft: Draft
     plan: PlanAction | None = None
     """None until the ledger has committed it: it must not leave before."""
@@ -29,8 +29,3 @@ class Parcel(InFlightBatch):
     def producer_id(self) -> int:
         """Under which it is numbered."""
         return self.draft.producer_id
-
-    @property
-    def messages(self) -> list[DueMessage]:
-        """What is in it."""
-        return list(self.draft.messages)

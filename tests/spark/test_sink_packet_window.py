@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Done, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget
-from pyspark_qmq.sink.sending import Sending
 
+from qmq.delivery.retries import ORDERED_SINK, SINK
 from qmq.errors import (
     DeadlineExceeded,
     MessageTooLarge,
@@ -25,14 +26,15 @@ from qmq.errors import (
 PARTITION = RowTarget("s", 4, "g1")
 
 
-def sending(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> Sending:
-    found = Sending(to, retry_s=60, number=10, window=window, rest=lambda *_: 1.0)
+def window_of(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> PacketWindow:
+    rules = ORDERED_SINK if to.partition else SINK
+    found = PacketWindow(to, retry_s=60, number=10, window=window, rules=rules._replace(rest_s=lambda *_: 1.0))
     for at in range(packets):
         found.put(Load(at, np.array([at]), 1), 0.0)
     return found
 
 
-def sent(found: Sending, now: float = 0.0) -> list[Packet]:
+def sent(found: PacketWindow, now: float = 0.0) -> list[Packet]:
     packets = []
     while (packet := found.next(now)) is not None:
         packets.append(packet)
@@ -40,7 +42,7 @@ def sent(found: Sending, now: float = 0.0) -> list[Packet]:
 
 
 def test_packets_leave_in_order_with_consecutive_numbers_and_no_more_than_the_window() -> None:
-    found = sending()
+    found = window_of()
     assert [packet.number for packet in sent(found)] == [10, 11, 12]
     found.answered(found.flight[0], 1, None, 0.0)
     assert [packet.number for packet in sent(found)] == [13]
@@ -48,7 +50,7 @@ def test_packets_leave_in_order_with_consecutive_numbers_and_no_more_than_the_wi
 
 @pytest.mark.parametrize("failure", [Overloaded("x"), RightLapsed("x"), RouteChanged("x"), OutOfSequence("x")])
 def test_what_is_behind_a_refused_packet_is_sent_again_behind_it(failure: QmqError) -> None:
-    found = sending()
+    found = window_of()
     first, second, third = sent(found)
     found.answered(first, 1, None, 0.0)
     found.answered(second, 1, failure, 0.0)
@@ -62,18 +64,18 @@ def test_what_is_behind_a_refused_packet_is_sent_again_behind_it(failure: QmqErr
 
 
 def test_a_number_that_another_attempt_took_has_the_queue_looked_at_again() -> None:
-    found = sending(packets=1, window=1)
+    found = window_of(packets=1, window=1)
     (first,) = sent(found)
     found.answered(first, 1, NumberTaken("other content"), 0.0)
     assert found.wants_look
-    unordered = sending(RowTarget("s", 0, "g1"), packets=1, window=1)
+    unordered = window_of(RowTarget("s", 0, "g1"), packets=1, window=1)
     (first,) = sent(unordered)
     with pytest.raises(NumberTaken):
         unordered.answered(first, 1, NumberTaken("other content"), 0.0)
 
 
 def test_a_broken_connection_has_all_that_was_not_answered_asked_again() -> None:
-    found = sending()
+    found = window_of()
     packets = sent(found)
     found.answered(packets[1], 1, None, 0.0)
     found.broken(NotConnected("gone"), 0.0)
@@ -83,7 +85,7 @@ def test_a_broken_connection_has_all_that_was_not_answered_asked_again() -> None
 
 
 def test_an_answer_to_an_earlier_try_does_not_stop_the_later_one() -> None:
-    found = sending()
+    found = window_of()
     first, *_ = sent(found)
     found.answered(first, 1, Overloaded("x"), 0.0)
     assert sent(found, 1.0) == [first]
@@ -92,27 +94,27 @@ def test_an_answer_to_an_earlier_try_does_not_stop_the_later_one() -> None:
 
 
 def test_what_is_wrong_with_the_rows_themselves_is_raised() -> None:
-    found = sending()
+    found = window_of()
     first, *_ = sent(found)
     with pytest.raises(MessageTooLarge):
         found.answered(first, 1, MessageTooLarge("x"), 0.0)
 
 
 def test_a_drained_group_gives_its_packets_back_one_by_one_and_a_partition_never_does() -> None:
-    drained = sending(RowTarget("s", 0, "g1"))
+    drained = window_of(RowTarget("s", 0, "g1"))
     first, second, _ = sent(drained)
     drained.answered(first, 1, ReadOnly("x"), 0.0)
     drained.answered(second, 1, None, 0.0)
     assert drained.take_refused() == [first.load]
     assert len(drained.flight) == 3
-    ordered = sending()
+    ordered = window_of()
     first, *_ = sent(ordered)
     ordered.answered(first, 1, ReadOnly("x"), 0.0)
     assert ordered.take_refused() == []
 
 
 def test_a_queue_that_counts_otherwise_is_looked_at_when_no_answer_is_due_and_what_is_there_is_not_sent_again() -> None:
-    found = sending(packets=3)
+    found = window_of(packets=3)
     first, second, third = sent(found)
     found.answered(first, 1, OutOfSequence("x"), 0.0)
     assert not found.wants_look
@@ -126,7 +128,7 @@ def test_a_queue_that_counts_otherwise_is_looked_at_when_no_answer_is_due_and_wh
 
 
 def test_when_nothing_was_achieved_for_too_long_the_task_fails_and_nobody_claims_to_know_what_is_stored() -> None:
-    found = sending()
+    found = window_of()
     packets = sent(found)
     found.answered(packets[0], 1, None, 30.0)
     found.check(89.0)

@@ -1,6 +1,6 @@
-"""The outlet of one subject: finds out how the subject is ordered, and keeps what cannot leave.
+"""The dispatcher of one subject: finds out how the subject is ordered, and keeps what cannot leave.
 
-    put ─▶ lobby ──located──▶ way (spread.py, routed.py): trays, channels ─▶ broker groups
+    put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
              ▲                 │
              │                 ├ a message that is at fault (too large, no valid message) ─▶ aside, tried again after rising pauses
              └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause is over
@@ -8,7 +8,7 @@
 Rules:
 * What only somebody can mend (the subject is gone, its messages are refused) is tried again after pauses that rise to 30 s.
 * A batch that is refused for what is in it is halved until the messages that are at fault are alone; only those wait, named in the log.
-* After the pause the subject is located anew. If it has another order now, it gets another way, once nothing is under way.
+* After the pause the subject is located anew. If it has another order now, it gets the other dispatcher, once nothing is on its way.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from qmq.client.route_book import Ordering
+from qmq.delay.dispatcher.balanced_dispatcher import BalancedDispatcher
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.partitioned_dispatcher import PartitionedDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.delay.outlets.channel import Channel
-from qmq.delay.outlets.office import Office
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.routed import Routed
-from qmq.delay.outlets.spread import Spread
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, QmqError, Unavailable
 
 log = logging.getLogger("qmq.delay")
 
 
-class Way(Protocol):
+class LocatedDispatcher(Protocol):
     """How the messages of a located subject leave."""
 
     is_ordered: bool
@@ -78,16 +78,16 @@ class _Aside(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-class Outlet:
-    def __init__(self, subject: str, office: Office) -> None:
+class SubjectDispatcher:
+    def __init__(self, subject: str, planner: BatchPlanner) -> None:
         self.subject = subject
-        self.office = office
+        self.planner = planner
         self.suspects: dict[SchedulePlace, int] = {}
         """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
         self._loop = asyncio.get_running_loop()
-        self._lobby: deque[DueMessage] = deque()
-        self._resumed: list[Parcel] = []
-        self._way: Way | None = None
+        self._unlocated: deque[DueMessage] = deque()
+        self._resumed: list[DueBatch] = []
+        self._located: LocatedDispatcher | None = None
         self._aside: dict[SchedulePlace, _Aside] = {}
         self._tries: dict[SchedulePlace, int] = {}
         self._refusal: QmqError | None = None
@@ -99,17 +99,17 @@ class Outlet:
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages, in their order."""
-        self.office.waiting.update(dict.fromkeys([message.place for message in messages], self))
-        if self._way is None:
-            self._lobby.extend(messages)
+        self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
+        if self._located is None:
+            self._unlocated.extend(messages)
             self._find(0.0)
         else:
-            self._way.put(messages)
+            self._located.put(messages)
 
-    def resume(self, parcel: Parcel) -> None:
+    def resume(self, batch: DueBatch) -> None:
         """What an earlier master planned; before the first `put`."""
-        self._resumed.append(parcel)
-        self.office.resume([parcel])
+        self._resumed.append(batch)
+        self.planner.resume([batch])
         self._find(0.0)
 
     def withdraw(self, place: SchedulePlace) -> bool:
@@ -117,16 +117,16 @@ class Outlet:
         aside = self._aside.pop(place, None)
         if aside is not None:
             aside.timer.cancel()
-        elif self._way is None or not self._way.withdraw(place):
-            kept = [message for message in self._lobby if message.place != place]
-            if len(kept) == len(self._lobby):
+        elif self._located is None or not self._located.withdraw(place):
+            kept = [message for message in self._unlocated if message.place != place]
+            if len(kept) == len(self._unlocated):
                 return False
-            self._lobby = deque(kept)
+            self._unlocated = deque(kept)
         self._forget([place])
-        del self.office.waiting[place]
+        del self.planner.waiting[place]
         return True
 
-    # --- which way -----------------------------------------------------------------------------------------------------
+    # --- which way ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_held(self) -> bool:
@@ -138,13 +138,13 @@ class Outlet:
             self._finding = self._loop.create_task(self._locate(wait_s, anew))
 
     async def _locate(self, wait_s: float, anew: bool) -> None:
-        office, failures = self.office, 0
+        planner, failures = self.planner, 0
         while True:
             if wait_s:
                 await asyncio.sleep(wait_s)
             try:
-                async with office.lookups:
-                    ordering = await office.links.locator.ordering(self.subject, anew=anew)
+                async with planner.lookups:
+                    ordering = await planner.links.locator.ordering(self.subject, anew=anew)
                 break
             except ClientClosed:
                 return
@@ -162,21 +162,22 @@ class Outlet:
         self._go(ordering)
 
     def _go(self, ordering: Ordering | None) -> None:
-        way = self._way
-        if way is not None and way.is_ordered != (ordering is not None):
-            if not way.is_idle:
+        located = self._located
+        if located is not None and located.is_ordered != (ordering is not None):
+            if not located.is_idle:
                 self.hold(QmqError(f"subject {self.subject!r} has another order now, and something is still under way"))
                 return
-            self._lobby.extend(way.take_waiting())
-            way.close()
-            way = None
-        if way is None:
+            self._unlocated.extend(located.take_waiting())
+            located.close()
+            located = None
+        if located is None:
             resumed, self._resumed = self._resumed, []
-            way = self._way = Spread(self, resumed) if ordering is None else Routed(self, ordering, resumed)
-            lobby, self._lobby = self._lobby, deque()
-            if lobby:
-                way.put(lobby)
-        way.pump()
+            located = BalancedDispatcher(self, resumed) if ordering is None else PartitionedDispatcher(self, ordering, resumed)
+            self._located = located
+            unlocated, self._unlocated = self._unlocated, deque()
+            if unlocated:
+                located.put(unlocated)
+        located.pump()
 
     def hold(self, failure: QmqError) -> None:
         """Plan nothing new for a while, then locate the subject anew."""
@@ -185,19 +186,19 @@ class Outlet:
             self._refusals += 1
             self._find(pause_s(self._refusals, failure), anew=True)
 
-    # --- what became of parcels ----------------------------------------------------------------------------------------
+    # --- what became of batches ----------------------------------------------------------------------------------------
 
-    def collect(self, channel: Channel) -> list[DueMessage]:
+    def collect(self, window: DueWindow) -> list[DueMessage]:
         """Write down what was decided; the messages that are to be planned anew, in order."""
-        for parcel, produced in channel.take_done():
-            self.office.done(parcel, produced)
+        for batch, produced in window.take_done():
+            self.planner.done(batch, produced)
             self._refusals = 0
-            self._forget([message.place for message in parcel.draft.messages])
-        void = channel.take_void()
+            self._forget([message.place for message in batch.draft.messages])
+        void = window.take_void()
         if not void:
             return []
-        self.office.void(void, self)
-        return [message for parcel in void for message in self._again(parcel)]
+        self.planner.void(void, self.withdraw)
+        return [message for batch in void for message in self._again(batch)]
 
     def _forget(self, places: Sequence[SchedulePlace]) -> None:
         if self.suspects or self._tries:
@@ -205,8 +206,8 @@ class Outlet:
                 self.suspects.pop(place, None)
                 self._tries.pop(place, None)
 
-    def _again(self, parcel: Parcel) -> Sequence[DueMessage]:
-        messages, fault = parcel.draft.messages, parcel.fault
+    def _again(self, batch: DueBatch) -> Sequence[DueMessage]:
+        messages, fault = batch.draft.messages, batch.fault
         if isinstance(fault, MessageTooLarge | InvalidArgument):
             if len(messages) == 1:
                 self.set_aside(messages[0], fault)
@@ -227,11 +228,11 @@ class Outlet:
 
     def _try_again(self, place: SchedulePlace) -> None:
         message = self._aside.pop(place).message
-        if self._way is None:
-            self._lobby.appendleft(message)
+        if self._located is None:
+            self._unlocated.appendleft(message)
         else:
-            self._way.put_back([message])
-            self._way.pump()
+            self._located.put_back([message])
+            self._located.pump()
 
     # --- for people ----------------------------------------------------------------------------------------------------
 
@@ -243,14 +244,16 @@ class Outlet:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is under way."""
-        return not (self._lobby or self._resumed or self._aside) and (self._way is None or (self._way.is_idle and not self._way.waiting))
+        located = self._located
+        is_waiting = self._unlocated or self._resumed or self._aside
+        return not is_waiting and (located is None or (located.is_idle and not located.waiting))
 
     def trouble(self) -> tuple[int, str]:
         """Messages that cannot be delivered now, and why; (0, "") if there are none."""
-        if self._way is None:
-            count, why = len(self._lobby) + sum([len(each.draft.messages) for each in self._resumed]), ""
+        if self._located is None:
+            count, why = len(self._unlocated) + sum([len(each.draft.messages) for each in self._resumed]), ""
         else:
-            count, why = self._way.trouble()
+            count, why = self._located.trouble()
         if self._refusal is not None:
             why = str(self._refusal)
         if self._aside:
@@ -265,5 +268,5 @@ class Outlet:
             self._finding.cancel()
         for aside in self._aside.values():
             aside.timer.cancel()
-        if self._way is not None:
-            self._way.close()
+        if self._located is not None:
+            self._located.close()

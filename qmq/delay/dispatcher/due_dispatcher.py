@@ -1,13 +1,13 @@
-"""All outlets: due messages come in, mixed; each subject has an outlet of its own, and none waits for another.
+"""Takes due messages of all subjects, mixed. Each subject has a dispatcher of its own, and none waits for another.
 
-    outlets = Outlets(links, ledger, new_producer_id=ProducerIds())
-    outlets.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
-    outlets.put(messages)
+    dispatcher = DueDispatcher(links, ledger, new_producer_id=ProducerIds())
+    dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
+    dispatcher.put(messages)
     ...
-    await outlets.stop()
+    await dispatcher.stop()
 
 What is asked of the ledger: plans, dones and voids are written in the order of the calls (several may share an entry). So an open plan in
-the log means that what follows it in its channel and depends on it was not planned yet.
+the log means that what follows it in its window and depends on it was not planned yet.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.links import Links
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import Limits, size_of
+from qmq.delay.dispatcher.subject_dispatcher import SubjectDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
-from qmq.delay.outlets.office import Office
-from qmq.delay.outlets.outlet import Outlet
-from qmq.delay.outlets.parcel import Parcel
-from qmq.delay.outlets.tray import Limits, size_of
 from qmq.log.actions import PlanAction
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
-OUTLETS_MAX: Final = 4_096
-"""More outlets than this are kept only while they have something to do."""
+SUBJECTS_MAX: Final = 4_096
+"""More subjects than this are kept only while they have something to do."""
 
 
-class Outlets:
+class DueDispatcher:
     """One life of a master; the links' locator must not create subjects: one that was deleted stays so."""
 
     def __init__(
@@ -42,9 +42,9 @@ class Outlets:
         batch_bytes: int = BATCH_BYTES,
         new_producer_id: Callable[[], int],
     ) -> None:
-        self._office = Office(links, ledger, Limits(batch_messages, batch_bytes), new_producer_id, self.halt)
-        self._outlets: dict[str, Outlet] = {}
-        self._kept = OUTLETS_MAX
+        self._planner = BatchPlanner(links, ledger, Limits(batch_messages, batch_bytes), new_producer_id, self.halt)
+        self._subjects: dict[str, SubjectDispatcher] = {}
+        self._kept = SUBJECTS_MAX
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
@@ -54,12 +54,12 @@ class Outlets:
         """
         draft = Draft(plan.subject, plan.partition, plan.broker_group, plan.producer_id, plan.batch_sequence, messages)
         size = sum([size_of(message) for message in messages])
-        if not self._office.is_closed:
-            self._outlet(plan.subject).resume(Parcel(draft, plan, size=size, is_uncertain=True))
+        if not self._planner.is_closed:
+            self._subject(plan.subject).resume(DueBatch(draft, plan, size=size, is_uncertain=True))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Due messages in their order, all subjects mixed. They wait here until they are planned."""
-        if self._office.is_closed:
+        if self._planner.is_closed:
             return
         by_subject: dict[str, list[DueMessage]] = {}
         for message in messages:
@@ -68,69 +68,69 @@ class Outlets:
                 found = by_subject[message.subject] = []
             found.append(message)
         for subject, its in by_subject.items():
-            self._outlet(subject).put(its)
+            self._subject(subject).put(its)
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Take out a message that is cancelled or moved; False if it is planned already, or may be delivered, or is not here."""
-        outlet = self._office.waiting.get(place)
-        return outlet is not None and place not in self._office.doubtful and outlet.withdraw(place)
+        withdraw = self._planner.waiting.get(place)
+        return withdraw is not None and place not in self._planner.doubtful and withdraw(place)
 
-    def _outlet(self, subject: str) -> Outlet:
-        outlet = self._outlets.get(subject)
-        if outlet is None:
-            if len(self._outlets) >= self._kept:
+    def _subject(self, subject: str) -> SubjectDispatcher:
+        dispatcher = self._subjects.get(subject)
+        if dispatcher is None:
+            if len(self._subjects) >= self._kept:
                 self._close_idle()
-            outlet = self._outlets[subject] = Outlet(subject, self._office)
-        return outlet
+            dispatcher = self._subjects[subject] = SubjectDispatcher(subject, self._planner)
+        return dispatcher
 
     def _close_idle(self) -> None:
-        for subject, outlet in list(self._outlets.items()):
-            if outlet.is_idle:
-                outlet.close()
-                del self._outlets[subject]
-        self._kept = max(OUTLETS_MAX, 2 * len(self._outlets))
+        for subject, dispatcher in list(self._subjects.items()):
+            if dispatcher.is_idle:
+                dispatcher.close()
+                del self._subjects[subject]
+        self._kept = max(SUBJECTS_MAX, 2 * len(self._subjects))
 
     # --- how it stands -------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
         """Messages put and not planned."""
-        return len(self._office.waiting)
+        return len(self._planner.waiting)
 
     @property
     def planned(self) -> int:
         """Messages planned (or about to be) and not decided."""
-        return self._office.planned
+        return self._planner.planned
 
     @property
     def resent(self) -> int:
         """Messages sent again although they may be stored: their partition was fenced before it answered, or forgot their producer."""
-        return self._office.resent
+        return self._planner.resent
 
     @property
     def set_aside(self) -> int:
         """Messages that cannot be delivered as they are: the log names them."""
-        return sum([outlet.set_aside_messages for outlet in self._outlets.values()])
+        return sum([each.set_aside_messages for each in self._subjects.values()])
 
     def stuck(self, subject: str) -> int:
         """Messages of the subject that wait and cannot be delivered now; 0 if all of them can."""
-        outlet = self._outlets.get(subject)
-        return 0 if outlet is None else outlet.trouble()[0]
+        dispatcher = self._subjects.get(subject)
+        return 0 if dispatcher is None else dispatcher.trouble()[0]
 
     def troubles(self) -> list[tuple[str, int, str]]:
         """(subject, messages that wait, why): the subjects that cannot be delivered now, or not all of them."""
-        found = [(subject, *outlet.trouble()) for subject, outlet in self._outlets.items()]
+        found = [(subject, *each.trouble()) for subject, each in self._subjects.items()]
         return [each for each in found if each[1]]
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
         """Nothing more is sent, and the ledger is not called again."""
-        self._office.close()
-        for outlet in self._outlets.values():
-            outlet.close()
+        self._planner.close()
+        for dispatcher in self._subjects.values():
+            dispatcher.close()
 
     async def stop(self) -> None:
         """This master is one no longer, or ends: nothing more is sent, at once, and the ledger is not called again."""
         self.halt()
-        await self._office.wait_closed()
+        await self._planner.wait_closed()

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from jumping_time import play, until
 from memory_ledger import MemoryLedger, due, places
 
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.delay.outlets.outlets import Outlets
 
 SUBJECTS = ("plain", "sorted", "alone")
 
@@ -59,7 +59,7 @@ class History:
         self.messages: dict[SchedulePlace, DueMessage] = {}
         self.withdrawn: dict[SchedulePlace, int] = {}
         """And how long the log was then: a crash behind which it is shorter has them back."""
-        self.outlets: Outlets = self.world.outlets(batch_messages=4)
+        self.dispatcher: DueDispatcher = self.world.dispatcher(batch_messages=4)
         self.sealed: list[int] = []
         self.is_fenced = False
         self.crashes = 0
@@ -91,7 +91,7 @@ class History:
             world.push(subjects=["sorted", "plain"], groups=[group.name])
         elif event is Event.WITHDRAW and self.messages:
             place = list(self.messages)[choice % len(self.messages)]
-            if self.outlets.withdraw(place):
+            if self.dispatcher.withdraw(place):
                 self.withdrawn[place] = len(world.ledger.log)
         elif event is Event.CRASH:
             await self.crash(choice)
@@ -102,7 +102,7 @@ class History:
             number = len(self.messages) + len(made)
             made.append(due(number, SUBJECTS[number % 3], key=KEYS[number % len(KEYS)]))
         self.messages |= {message.place: message for message in made}
-        self.outlets.put(made)
+        self.dispatcher.put(made)
 
     def publish(self, choice: int) -> None:
         route = self.world.subjects["sorted"].route
@@ -128,18 +128,18 @@ class History:
 
     async def crash(self, choice: int) -> None:
         old = self.world.ledger
-        await self.outlets.stop()
+        await self.dispatcher.stop()
         old.is_closed = True
         self.crashes += 1
         kept = old.committed + choice % (len(old.log) - old.committed + 1)
         self.world.ledger = MemoryLedger(old.log[:kept])
         self.withdrawn = {place: at for place, at in self.withdrawn.items() if at <= kept}
-        self.outlets = self.world.outlets(batch_messages=4)
+        self.dispatcher = self.world.dispatcher(batch_messages=4)
         for plan in self.world.ledger.open():
-            self.outlets.resume(plan, [self.messages[place] for place in places(plan)])
+            self.dispatcher.resume(plan, [self.messages[place] for place in places(plan)])
         states = self.world.ledger.states
         pending = [place for place in self.messages if states.get(place, "pending") == "pending" and place not in self.withdrawn]
-        self.outlets.put([self.messages[place] for place in pending])
+        self.dispatcher.put([self.messages[place] for place in pending])
 
     async def come_to_rest(self) -> None:
         self.world.faults.clear()
@@ -149,8 +149,8 @@ class History:
                 self.world.back(group.name)
         if self.sealed:
             self.publish(0)
-        await until(lambda: self.outlets.waiting + self.outlets.planned == 0, 3_600)
-        assert self.outlets.troubles() == []
+        await until(lambda: self.dispatcher.waiting + self.dispatcher.planned == 0, 3_600)
+        assert self.dispatcher.troubles() == []
 
     def check(self) -> None:
         expected = {place: message for place, message in self.messages.items() if place not in self.withdrawn}
@@ -178,7 +178,7 @@ async def unfold(history: History, script: list[tuple[Event, int, float]]) -> No
         await asyncio.sleep(wait_s)
     await history.come_to_rest()
     history.check()
-    await history.outlets.stop()
+    await history.dispatcher.stop()
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
