@@ -89,7 +89,7 @@ class AccessConfig:
     audit_subject: str = ""
 
 
-class AccessSource(Protocol):
+class AccessView(Protocol):
     """Where the rules come from: a `ClusterView`."""
 
     @property
@@ -134,7 +134,7 @@ class OpenAccess:
 class AccessControl(OpenAccess):
     def __init__(
         self,
-        source: AccessSource,
+        source: AccessView,
         config: AccessConfig | None = None,
         *,
         audit: AuditLog | None = None,
