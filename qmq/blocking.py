@@ -28,6 +28,10 @@ from qmq.client.outbox_entry import GRACE
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.state_folder import StateDir
 from qmq.errors import ClientClosed
+from qmq.security.client_tokens import Token
+from qmq.security.contexts import default_server
+from qmq.security.tls import Tls
+from qmq.security.tls_network import network_of
 
 if TYPE_CHECKING:
     from qmq.client.delayed import Delayed
@@ -48,10 +52,15 @@ class BlockingClient:
         interceptors: Iterable[Interceptor] = (),
         name: str | None = None,
         state_dir: StateDir = None,
+        tls: Tls | None = None,
+        token: Token = None,
     ) -> None:
+        network = network_of(tls, token)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
-        self._client = Client(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)
+        self._client = Client(
+            addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir, network=network
+        )
         self._thread.start()
 
     @overload
@@ -343,12 +352,22 @@ class _FromAnyThread:
 
 
 def connect(
-    addresses: str | Sequence[str] = "localhost:20880",
+    addresses: str | Sequence[str] | None = None,
     *,
     create_subjects: bool = True,
     interceptors: Iterable[Interceptor] = (),
     name: str | None = None,
     state_dir: StateDir = None,
+    tls: Tls | None = None,
+    token: Token = None,
 ) -> BlockingClient:
     """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
-    return BlockingClient(addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir)
+    return BlockingClient(
+        addresses or default_server(),
+        create_subjects=create_subjects,
+        interceptors=interceptors,
+        name=name,
+        state_dir=state_dir,
+        tls=tls,
+        token=token,
+    )

@@ -21,7 +21,9 @@
     │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
     │   ├── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
     │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: an older one can store nothing more
-    │   └── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
+    │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
+    │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
+    │   └── NotAuthenticated        E124  the certificate or the token does not say who this is
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -38,7 +40,8 @@
     │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that one first
     │   ├── LaneHeld                E311  another consumer still has (part of) the lane
     │   ├── LaneNotOpen             E312  the group has not finished what comes before the lane
-    │   └── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
+    │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
+    │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or only one side speaks TLS
     ├── StorageError                the server's own data
     │   ├── LogDamaged              E401  damage that recovery must not cut away
     │   ├── FlushFailed             E402  fsync failed: the log stops, for good
@@ -169,6 +172,18 @@ class NumberTaken(CallerError):
     code = 122
 
 
+class AccessDenied(CallerError):
+    """No rule allows it, or one denies it. Says who asked for what."""
+
+    code = 123
+
+
+class NotAuthenticated(CallerError):
+    """The certificate or the token does not say who this is."""
+
+    code = 124
+
+
 class PeerError(QmqError):
     """The other side broke the protocol; the connection is closed."""
 
@@ -255,6 +270,10 @@ class LaneNotOpen(Unavailable):
 class RightLapsed(Unavailable):
     code = 313
     retry_after_ms = 200
+
+
+class TlsFailed(Unavailable):
+    code = 314
 
 
 class StorageError(QmqError):

@@ -40,11 +40,14 @@ SETTLE_RANGES_SENT: Final = 10_000
 ERROR_VALUE_CHARS_MAX: Final = 200
 """Of a value that an error repeats; what is longer is cut."""
 
-HELLO_BYTES_MAX: Final = 4 * KIB
+HELLO_BYTES_MAX: Final = 16 * KIB
 """Until a connection has said hello it may not make us hold more than this."""
 
 INFLIGHT_BYTES_MAX: Final = 64 * MIB
 """Unanswered bytes one connection may have at a broker before the broker stops reading from it."""
+
+PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
+"""Of large frames that have come in part, over all connections: sixteen of the largest. Kafka's `queued.max.request.bytes` is its like."""
 
 PULL_MESSAGES_MAX: Final = 65_535
 """Messages one pull may ask for."""

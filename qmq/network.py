@@ -26,14 +26,23 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     import grpc
 
+    from qmq.security.tls import Credentials
+
 UNIX: Final = "unix:"
 PATH_BYTES_MAX: Final = 107
 """Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
-_BACKLOG: Final = 1024
+BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
 
 Factory = Callable[[], asyncio.BaseProtocol]
 """Makes the protocol of one connection."""
+TokenSource = Callable[[], str]
+"""Gives the present token. Raises InvalidArgument."""
+
+
+def no_token() -> str:
+    """Of somebody who has none."""
+    return ""
 
 
 class Address(NamedTuple):
@@ -129,14 +138,23 @@ class ServerListener:
 class Network:
     """The machine's network. One that can be cut overrides this."""
 
+    is_machine = True
+    """Whether it is the machine's own, and not a test's."""
+    credentials: Credentials | None = None
+    """What its connections are encrypted with; None: they are not."""
+
+    def token_for(self, address: str) -> str:
+        """What to show to a server at an address, to say who this is; empty for nothing. Raises InvalidArgument."""
+        return ""
+
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""
         loop = asyncio.get_running_loop()
         if host.startswith(UNIX):
             number = choose_port(host, port)
             path = f"{host[len(UNIX) :]}:{number}"
-            return ServerListener(await loop.create_unix_server(factory, path, backlog=_BACKLOG), number, path)
-        server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+            return ServerListener(await loop.create_unix_server(factory, path, backlog=BACKLOG), number, path)
+        server = await loop.create_server(factory, host, port, backlog=BACKLOG)
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
@@ -147,22 +165,71 @@ class Network:
         else:
             await loop.create_connection(factory, place.host.strip("[]"), place.port)
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """A control connection, opened when it is used first; whoever asks closes it."""
+    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
+        """A control connection, opened when it is used first, which shows a token with each call; whoever asks closes it."""
         from qmq.rpc_channel import RpcChannel  # gRPC takes half of a client's import time
 
-        return RpcChannel(address)
+        return RpcChannel(address, token=token)
+
+    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        """Bind a gRPC server; the port it got. Raises OSError if the port is taken."""
+        return bind(server, host, port)
 
 
 NETWORK: Final = Network()
 """The one that is meant where nobody says otherwise."""
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind a gRPC server. Raises OSError if the port is taken."""
+def is_private(address: str, *, is_encrypted: bool) -> bool:
+    """Whether nobody on the way to an address reads what is sent."""
+    place = parse(address)
+    return is_encrypted or bool(place.path) or is_local(place.host)
+
+
+def require_private(address: str, *, is_encrypted: bool) -> None:
+    """Raises InvalidArgument where a token would travel in plain text to another machine."""
+    if not is_private(address, is_encrypted=is_encrypted):
+        raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
+
+
+class TokenNetwork(Network):
+    """A network for somebody who shows servers a token.
+
+    A token is sent over TLS, to sockets in the file system and to this machine. To any other address a client's calls fail; a server's
+    go without the token (`is_required` False).
+    """
+
+    def __init__(self, inner: Network, token: TokenSource, *, is_required: bool = True) -> None:
+        self._inner, self._token, self._is_required = inner, token, is_required
+        self.is_machine = inner.is_machine
+        self.credentials = inner.credentials
+
+    def token_for(self, address: str) -> str:
+        if self._is_required:
+            require_private(address, is_encrypted=self.credentials is not None)
+        elif not is_private(address, is_encrypted=self.credentials is not None):
+            return ""
+        return self._token()
+
+    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
+        return await self._inner.listen(host, port, factory)
+
+    async def connect(self, address: str, factory: Factory) -> None:
+        await self._inner.connect(address, factory)
+
+    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
+        return self._inner.channel(address, lambda: self.token_for(address))
+
+    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        return self._inner.bind(server, host, port)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Bind a gRPC server, with TLS if there are credentials. Raises OSError if the port is taken."""
     number = choose_port(host, port)
+    address = f"{host}:{number}"
     try:
-        bound: int = server.add_insecure_port(f"{host}:{number}")
+        bound: int = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     except RuntimeError as cause:
         raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause
     return number if host.startswith(UNIX) else bound

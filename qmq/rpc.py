@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeVar
@@ -11,12 +12,14 @@ import grpc
 
 from qmq.errors import (
     BY_CODE,
+    AccessDenied,
     CallerError,
     CoordinationUnavailable,
     CoordinationUnknown,
     DeadlineExceeded,
     InvalidArgument,
     MessageNotFound,
+    NotAuthenticated,
     NotConnected,
     Outcome,
     QmqError,
@@ -25,6 +28,7 @@ from qmq.errors import (
     UnknownSubject,
     from_wire,
 )
+from qmq.security.tls import tls_failed
 
 log = logging.getLogger("qmq.rpc")
 
@@ -60,6 +64,10 @@ def _status(failure: QmqError) -> grpc.StatusCode:
     """What gRPC's own tools make of an error; QMQ's clients read the code in the trailers."""
     if isinstance(failure, _NOT_FOUND):
         return grpc.StatusCode.NOT_FOUND
+    if isinstance(failure, AccessDenied):
+        return grpc.StatusCode.PERMISSION_DENIED
+    if isinstance(failure, NotAuthenticated):
+        return grpc.StatusCode.UNAUTHENTICATED
     if isinstance(failure, CallerError):
         return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(failure, CoordinationUnknown):
@@ -67,7 +75,8 @@ def _status(failure: QmqError) -> grpc.StatusCode:
     return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else grpc.StatusCode.INTERNAL
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+    """End a call with an error: a typed one reaches the client as it is, any other is a failure of the server."""
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
         await context.abort(grpc.StatusCode.INTERNAL, f"{type(failure).__name__}: {failure}")
@@ -85,7 +94,7 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
         try:
             return await method(self, request)
         except Exception as failure:
-            await _abort(context, failure, method.__name__)
+            await abort(context, failure, method.__name__)
 
     return answered
 
@@ -99,7 +108,7 @@ def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callabl
                 async for answer in answers:
                     yield answer
         except Exception as failure:
-            await _abort(context, failure, method.__name__)
+            await abort(context, failure, method.__name__)
 
     return answered
 
@@ -116,6 +125,20 @@ def is_answer(failure: grpc.RpcError) -> bool:
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
 
+_REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
+
+
+def _unreachable(details: str, address: str) -> QmqError:
+    """What it means that gRPC has no connection."""
+    if "handshake failed" in details.lower():
+        reason = _REASON.search(details)
+        return tls_failed(address, reason[1] if reason is not None else details)
+    where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
+    if "reset by peer" in details or "Socket closed" in details:
+        where = "it ends the connection. Does it ask for TLS (QMQ_TLS_CA, QMQ_TLS_CERT, QMQ_TLS_KEY)?"
+    return NotConnected(f"no metaserver or broker answers at {address}: {where}")
+
+
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
     """The error that the server raised, or what the transport's own failure means; of a call that blocks, too."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
@@ -126,7 +149,7 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
     if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"no answer from {address} in time", outcome=Outcome.UNKNOWN)
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
-        return NotConnected(f"no metaserver or broker answers at {address}: is `qmq dev` running there, or `qmq meta`, `qmq broker`?")
+        return _unreachable(failure.details() or "", address)
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"what answers at {address} does not know this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")

@@ -6,6 +6,9 @@ a loop which is closed, or finds the queue emptied by the other loop, and prints
 
 `RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes each result to the loop that asked.
 Servers use `grpc.aio`: a server process has one event loop.
+
+With TLS, a channel is made anew when the process's certificates have changed: gRPC keeps those that a channel was made with. Calls that are
+under way on the channel before end there.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
+from qmq.network import TokenSource, no_token
 from qmq.rpc import CHANNEL_OPTIONS
 
 AHEAD: Final = 4
@@ -29,12 +33,48 @@ Guard = Callable[[], None]
 """Called before each unary call; raises what the call shall fail with."""
 
 
-class RpcChannel(grpc.aio.Channel):
-    """Connects to `address` on the first call. Close it, or use it with `async with`."""
+class ChannelCertificates(Protocol):
+    """The certificates of a process, as `qmq.security.tls.Credentials` has them."""
 
-    def __init__(self, address: str, guard: Guard | None = None) -> None:
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._guard = guard
+    @property
+    def version(self) -> int:
+        """Another number when they have changed."""
+        ...
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """The present ones."""
+        ...
+
+
+class RpcChannel(grpc.aio.Channel):
+    """Connects to `address` on the first call, with TLS if there are `credentials`. Close it, or use it with `async with`."""
+
+    def __init__(
+        self,
+        address: str,
+        guard: Guard | None = None,
+        credentials: ChannelCertificates | None = None,
+        token: TokenSource = no_token,
+    ) -> None:
+        """`token` gives what is shown to the server with each call; empty: nothing."""
+        self._address, self._guard, self._credentials, self._token = address, guard, credentials, token
+        self._version = 0
+        self._before: list[grpc.Channel] = []
+        """Channels with older certificates: calls may be under way there."""
+        self._channel = self._open()
+
+    def _open(self) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        self._version = self._credentials.version
+        return grpc.secure_channel(self._address, self._credentials.channel_credentials(), options=CHANNEL_OPTIONS)
+
+    def _present(self) -> grpc.Channel:
+        """The channel with the present certificates."""
+        if self._credentials is not None and self._credentials.version != self._version:
+            self._before.append(self._channel)
+            self._channel = self._open()
+        return self._channel
 
     async def __aenter__(self) -> RpcChannel:
         return self
@@ -44,23 +84,25 @@ class RpcChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Cancel the calls that are under way, and disconnect. `grace` is not used."""
-        self._channel.close()
+        for each in (*self._before, self._channel):
+            each.close()
 
     def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
         """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and awaited."""
-        callable_ = self._channel.unary_unary(method, *serializers, **options)
 
         async def ask(request: Any, timeout: float | None = None) -> Any:
             if self._guard is not None:
                 self._guard()
-            return await _answer(callable_.future(request, timeout=timeout))
+            callable_ = self._present().unary_unary(method, *serializers, **options)
+            return await _answer(callable_.future(request, timeout=timeout, metadata=bearer(self._token())))
 
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
         """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and iterated."""
-        callable_ = self._channel.unary_stream(method, *serializers, **options)
-        return lambda request, timeout=None: _answers(callable_(request, timeout=timeout))
+        return lambda request, timeout=None: _answers(
+            self._present().unary_stream(method, *serializers, **options)(request, timeout=timeout, metadata=bearer(self._token()))
+        )
 
     # QMQ's control plane has no calls of these kinds, and its clients do not watch a channel's state.
 
@@ -80,6 +122,11 @@ class RpcChannel(grpc.aio.Channel):
 
     async def channel_ready(self) -> None:
         raise NotImplementedError(_ONE_REQUEST)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata of a call that shows a token."""
+    return (("authorization", f"Bearer {token}"),) if token else None
 
 
 def _unsupported(*_: Any, **__: Any) -> Any:

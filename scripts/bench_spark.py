@@ -190,7 +190,7 @@ def sink(spark: SparkSession, count: int, size: int) -> dict[str, float]:
 @cache
 def session() -> SparkSession:
     """As a user gets it, with two cores and room for the large reads."""
-    from pyspark_qmq.spark_session import session as make
+    from pyspark_qmq.session import session as make
 
     folder = str(Path(__file__).parent)  # where Spark's Python processes find the data source of tuples
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])

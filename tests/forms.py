@@ -1,6 +1,6 @@
 """How much of the tests runs. `QMQ_TEST_FORM` says which form; `scripts/test` sets it.
 
-    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds
+    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs
     ci     .ci/run              the same, the tests marked `long`, and seeds that change from run to run
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from typing import Final
 
 FORMS: Final = ("gate", "ci", "all")
@@ -24,6 +25,12 @@ SEED: Final = int(os.environ.setdefault("QMQ_TEST_SEED", str(random.randrange(1,
 def examples(of_all: int) -> int:
     """How many examples Hypothesis tries, where the form `all` tries so many."""
     return of_all if FORM == "all" else max(of_all // 4, 10)
+
+
+def some(names: Iterable[str], parts: int = 3) -> list[str]:
+    """Of what is checked one by one, such as planted bugs: all outside the gate, in the gate one of `parts`, another one each run."""
+    found = list(names)
+    return found[SEED % parts :: parts] if FORM == "gate" else found
 
 
 def seeds(*, gate: int, every: int, changing: int) -> list[int]:

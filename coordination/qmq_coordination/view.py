@@ -28,6 +28,8 @@ from qmq_ordering.lane import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import SubjectConfig
+from qmq.security.access_state import AccessState
+from qmq_coordination.access_records import ACCESS, read_access
 from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, WatchedChanges
 from qmq_coordination.delivery_settings import PAUSES, SETTINGS, DeliverySettings
@@ -52,7 +54,7 @@ _K = TypeVar("_K")
 class ViewChange:
     """What became different: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
     members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
-    messages are tried again, or who is paused.
+    messages are tried again, or who is paused. `access`: who may do what.
     """
 
     subjects: frozenset[str] = frozenset()
@@ -61,9 +63,10 @@ class ViewChange:
     fenced: frozenset[str] = frozenset()
     consumption: frozenset[tuple[str, str]] = frozenset()
     delivery: bool = False
+    access: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery)
+        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery or self.access)
 
 
 OnChange = Callable[[ViewChange], None]
@@ -88,6 +91,7 @@ class Picture:
     members: dict[tuple[str, str], dict[str, MemberRecord]] = field(default_factory=dict)
     assignments: dict[tuple[str, str], Assignment] = field(default_factory=dict)
     delivery: DeliverySettings = field(default_factory=DeliverySettings)
+    access: AccessState = field(default_factory=AccessState)
 
     def show(self, listing: KeyListing) -> ViewChange:
         """Replace all by a listing, unless it is older than the picture."""
@@ -150,6 +154,8 @@ class Picture:
                 self._read_ordered(key, item)
             elif key.startswith(_DELIVERY):
                 self.delivery.read(key, item)
+            elif key.startswith(ACCESS):
+                read_access(self.access, key, item)
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
             log.exception("the coordination store holds something unreadable at %s", key)
             if item is not None:
@@ -212,6 +218,7 @@ def _change(keys: list[str]) -> ViewChange:
         frozenset(key[len(FENCES) :].partition("/")[0] for key in keys if key.startswith(FENCES)),
         frozenset(pair for key in keys if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS)) and (pair := _consumption(key)) is not None),
         any(key.startswith(_DELIVERY) for key in keys),
+        any(key.startswith(ACCESS) for key in keys),
     )
 
 
@@ -297,6 +304,11 @@ class ClusterView:
     def delivery(self) -> DeliverySettings:
         """Settings of consumer groups, and who is paused. Changes as the picture does: not to be kept."""
         return self._picture.delivery
+
+    @property
+    def access(self) -> AccessState:
+        """Who may do what. Changes as the picture does: not to be kept."""
+        return self._picture.access
 
     @property
     def revision(self) -> int:

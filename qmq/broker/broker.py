@@ -33,7 +33,7 @@ from qmq.broker.lanes import Lanes
 from qmq.broker.load_meters import LoadMeters
 from qmq.broker.ordered_writes import Admission
 from qmq.broker.pending_responses import PendingResponses
-from qmq.broker.produce_checks import Destination, read_batches
+from qmq.broker.produce_checks import Destination, FindQueue, read_batches
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.clock import Clock
@@ -108,6 +108,7 @@ class Broker:
         self.accept_replica = parts.accept_replica
         self.routing = parts.routing
         self.rules = parts.rules
+        self.access = parts.access
         self._on_turn_end = parts.on_turn_end
         self.may_write = parts.may_write
         self.is_stopping = False
@@ -219,17 +220,30 @@ class Broker:
 
     # --- producing -----------------------------------------------------------------------------------------------------
 
-    def produce(self, peer: Peer, request_id: int, payload: memoryview, *, is_fast: bool = False, awaits_flush: bool = False) -> None:
-        """Check the batches of a PRODUCE and stage them. Raises as `intake.read_batches`, and Stopping, NotMaster, ReadOnly."""
+    def produce(
+        self,
+        peer: Peer,
+        request_id: int,
+        payload: memoryview,
+        *,
+        is_fast: bool = False,
+        awaits_flush: bool = False,
+        find_queue: FindQueue | None = None,
+    ) -> list[Intake]:
+        """Check the batches of a PRODUCE and stage them; the batches. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
+
+        `find_queue` is the broker's own, or one that lets fewer subjects pass.
+        """
         self.require_serving()
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to its successor")
-        batches = read_batches(payload, self.find_queue)
+        batches = read_batches(payload, find_queue or self.find_queue)
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
         self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
         self.schedule()
+        return batches
 
     def _may_pass_drain(self, batch: Intake) -> bool:
         """Who asks again for its answer gets it, drained or not; and a partition takes messages until it was moved away."""

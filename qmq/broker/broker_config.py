@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.limits import INFLIGHT_BYTES_MAX
+from qmq.limits import INFLIGHT_BYTES_MAX, PARTIAL_FRAMES_BYTES_MAX
 from qmq.model import GroupSettings
 
 LEASE_MS_MIN: Final = 1_000
@@ -29,6 +29,8 @@ class BrokerConfig:
     """A connection that has not said hello by then is closed."""
     stall_ms: int = 60_000
     """A connection that sends nothing of a frame that it began, or reads nothing of its answers, for so long is ended."""
+    partial_frames_bytes_max: int = PARTIAL_FRAMES_BYTES_MAX
+    """Memory that large frames may take before they are whole, over all connections of clients."""
     lease_ms_max: int = 300_000
     """What a consumer is granted at most: for so long, what one holds that vanished is kept from the others."""
     retention_interval_ms: int = 30_000

@@ -10,6 +10,7 @@ from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.ordered_writes import NoRouting, Routing
 from qmq.broker.peers import ReplicaDoor, ReplicaPeer
 from qmq.errors import LogDamaged
+from qmq.security.access_control import OpenAccess
 from qmq.wire.frame import Frame
 
 
@@ -34,5 +35,7 @@ class BrokerParts:
     """Whether this master's lease in the coordination store holds, by its own clock."""
     routing: Routing = field(default_factory=NoRouting)
     """Which partitions of ordered subjects are here."""
+    access: OpenAccess = field(default_factory=OpenAccess)
+    """Decides who may do what."""
     rules: GroupRules = field(default_factory=NoGroupRules)
     """What operators said about consumer groups; `look_again` when there are news."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -10,12 +11,16 @@ from typing import Final, TypeVar
 
 from qmq import limits
 from qmq.broker.broker import Broker, Flushable
+from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
+from qmq.broker.produce_checks import Destination
+from qmq.broker.round_budget import RoundBudget
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
+from qmq.broker.throttle import Throttle
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.file_descriptors import SHORT_OF
 from qmq.model import check_client
@@ -23,6 +28,7 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream
+from qmq.wire.partial_frames import PartialFrames
 
 log = logging.getLogger("qmq.broker")
 
@@ -38,6 +44,7 @@ FETCHES_MAX: Final = 4
 """FETCHes of one connection that wait until it has read the answers before them: so many may be under way."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
+_ANSWERS_READ: Final = (FrameKind.MESSAGES, FrameKind.LANE_MESSAGES, FrameKind.FETCHED)
 
 
 class Connection(Flushable):
@@ -47,8 +54,20 @@ class Connection(Flushable):
     saves a write for every lone message.
     """
 
-    def __init__(self, broker: Broker, on_closed: Callable[[Connection], None], shared: bytearray | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        on_closed: Callable[[Connection], None],
+        shared: bytearray | None = None,
+        partial: PartialFrames | None = None,
+        budget: RoundBudget | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
         self._broker = broker
+        self._throttle = throttle
+        self._throttled: asyncio.TimerHandle | None = None
+        self._budget = budget
+        self._is_waiting_for_turn = False
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
@@ -67,8 +86,10 @@ class Connection(Flushable):
             on_violation=self._violated,
             frame_bytes_max=limits.HELLO_BYTES_MAX,
             shared=shared,
+            partial=partial,
         )
         self._patience = StallWatch()
+        self.access = ConnectionAccess(broker.access)
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -89,6 +110,8 @@ class Connection(Flushable):
             self._answered(request_id)
         self.stream.put(*buffers)
         self._outbox_bytes += sum(map(len, buffers))
+        if kind in _ANSWERS_READ and self._throttle is not None:
+            self._rest(self._throttle.fetched(self.access.caller.principal, sum(map(len, buffers))))
         if kind == FrameKind.SETTLED and request_id not in self._hurried:
             self._broker.leisurely[self] = None
             return
@@ -150,6 +173,8 @@ class Connection(Flushable):
 
     def _hello(self, each: Frame) -> None:
         if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self.access.greet(self.stream.transport)
+            self.access.accepts_replica()
             self._peer = self._broker.accept_replica(each, self)
             return
         if each.kind != FrameKind.HELLO:
@@ -157,7 +182,11 @@ class Connection(Flushable):
         hello = wire.Hello.unpack(each.payload)
         if hello.version != wire.PROTOCOL_VERSION:
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
-        self.has_said_hello, self.client = True, check_client(hello.client)
+        self.client = check_client(hello.client)
+        self.access.greet(self.stream.transport, hello.token)
+        if self._throttle is not None:
+            self._throttle.admit(self.access.caller.principal)
+        self.has_said_hello = True
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
@@ -191,9 +220,42 @@ class Connection(Flushable):
             raise ProtocolViolation(f"request {each.request_id} is not answered yet")
         self._unanswered[each.request_id] = size
         self._unanswered_bytes += size
-        self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush)
+        find_queue = self._find_queue if self.access.is_on else None
+        took = self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=find_queue)
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
+        if self._budget is not None:
+            self._budget.took(self, size)
+        if self._throttle is not None and self._broker.access.has_quotas:
+            self._rest(self._throttle.produced(self.access.caller.principal, took))
+
+    def _find_queue(self, subject: bytes, partition: int) -> Destination:
+        self.access.require_produce(subject)
+        return self._broker.find_queue(subject, partition)
+
+    def wait_for_turn(self) -> None:
+        self._is_waiting_for_turn = True
+        self.stream.pause_reading()
+
+    def take_turn(self) -> None:
+        self._is_waiting_for_turn = False
+        self._read_on(self._broker.config.inflight_bytes_max)
+
+    def _read_on(self, unanswered_max: int) -> None:
+        """Read from the connection again, if nothing speaks against it."""
+        is_held = self._is_waiting_for_turn or self._throttled is not None or not self.stream.is_writable
+        if not is_held and self._unanswered_bytes <= unanswered_max:
+            self.stream.resume_reading()
+
+    def _rest(self, pause_s: float) -> None:
+        """The principal has used more than its quota: do not read from this connection for a while."""
+        if pause_s and self._throttled is None:
+            self.stream.pause_reading()
+            self._throttled = self._broker.loop.call_later(pause_s, self._rested)
+
+    def _rested(self) -> None:
+        self._throttled = None
+        self._read_on(self._broker.config.inflight_bytes_max)
 
     def _consuming(self) -> Dispatch:
         """Consumption, if this broker serves. Raises NotMaster."""
@@ -209,8 +271,8 @@ class Connection(Flushable):
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
         self._unanswered_bytes -= size
-        if size and self._unanswered_bytes <= self._broker.config.inflight_bytes_max // 2:
-            self.stream.resume_reading()
+        if size:
+            self._read_on(self._broker.config.inflight_bytes_max // 2)
 
     def _pull(self, each: Frame) -> None:
         self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
@@ -241,7 +303,9 @@ class Connection(Flushable):
             self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
-        attached = self._consuming().attach(self, wire.Attach.unpack(each.payload))
+        request = wire.Attach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        attached = self._consuming().attach(self, request)
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _lanes(self) -> Lanes:
@@ -250,7 +314,9 @@ class Connection(Flushable):
         return self._broker.lanes
 
     def _lane_attach(self, each: Frame) -> None:
-        self._lanes().attach(self, each.request_id, wire.LaneAttach.unpack(each.payload))
+        request = wire.LaneAttach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        self._lanes().attach(self, each.request_id, request)
 
     def _lane_pull(self, each: Frame) -> None:
         self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
@@ -263,7 +329,9 @@ class Connection(Flushable):
     def _fetch(self, each: Frame) -> None:
         if len(self._fetches) >= FETCHES_MAX:
             raise Overloaded("read the answers to the fetches before this one first")
-        self._fetches.append((each.request_id, wire.Fetch.unpack(each.payload)))
+        request = wire.Fetch.unpack(each.payload)
+        self.access.require_browse(request.subject)
+        self._fetches.append((each.request_id, request))
         self._serve_fetches()
 
     def _serve_fetches(self) -> None:
@@ -277,7 +345,22 @@ class Connection(Flushable):
         self.send(*pack(self._broker.fetching.fetch(asked[1]), asked[0]))
 
     def _find(self, each: Frame) -> None:
-        self._broker.fetching.find(self, each.request_id, wire.Find.unpack(each.payload))
+        request = wire.Find.unpack(each.payload)
+        self.access.require_find(request.subject)
+        self._broker.fetching.find(self, each.request_id, request)
+
+    def _reauthenticate(self, each: Frame) -> None:
+        self.access.renew(wire.Reauth.unpack(each.payload).token)
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def look_at_access(self) -> None:
+        """End the connection if what it holds is not allowed any more, or its token has ended."""
+        try:
+            self.access.look_again()
+        except QmqError as failure:
+            log.info("connection of %r closed: %s", self.client, failure)
+            self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+            self.stream.close()
 
     # --- the connection's end ------------------------------------------------------------------------------------------
 
@@ -287,14 +370,17 @@ class Connection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
 
     def _writable(self) -> None:
-        if self._unanswered_bytes <= self._broker.config.inflight_bytes_max:
-            self.stream.resume_reading()
+        self._read_on(self._broker.config.inflight_bytes_max)
         self._broker.writable(self)
         self._serve_fetches()
 
     def _closed(self, _cause: Exception | None) -> None:
         if self._peer is not None:
             self._peer.ended()
+        if self._throttled is not None:
+            self._throttled.cancel()
+        if self._throttle is not None and self.has_said_hello and self._peer is None:
+            self._throttle.ended(self.access.caller.principal)
         self._broker.disconnected(self)
         self._on_closed(self)
 
@@ -307,6 +393,13 @@ class Connection(Flushable):
         elif ending is Ending.CLOSE:
             self._violated(ProtocolViolation("a frame was begun, and its rest does not come: send it again on a new connection"))
             self.stream.close()
+
+    def end_for_memory(self) -> None:
+        """Too many frames have come in part, and this connection's has been without progress for longest."""
+        failure = Overloaded("the broker has too many frames that came in part: send this one again on a new connection")
+        log.info("connection of %r closed: %s", self.client, failure)
+        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+        self.stream.close()
 
     def refuse(self, failure: Overloaded) -> None:
         """Too many connections: say so as soon as this one is made, and close."""
@@ -328,4 +421,5 @@ _HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
     FrameKind.LANE_ATTACH: Connection._lane_attach,
     FrameKind.LANE_PULL: Connection._lane_pull,
     FrameKind.LANE_SETTLE: Connection._lane_settle,
+    FrameKind.REAUTH: Connection._reauthenticate,
 }

@@ -20,10 +20,12 @@ from qmq.log.lane_share import LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.log.trail import TrailEvent
 from qmq.model import MessageId, Sequence, TimeMs
-from qmq.network import bind
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS, answering
+from qmq.security.access_control import AccessControl, OpenAccess
+from qmq.security.rpc_guard import RpcGuard
 from qmq.targeted import is_directed
 
 
@@ -372,13 +374,16 @@ async def serve_control(
     *,
     also: Callable[[grpc.aio.Server], None] | None = None,
     wall: Clock | None = None,
+    network: Network = NETWORK,
+    access: OpenAccess | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    interceptors = (RpcGuard(access),) if isinstance(access, AccessControl) else ()
+    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     service = ControlService(BrokerAdmin(broker), LaneAdmin(broker), standing, broker_group, wall=wall)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)
-    bound = bind(server, host, port)
+    bound = network.bind(server, host, port)
     await server.start()
     return server, bound

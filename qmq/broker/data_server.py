@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
+from qmq.broker.round_budget import RoundBudget
 from qmq.broker.stalled_connections import LOOKS
+from qmq.broker.throttle import Throttle
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
 from qmq.wire.frame import BUFFER_BYTES
 from qmq.wire.frame_stream import FrameStream
+from qmq.wire.partial_frames import PartialFrames
 
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
@@ -27,6 +31,9 @@ class DataServer:
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
+        self._budget = RoundBudget(broker.loop.call_soon)
+        self.throttle = Throttle(broker.access, broker.loop.time)
+        self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: ServerListener | None = None
@@ -34,15 +41,17 @@ class DataServer:
         self._all_closed = asyncio.Event()
         self._is_stopping = False
         self._looking: asyncio.TimerHandle | None = None
+        self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
         self._listener = await self._network.listen(host, port, self._accept)
         self.port = self._listener.port
+        self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received)
+        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         if len(self._connections) >= self._connections_max:
@@ -60,7 +69,21 @@ class DataServer:
 
     def _expect_hello(self, connection: Connection) -> None:
         if not connection.has_said_hello and connection in self._connections:
-            connection.stream.close()
+            self._end(connection, FrameStream.close)
+
+    def _exceeded(self, reader: Hashable) -> None:
+        asyncio.get_running_loop().call_soon(self._end_reader, reader)  # not while another connection receives
+
+    def _end_reader(self, reader: Hashable) -> None:
+        for connection in list(self._connections):
+            if connection.stream.reader is reader:
+                connection.end_for_memory()
+
+    def _end(self, connection: Connection, end: Callable[[FrameStream], None]) -> None:
+        was_made = connection.stream.transport is not None
+        end(connection.stream)
+        if not was_made:  # asyncio says nothing of a connection whose TLS handshake failed
+            self._closed(connection)
 
     def _look_later(self) -> None:
         wait_s = self._broker.config.stall_ms / 1000 / LOOKS
@@ -68,7 +91,13 @@ class DataServer:
 
     def _look(self) -> None:
         self.end_stalled()
+        self._look_at_access()
         self._look_later()
+
+    def _look_at_access(self) -> None:
+        """The rules have changed, or tokens may have ended."""
+        for connection in list(self._connections):
+            connection.look_at_access()
 
     def end_stalled(self) -> None:
         """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
@@ -96,10 +125,12 @@ class DataServer:
             self._listener.close()
         if self._looking is not None:
             self._looking.cancel()
+        self._forget_access()
+        await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()
             for connection in list(self._connections):
-                end(connection.stream)
+                self._end(connection, end)
             if not self._connections:
                 return
             with suppress(TimeoutError):

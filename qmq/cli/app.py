@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 import qmq
 from qmq.cli import (
+    acl,
     broker,
+    cert,
     cluster,
     consume,
     dedup,
@@ -20,6 +23,7 @@ from qmq.cli import (
     logs,
     message,
     meta,
+    named_clusters,
     outbox,
     pause,
     produce,
@@ -29,6 +33,9 @@ from qmq.cli import (
     subject,
     why,
 )
+from qmq.cli.output import fail
+from qmq.errors import QmqError
+from qmq.security.contexts import environment_of
 
 app = typer.Typer(name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker.")
 app.command("dev")(dev.dev)
@@ -48,6 +55,13 @@ app.add_typer(outbox.app, name="outbox")
 app.add_typer(dedup.app, name="dedup")
 app.command("why")(why.why)
 app.add_typer(logs.app, name="log")
+app.add_typer(cert.app, name="cert")
+app.add_typer(acl.rules, name="acl")
+app.add_typer(acl.roles, name="role")
+app.add_typer(acl.users, name="user")
+app.add_typer(acl.quotas, name="quota")
+app.add_typer(named_clusters.app, name="context")
+app.command("whoami")(acl.whoami)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)
@@ -56,8 +70,13 @@ app.command("spark", context_settings=spark.CONTEXT)(spark.spark)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """QMQ: a distributed message broker."""
+    try:
+        os.environ.update(environment_of(uses_current=True))
+    except (OSError, QmqError) as failure:
+        if invoked.invoked_subcommand != "context":
+            fail(failure)
     if version:
         typer.echo(qmq.__version__)
         raise typer.Exit

@@ -13,10 +13,15 @@ from qmq.cli import draining
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.replica import Group, described
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
     ATTEMPTS_MAX,
     RETRY_DELAYS,
+    AccessStaleS,
+    Admins,
     Advertise,
     AttemptsMax,
+    AuditFile,
+    AuditSubjectName,
     ControlPort,
     DataPort,
     DiskFreeMib,
@@ -30,6 +35,10 @@ from qmq.cli.roles import (
     FlushWhen,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     Replica,
     ReplicaData,
@@ -37,13 +46,20 @@ from qmq.cli.roles import (
     RetentionMib,
     RetryDelays,
     SegmentMib,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     log_config,
     names_of,
     require_flush,
     retries_of,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import InvalidArgument, QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
@@ -71,6 +87,19 @@ def broker(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     flush: FlushWhen = "async",
     flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
     segment_mib: SegmentMib = 1024,
@@ -90,12 +119,13 @@ def broker(
     if context.invoked_subcommand is not None:
         return
     from qmq.broker.broker_config import BrokerConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import ReplicaConfig, ReplicaNode, run_replica
 
-    set_up_logging(verbose)
     require_flush(flush)
     try:
+        set_up_logging(verbose, audit_log)
         if not group or not replica:
             raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
         config = ReplicaConfig(
@@ -111,9 +141,12 @@ def broker(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
             metrics_port=metrics_port,
+            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
-        require_guarded(host, insecure, config.etcd)
-        run(run_replica(lambda: ReplicaNode(config)))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, config.etcd, tls)
+        doors = environment_with(tls)
+        run(run_replica(lambda: ReplicaNode(config, doors=doors)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

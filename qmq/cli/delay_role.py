@@ -10,7 +10,12 @@ import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
+    AccessStaleS,
+    Admins,
     Advertise,
+    AuditFile,
+    AuditSubjectName,
     ControlPort,
     DataPort,
     DiskFreeMib,
@@ -24,18 +29,29 @@ from qmq.cli.roles import (
     FlushWhen,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     Replica,
     ReplicaData,
     Replicas,
     RetentionMib,
     SegmentMib,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     log_config,
     names_of,
     require_flush,
     set_up_logging,
+    tls_of,
 )
 from qmq.cli.times import parse_duration
 from qmq.errors import InvalidArgument, QmqError
@@ -64,6 +80,19 @@ def delay(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     bucket: Annotated[
         str, typer.Option(envvar="QMQ_BUCKET", help="What a file of the schedule holds, 5m to 24h; fixed when the group is founded.")
     ] = "1h",
@@ -100,12 +129,13 @@ def delay(
     from qmq.broker.broker_config import BrokerConfig
     from qmq.delay.delay_config import DelayConfig
     from qmq.node.delay_node import DelayNode, DelayReplicaConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import run_replica
 
-    set_up_logging(verbose)
     require_flush(flush)
     try:
+        set_up_logging(verbose, audit_log)
         if not group or not replica:
             raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
         config = DelayReplicaConfig(
@@ -121,11 +151,14 @@ def delay(
             log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
             broker=BrokerConfig(name=group),
             metrics_port=metrics_port,
+            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
             settings=DelaySettings(_ms(bucket), _ms(longest)),
             delay=DelayConfig(tick_ms=tick_ms, load_ahead_ms=_ms(load_ahead), wheel_messages_max=wheel_messages),
         )
-        require_guarded(host, insecure, config.etcd)
-        run(run_replica(lambda: DelayNode(config), "delay"))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, config.etcd, tls)
+        doors = environment_with(tls)
+        run(run_replica(lambda: DelayNode(config, doors=doors), "delay"))
     except (OSError, QmqError) as failure:
         fail(failure)
 

@@ -13,16 +13,32 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from qmq.cli.output import errors, fail, run
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
     ATTEMPTS_MAX,
     RETRY_DELAYS,
+    AccessStaleS,
+    Admins,
     AttemptsMax,
+    AuditFile,
+    AuditSubjectName,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
     RetryDelays,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
+    TlsPrincipal,
+    access_of,
     log_config,
     require_flush,
     retries_of,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
@@ -51,6 +67,19 @@ def dev(
     attempts_max: AttemptsMax = ATTEMPTS_MAX,
     retry_delays: RetryDelays = RETRY_DELAYS,
     metrics_port: MetricsPort = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     insecure: Insecure = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
@@ -61,11 +90,12 @@ def dev(
     from qmq.broker.broker_config import BrokerConfig
     from qmq.delay.delay_config import DelayConfig
     from qmq.node.dev_node import Node, NodeConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
-    set_up_logging(verbose)
     require_flush(flush)
     try:
+        set_up_logging(verbose, audit_log)
         log = log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
         config = NodeConfig(
             data,
@@ -81,10 +111,13 @@ def dev(
             delay_control_port=delay_control_port,
             delay_config=DelayConfig(tick_ms=tick_ms),
             metrics_port=metrics_port,
+            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
         )
-        require_guarded(host, insecure)
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, tls=tls)
+        network = environment_with(tls).network
         with _RecoveryBar() as bar:
-            run(_serve(Node(config, bar)))
+            run(_serve(Node(config, bar, network=network)))
     except (OSError, QmqError) as failure:
         fail(failure)
 

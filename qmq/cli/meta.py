@@ -8,6 +8,11 @@ import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
+    ACCESS_STALE_S,
+    AccessStaleS,
+    Admins,
+    AuditFile,
+    AuditSubjectName,
     Etcd,
     EtcdCa,
     EtcdCert,
@@ -16,16 +21,28 @@ from qmq.cli.roles import (
     EtcdUser,
     Host,
     Insecure,
+    JwtAudience,
+    JwtClaim,
+    JwtIssuer,
+    JwtKeys,
     MetricsPort,
+    TlsCa,
+    TlsCert,
+    TlsClients,
+    TlsKey,
+    TlsPrincipal,
     Verbose,
+    access_of,
     etcd_options,
     set_up_logging,
+    tls_of,
 )
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.meta.meta_server import MetaConfig
     from qmq.metrics.endpoint import MetricsServer
+    from qmq.network import Network
     from qmq.node.etcd_options import EtcdOptions
 
 ETCD_S: Final = 3.0
@@ -39,6 +56,19 @@ def meta(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_clients: TlsClients = "required",
+    tls_principal: TlsPrincipal = "uri",
+    admins: Admins = "",
+    access_stale_s: AccessStaleS = ACCESS_STALE_S,
+    audit_log: AuditFile = None,
+    audit_subject: AuditSubjectName = "",
+    jwt_issuer: JwtIssuer = "",
+    jwt_keys: JwtKeys = "",
+    jwt_audience: JwtAudience = "qmq",
+    jwt_claim: JwtClaim = "sub",
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
     create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
@@ -58,32 +88,47 @@ def meta(
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.meta.meta_server import MetaConfig
+    from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
-    set_up_logging(verbose)
     try:
+        set_up_logging(verbose, audit_log)
+        access = access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim)
         options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
-        require_guarded(host, insecure, options)
-        run(_serve(options, MetaConfig(host, port, create_subjects, groups_per_subject, evacuate), metrics_port))
+        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
+        require_guarded(host, insecure, options, tls)
+        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate, access=access)
+        run(_serve(options, config, metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None) -> None:
+async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, network: Network) -> None:
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.meta_server import MetaServer
+    from qmq.node.audit_subject import audit_subject_of
     from qmq.node.metering import serving
+    from qmq.node.metering.access_metrics import AccessSource
     from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
     from qmq.node.replica_readiness import of_meta
     from qmq.node.role_process import until_signal
+    from qmq.security.audit import AuditLog
+    from qmq.security.cluster_access import follow_access, server_network
 
     store = CountedStore(options.open(total_s=ETCD_S))
     view = ClusterView(store)
-    server = MetaServer(store, view, config)
-    sources = (MetaSource(server, view), CoordinationSource(store, view), ExposureSource(config.host, options))
+    audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
+    access = follow_access(view, config.access, AuditLog(sink=audit))
+    server = MetaServer(store, view, config, network=network, access=access)
+    sources = (
+        MetaSource(server, view),
+        CoordinationSource(store, view),
+        AccessSource(access),
+        ExposureSource(config.host, options, network.credentials),
+    )
     metrics: MetricsServer | None = None
 
     is_serving = False
@@ -93,6 +138,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
         metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # also while etcd is away
         await view.start()
         await server.start()
+        if audit is not None:
+            audit.start()
         is_serving = True
         return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
@@ -101,6 +148,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     finally:
         if metrics is not None:
             await metrics.stop()
+        if audit is not None:
+            await audit.stop()
         await server.stop()
         await view.stop()
         await store.close()

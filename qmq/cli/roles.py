@@ -10,11 +10,13 @@ import typer
 
 from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument
-from qmq.model import GroupSettings
+from qmq.model import GroupSettings, check_name
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
     from qmq.node.etcd_options import EtcdOptions
+    from qmq.security.access_control import AccessConfig
+    from qmq.security.tls import Tls
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
 EtcdUser = Annotated[str | None, typer.Option("--etcd-user", envvar="QMQ_ETCD_USER", help="etcd's user.")]
@@ -24,6 +26,44 @@ EtcdPassword = Annotated[
 EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: who signs etcd's certificates.")]
 EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
 EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="QMQ_TLS_CA", help="PEM file: who signs certificates of clients and servers; turns TLS on."),
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")]
+TlsClients = Annotated[
+    str, typer.Option("--tls-clients", envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
+]
+TlsPrincipal = Annotated[
+    str,
+    typer.Option("--tls-principal", envvar="QMQ_TLS_PRINCIPAL", help="What of a certificate names its principal: uri, dns, email or cn."),
+]
+Admins = Annotated[
+    str, typer.Option("--admins", envvar="QMQ_ADMINS", help="Principals that may do everything, comma-separated: op:alice,op:bob.")
+]
+AccessStaleS = Annotated[
+    int,
+    typer.Option(
+        "--access-stale-s", envvar="QMQ_ACCESS_STALE_S", min=1, help="How long the last rules hold while the coordination store is away."
+    ),
+]
+AuditFile = Annotated[
+    Path | None, typer.Option("--audit-log", envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
+]
+AuditSubjectName = Annotated[
+    str, typer.Option("--audit-subject", envvar="QMQ_AUDIT_SUBJECT", help="Subject that the audit log goes to, too; none without.")
+]
+JwtIssuer = Annotated[
+    str, typer.Option("--jwt-issuer", envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")
+]
+JwtKeys = Annotated[
+    str,
+    typer.Option("--jwt-keys", envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS."),
+]
+JwtAudience = Annotated[str, typer.Option("--jwt-audience", envvar="QMQ_JWT_AUDIENCE", help="What its tokens must say in `aud`.")]
+JwtClaim = Annotated[str, typer.Option("--jwt-claim", envvar="QMQ_JWT_CLAIM", help="Which claim names the principal.")]
+ACCESS_STALE_S: Final = 300
 Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
 Insecure = Annotated[
     bool,
@@ -86,9 +126,53 @@ def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | N
     return EtcdOptions(names_of(etcd, "--etcd (QMQ_ETCD)"), user, password, ca, cert, key)
 
 
-def set_up_logging(verbose: bool) -> None:
-    """How a role's process logs."""
+def tls_of(ca: Path | None, cert: Path | None, key: Path | None, clients: str) -> Tls | None:
+    """A server's certificates; None: no TLS. Raises InvalidArgument."""
+    from qmq.security.tls import Tls
+
+    if clients not in ("required", "optional"):
+        raise InvalidArgument(f"--tls-clients is 'required' or 'optional', not {clients!r}")
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None or cert is None or key is None:
+        raise InvalidArgument("TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files")
+    return Tls(ca, cert, key, requires_clients=clients == "required")
+
+
+def access_of(
+    admins: str,
+    tls_principal: str,
+    access_stale_s: int,
+    audit_subject: str,
+    jwt_issuer: str,
+    jwt_keys: str,
+    jwt_audience: str,
+    jwt_claim: str,
+) -> AccessConfig:
+    """Access control as the options say it. Raises InvalidArgument, InvalidName."""
+    from qmq.security.access_control import AccessConfig, JwtConfig
+    from qmq.security.principal import Principal, PrincipalField, PrincipalRule
+
+    try:
+        named_by = PrincipalField(tls_principal)
+    except ValueError:
+        raise InvalidArgument(f"--tls-principal is uri, dns, email or cn, not {tls_principal!r}") from None
+    names = frozenset(str(Principal.parse(each.strip())) for each in admins.split(",") if each.strip())
+    if bool(jwt_issuer) is not bool(jwt_keys):
+        raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
+    provider = JwtConfig(jwt_issuer, jwt_keys, jwt_audience, jwt_claim) if jwt_issuer else None
+    return AccessConfig(
+        names, PrincipalRule(named_by), access_stale_s * 1000, provider, check_name("subject", audit_subject) if audit_subject else ""
+    )
+
+
+def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
+    """How a role's process logs. Raises InvalidArgument for an audit log that cannot be written."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    if audit_log is not None:
+        from qmq.security.audit import write_audit_to
+
+        write_audit_to(audit_log)
 
 
 def require_flush(flush: str) -> None:

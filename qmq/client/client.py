@@ -35,6 +35,7 @@ from qmq.network import NETWORK, Network, parse
 if TYPE_CHECKING:
     from qmq_ordering.lane import Lane
 
+    from qmq.client.access_client import AccessClient
     from qmq.client.client_counters import ClientCounters
     from qmq.client.dead_letters import DeadLetters
     from qmq.client.delayed import Delayed
@@ -95,7 +96,7 @@ class Client(ListeningDoor, OutboxDoor):
             self.name,
             now_ns=self._now_ns,
             network=network,
-            store=store_of(False if state_dir is None and network is not NETWORK else state_dir, self._addresses),
+            store=store_of(False if state_dir is None and not network.is_machine else state_dir, self._addresses),
         )
         self._identity = ProducerIdentity()
         self._producer_ids = ProducerIds()
@@ -149,6 +150,13 @@ class Client(ListeningDoor, OutboxDoor):
         return tuple(self._consumers)
 
     # --- what else there is --------------------------------------------------------------------------------------------
+
+    @property
+    def access(self) -> AccessClient:
+        """Who may do what in the cluster."""
+        from qmq.client.access_client import AccessClient
+
+        return AccessClient(self.metadata)
 
     @property
     def metadata(self) -> MetadataClient:

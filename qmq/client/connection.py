@@ -9,23 +9,30 @@ taken for gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reach
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
-from qmq.network import NETWORK, Network
+from qmq.network import NETWORK, Network, TokenSource, no_token
+from qmq.security.tls import tls_failed
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream
 
+log = logging.getLogger("qmq.client")
+
 SWEEP_S: Final = 0.1
 GONE_S: Final = 3.0
 """A machine that acknowledges nothing for so long is gone; a slow broker's machine acknowledges."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
+REAUTH_S: Final = 5.0
+"""How often a connection looks for a newer token."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long a peer that does not read may hold up the end of a connection."""
 
@@ -46,6 +53,7 @@ _ANSWERS: Final[dict[int, int]] = {
     FrameKind.LANE_ATTACH: FrameKind.LANE_ATTACHED,
     FrameKind.LANE_PULL: FrameKind.LANE_MESSAGES,
     FrameKind.LANE_SETTLE: FrameKind.SETTLED,
+    FrameKind.REAUTH: FrameKind.OK,
 }
 
 
@@ -76,6 +84,9 @@ class Connection:
         self._silent_since_s = self.loop.time()
         self._next_id = 1
         self._sweeper: asyncio.TimerHandle | None = None
+        self._token: TokenSource = no_token
+        self._shown = ""
+        self._token_seen_s = self.loop.time()
         self._cause: QmqError | None = None
         self.ended = asyncio.Event()
         self.stream = FrameStream(
@@ -188,8 +199,9 @@ class Connection:
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
-    def start_sweeping(self) -> None:
-        """Watch over the requests' times, and the machine at the other end."""
+    def start_sweeping(self, token: TokenSource = no_token, shown: str = "") -> None:
+        """Watch over the requests' times, the machine at the other end, and the token, of which `shown` was shown to the broker."""
+        self._token, self._shown = token, shown
         reachable.watch(self.stream.socket)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
@@ -202,8 +214,26 @@ class Connection:
                 if now - self._heard_s > late.timeout_s:
                     self.abort(f"it has been silent for {now - self._heard_s:.1f} s")
         self._look_after_machine(now)
+        if now - self._token_seen_s >= REAUTH_S:
+            self._token_seen_s = now
+            self._show_newer_token()
         if self.is_open:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _show_newer_token(self) -> None:
+        """So that the connection outlives the token it was opened with."""
+        try:
+            token = self._token()
+        except InvalidArgument as failure:
+            log.warning("the token for %s cannot be renewed: %s", self.address, failure)
+            return
+        if token != self._shown:
+            self._shown = token
+            self.request(FrameKind.REAUTH, self._reauthenticated, wire.Reauth(token).pack(), timeout_s=CONNECT_TIMEOUT_S)
+
+    def _reauthenticated(self, answer: Frame | QmqError) -> None:
+        if isinstance(answer, QmqError):
+            log.warning("%s does not take the newer token: %s", self.address, answer)
 
     def _look_after_machine(self, now: float) -> None:
         silent_ms = self.stream.silent_ms if self._pending else 0
@@ -240,9 +270,13 @@ async def connect(address: str, client: str, network: Network = NETWORK, gone_s:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await _reach(address, connection, network)
-            hello = wire.Hello(wire.PROTOCOL_VERSION, client).pack()
+            token = network.token_for(address)
+            hello = wire.Hello(wire.PROTOCOL_VERSION, client, token).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
             welcome = wire.Welcome.unpack(answer.payload)
+    except ssl.SSLError as cause:
+        connection.abort("no greeting")
+        raise tls_failed(address, cause) from cause
     except (OSError, TimeoutError) as cause:
         connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
@@ -250,7 +284,7 @@ async def connect(address: str, client: str, network: Network = NETWORK, gone_s:
         connection.abort("no greeting")
         raise
     connection.inflight_bytes_max = welcome.inflight_bytes_max
-    connection.start_sweeping()
+    connection.start_sweeping(lambda: network.token_for(address), token)
     return connection
 
 

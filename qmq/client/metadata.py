@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -13,7 +13,8 @@ import grpc
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity.stop import stop_base
 
 from qmq.client.client_timing import TIMING, MetadataTiming
 from qmq.client.delivery_client import DeliveryClient
@@ -30,12 +31,13 @@ from qmq.errors import (
     Outcome,
     QmqError,
     RouteConflict,
+    TlsFailed,
     Unavailable,
 )
 from qmq.model import Order, SubjectConfig, SubjectFlush
 from qmq.network import NETWORK, Network
+from qmq.proto.v1 import access_pb2_grpc, control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import is_answer, status_of, typed_error
@@ -48,6 +50,17 @@ WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 PARKED_KEYS_MAX: Final = 10_000
 
 
+class _NoTls(stop_base):
+    """Stop when all of `count` metaservers refused TLS: time does not mend it."""
+
+    def __init__(self, unreachable: Mapping[str, QmqError], count: int) -> None:
+        self._unreachable, self._count = unreachable, count
+
+    def __call__(self, _: RetryCallState) -> bool:
+        refused = [each for each in self._unreachable.values() if isinstance(each, TlsFailed)]
+        return len(refused) == self._count
+
+
 class MetadataClient(DeliveryClient):
     """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
 
@@ -58,13 +71,19 @@ class MetadataClient(DeliveryClient):
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
+    async def call(self, method: str, request: Any) -> Any:
+        """Ask for anything that metaservers answer."""
+        return await self._call(method, request)
+
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
         unreachable: dict[str, QmqError] = {}
+
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Unavailable),
-                stop=stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1),
+                stop=_NoTls(unreachable, len(self._channels))
+                | (stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1)),
                 wait=wait_random_exponential(multiplier=0.05, max=0.5),
                 reraise=True,
             ):
@@ -81,7 +100,10 @@ class MetadataClient(DeliveryClient):
     async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
         """One try. `unreachable` notes the address if it was not the metaserver that raised."""
         address = self._address
-        call: Callable[..., Awaitable[Any]] = getattr(meta_pb2_grpc.MetaStub(self._channels[address]), method)
+        stub: Any = meta_pb2_grpc.MetaStub(self._channels[address])
+        if not hasattr(stub, method):
+            stub = access_pb2_grpc.AccessStub(self._channels[address])
+        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:

@@ -13,28 +13,19 @@ from dataclasses import dataclass
 from qmq.batch_columns import Columns
 from qmq.client import message_checks
 from qmq.client.receipts import Ticket
-from qmq.errors import QmqError
+from qmq.delivery.in_flight_batch import InFlightBatch
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
-    """A closed batch on its way. `encoded` is kept so that a retry sends the same bytes."""
+class Batch(InFlightBatch):
+    """A closed batch on its way."""
 
     columns: Columns
     create_time_ms: int
-    size: int
-    """Bytes of its bodies and columns, about."""
     ticket: Ticket
     sequence: int
-    until: float = 0.0
-    attempts: int = 0
-    is_uncertain: bool = False
-    """Whether a try ended without an answer: it may be stored, and stays with the broker group that may have it."""
-    failure: QmqError | None = None
-    """Why the last try failed."""
-    encoded: tuple[bytes, bytes] | None = None
     flags: int = 0
-    """See `region.BatchFlag`."""
+    """See `batch_columns.BatchFlag`."""
 
     @property
     def count(self) -> int:
@@ -105,7 +96,7 @@ class OpenBatch:
     def close(self, sequence: int) -> Batch:
         """Make it a batch to be sent."""
         columns, first_ms = self.collect()
-        return Batch(columns, first_ms, self.bytes, self.ticket, sequence, flags=self.flags)
+        return Batch(columns, first_ms, self.ticket, sequence, flags=self.flags, size=self.bytes)
 
     def collect(self) -> tuple[Columns, int]:
         """Its messages, and when the first was made, in milliseconds since 1970."""

@@ -5,11 +5,8 @@ A batch belongs to no group until the moment it leaves, so a group that stalls h
     closed batch -> pool -> whichever pipe has room        certainly refused -> pool again, in its place
 
 Rules:
-* The choice is *sticky*: one pipe gets batches until `STAY_BYTES` have left (a small batch counts as `BATCH_COST_BYTES`: about 30 lone
-  messages), then the next writable one with room. Switching for each batch would halve the batches of a producer of lone messages; never
-  switching would load one group. A pipe without room (back-pressure) is passed over at once, so a slow group gets what it can take.
-* A pipe that is stalled (nothing answered for a second) is used only if there is no other.
-* Drained groups get nothing new; what may be stored there is asked for there until it is known.
+* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is passed over because nobody tried it yet is
+  connected on the way, one at a time.
 * If no group takes messages, batches wait until their time is over, and their error says why.
 """
 
@@ -23,41 +20,45 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
-from qmq.client.feeding import Sender
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import Pipe
+from qmq.client.pipe_owners import PipesOwner
 from qmq.client.route_book import spoken
-from qmq.client.send_retries import final
+from qmq.delivery.balancer import Balancer
+from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
-from qmq.wire.frame_payloads import Produced
 
 STAY_BYTES: Final = 2 * limits.MIB
-BATCH_COST_BYTES: Final = 64 * limits.KIB
+"""What leaves to a broker group before the next one has its turn."""
 
 
 class Pipes:
-    def __init__(self, links: Links, sender: Sender) -> None:
-        self.target = sender.target
+    def __init__(self, links: Links, owner: PipesOwner) -> None:
+        self.target = owner.target
         self.pool: deque[Batch] = deque()
-        self.kind = sender.kind
-        self.encode = sender.encode
-        self.failed = sender.failed
-        self.answered = sender.answered
-        self._sender = sender
+        self.kind = owner.kind
+        self.encode = owner.encode
+        self.stored = owner.stored
+        self.failed = owner.failed
+        self.answered = owner.answered
+        self._owner = owner
         self._links = links
         self._loop = asyncio.get_running_loop()
-        self._pipes: list[Pipe] = []
-        self._at = 0
-        self._current: Pipe | None = None
-        self._stay = 0
+        self._balancer = Balancer(
+            self._make,
+            Pipe.has_room,
+            stay_bytes=STAY_BYTES,
+            first=random.randrange,  # so that many producers begin at different groups
+            turned=self._turned,
+        )
         self._trouble: QmqError | None = None
         self._finding: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Pipe]:
-        return iter(self._pipes)
+        return iter(self._balancer)
 
     @property
     def has_waiting(self) -> bool:
@@ -73,22 +74,22 @@ class Pipes:
 
     def send(self) -> None:
         """Send what can be sent."""
-        pool = self.pool
+        pool, balancer = self.pool, self._balancer
         while pool:
-            pipe = self._pick(pool[0].size)
+            pipe = balancer.pick(pool[0].size)
             if pipe is None:
                 self._wait()
                 return
             batch = pool.popleft()
-            self._stay -= batch.size + BATCH_COST_BYTES
+            balancer.charge(batch.size)
             pipe.transmit(batch)
 
     def pump(self) -> None:
         """A pipe changed: send what can be sent, perhaps the open batch too."""
         if not self._is_closed:
             self.send()
-            if self._pipes and not self.pool:
-                self._sender.look_again()
+            if self._balancer and not self.pool:
+                self._owner.look_again()
             self._watch_time()
 
     @property
@@ -96,52 +97,27 @@ class Pipes:
         """Whether nothing is on its way where the next batch would go: then there is no reason to gather more."""
         if self.pool:
             return False
-        pipe = self._pick(0)
+        pipe = self._balancer.pick(0)
         if pipe is not None:
-            return not pipe.inflight
-        return not any(each.inflight and each.connection is not None and not each.is_stalled for each in self._pipes)
+            return not pipe.window.is_sending
+        return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
     def flush(self) -> None:
         """Write now what the current pipe was given, not at the end of the next round of the event loop."""
-        pipe = self._current
+        pipe = self._balancer.current
         if pipe is not None and pipe.connection is not None:
             pipe.connection.stream.flush()
 
-    def _pick(self, size: int) -> Pipe | None:
-        pipe = self._current
-        if pipe is not None and self._stay > 0 and pipe.is_writable and not pipe.is_stalled and pipe.has_room(size):
-            return pipe
-        return self._rotate(size)
-
-    def _rotate(self, size: int) -> Pipe | None:
-        """The next pipe with room. A pipe that nobody tried yet is connected on the way, one at a time."""
-        stalled: Pipe | None = None
-        is_reaching = False
-        count = len(self._pipes)
-        for step in range(1, count + 1):
-            at = (self._at + step) % count
-            pipe = self._pipes[at]
-            if not pipe.is_writable:
-                continue
-            if pipe.has_room(size):
-                if not pipe.is_stalled:
-                    self._choose(at, pipe)
-                    return pipe
-                stalled = stalled or pipe
-            elif pipe.connection is None and not is_reaching:
+    def _turned(self, chosen: Pipe | None, passed: list[Pipe]) -> None:
+        if chosen is not None:
+            self._links.locator.touch(self.target)
+        for pipe in passed:
+            if pipe.connection is None:
                 pipe.reach(ahead=True)
-                is_reaching = pipe.trouble is None
-        return stalled
-
-    def _choose(self, at: int, pipe: Pipe) -> None:
-        self._at, self._current, self._stay = at, pipe, STAY_BYTES
-        self._links.locator.touch(self.target)
+                if pipe.window.trouble is None:
+                    break
 
     # --- the way back --------------------------------------------------------------------------------------------------
-
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """A pipe's batch is decided."""
-        self._sender.stored(group, batch, produced)
 
     def give_back(self, batch: Batch) -> None:
         """Certainly not stored: the batch takes its place again, in the order of the numbers."""
@@ -152,7 +128,7 @@ class Pipes:
 
     def _wait(self) -> None:
         """Batches wait and no pipe takes them: are there others?"""
-        if self._finding is None and not self._is_closed and not any(pipe.is_writable for pipe in self._pipes):
+        if self._finding is None and not self._is_closed and not self._balancer.is_writable:
             self._finding = self._loop.create_task(self._find())
         self._watch_time()
 
@@ -160,7 +136,7 @@ class Pipes:
         try:
             while self.pool and not self._is_closed:
                 try:
-                    self._update(await self._links.locator.groups(self.target, anew=bool(self._pipes)))
+                    self._update(await self._links.locator.groups(self.target, anew=bool(self._balancer)))
                 except CallerError as failure:
                     self.give_up(failure)
                     self.answered()
@@ -168,7 +144,7 @@ class Pipes:
                 except QmqError as failure:
                     self._trouble = failure
                     continue
-                if any(pipe.is_writable for pipe in self._pipes):
+                if self._balancer.is_writable:
                     return
                 self._trouble = ReadOnly(f"no broker group takes messages of {spoken(self.target)} just now: all are drained")
         finally:
@@ -176,25 +152,18 @@ class Pipes:
             self.pump()
 
     def _update(self, groups: Mapping[str, bool]) -> None:
-        if not self._pipes:
+        if not self._balancer:
             self._links.locator.listen(self.target, self._rerouted)
-        groups = self._sender.usable(groups)
-        known = {pipe.group: pipe for pipe in self._pipes}
-        for pipe in self._pipes:
-            pipe.is_writable = groups.get(pipe.group, False)
-        for group, is_writable in groups.items():
-            if group not in known:
-                pipe = Pipe(self._links, group, self, self._sender.inflight_max)
-                pipe.is_writable = is_writable
-                self._pipes.append(pipe)
-        if self._current is None and self._pipes:
-            self._at = random.randrange(len(self._pipes))  # noqa: S311 - so that many producers begin at different groups
+        self._balancer.learn(self._owner.usable(groups))
+
+    def _make(self, group: str) -> Pipe:
+        return Pipe(self._links, group, self, self._owner.inflight_max)
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self.target)
         if not self._is_closed:
             self._update(groups or {})  # none: the subject was deleted, and who sends asks anew
-            for pipe in self._pipes:
+            for pipe in self._balancer:
                 pipe.moved()
             self.pump()
 
@@ -203,7 +172,7 @@ class Pipes:
     def _watch_time(self) -> None:
         """Wake up when the first of the batches that wait is out of time."""
         if self._expiry is None and not self._is_closed:
-            ends = [pipe.retries[0].until for pipe in self._pipes if pipe.retries]
+            ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
             if self.pool:
                 ends.append(self.pool[0].until)
             if ends:
@@ -214,9 +183,9 @@ class Pipes:
         now = self._loop.time()
         while self.pool and self.pool[0].until <= now:
             batch = self.pool.popleft()
-            troubles = [pipe.trouble for pipe in self._pipes if pipe.is_writable and pipe.trouble is not None]
-            self._sender.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
-        for pipe in self._pipes:
+            troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
+            self._owner.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
+        for pipe in self._balancer:
             pipe.expire(now)
         self.pump()
 
@@ -224,7 +193,7 @@ class Pipes:
         """Nothing can be sent anywhere: what waits fails."""
         while self.pool:
             batch = self.pool.popleft()
-            self._sender.failed(batch, final(failure, batch))
+            self._owner.failed(batch, final(failure, batch))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +205,7 @@ class Pipes:
             self._finding.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
-        for pipe in self._pipes:
+        for pipe in self._balancer:
             pipe.abort(fail)
         while self.pool:
             fail(self.pool.popleft(), False)

@@ -1,6 +1,6 @@
-"""Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.interfaces.Desk`.
+"""Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.interfaces.DelayAdmin`.
 
-A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with an outlet
+A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with a dispatcher
 is taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
 """
 
@@ -44,7 +44,7 @@ class EngineAdmin:
         """Messages that were, since the process began."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
-        """See `Desk`. Asked again, it answers as the first time."""
+        """See `DelayAdmin`. Asked again, it answers as the first time."""
         engine = self._engine()
         place = engine.schedule.find(delayed)
         if engine.schedule.state_of(place) == _CANCELLED:
@@ -80,13 +80,13 @@ class EngineAdmin:
         raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
 
     def _is_free(self, place: SchedulePlace) -> bool:
-        """Whether it is pending, and here: not with an outlet that has planned it."""
+        """Whether it is pending, and here: not planned by the dispatcher."""
         engine = self._engine()
         if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
             return False
         if place not in engine.ledger.custody:
             return True
-        if not engine.outlets.withdraw(place):
+        if not engine.dispatcher.withdraw(place):
             return False
         engine.ledger.custody.discard(place)
         return True
@@ -102,7 +102,7 @@ class EngineAdmin:
     def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """See `Desk`. One call looks at a few thousand messages: deliveries wait meanwhile."""
+        """See `DelayAdmin`. One call looks at a few thousand messages: deliveries wait meanwhile."""
         found: list[DueMessage] = []
         last: DueMessage | None = None
         begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
@@ -125,7 +125,7 @@ class EngineAdmin:
         return message.due_ms, str(self.id_of(message))
 
     def id_of(self, message: DueMessage) -> DelayedId:
-        """See `Desk`. A run is known by the id of its recurring message."""
+        """See `DelayAdmin`. A run is known by the id of its recurring message."""
         digits = message.message_id.hex()
         first = message.headers.get(SCHEDULE_ID, b"") if message.flags & _RECURRING else b""
         if _DIGITS.fullmatch(first):

@@ -23,8 +23,8 @@ from qmq.client.producer import ProducerIds
 from qmq.clock import Clock
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.delay_config import DelayConfig
-from qmq.delay.delay_engine import Engine, Keeper, Outlet
-from qmq.delay.outlets.outlets import Outlets
+from qmq.delay.delay_engine import Dispatcher, Engine, Keeper
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
 from qmq.delay.timekeeper import SteadyClock
@@ -65,7 +65,7 @@ class DelayBroker(Broker):
         self.settings = settings
         self.delay = delay
         self.engine: Engine | None = None
-        self.desk = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
+        self.admin = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
         self._make_links = links
         self._links: Links | None = None
         self._new_producer_id = ProducerIds()
@@ -83,12 +83,12 @@ class DelayBroker(Broker):
 
     def _begin(self) -> None:
         self._links = self._make_links()
-        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._outlets, self.fatal, self.keeper)
+        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._dispatcher, self.fatal, self.keeper)
         self.engine.start()
 
-    def _outlets(self, ledger: StorePlanLog) -> Outlet:
+    def _dispatcher(self, ledger: StorePlanLog) -> Dispatcher:
         assert self._links is not None
-        return Outlets(self._links, ledger, new_producer_id=self._new_producer_id)
+        return DueDispatcher(self._links, ledger, new_producer_id=self._new_producer_id)
 
     def retire(self) -> None:
         """Serve no more: nothing is planned or sent from here on."""

@@ -1,7 +1,7 @@
 """The engine: what a delay group's master does as time passes. It lives from the moment the master serves until it does no longer.
 
     tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
-    feed        due and late messages, half and half, a few hundred at a time: read, and handed to the outlets, as long as those have room
+    feed        due and late messages, half and half, a few hundred at a time: read, and handed to the dispatcher, as long as it has room
     survey      schedule logs of what is near are looked through, in a thread
     late        what was due before this master began, slice by slice
     close       buckets that are over and have nothing left
@@ -47,8 +47,8 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs something that takes long elsewhere; the simulator has no threads."""
 
 
-class Outlet(Protocol):
-    """The outlets, as the engine needs them: see qmq/delay/outlets."""
+class Dispatcher(Protocol):
+    """What brings due messages to the real-time brokers, as the engine needs it: see qmq/delay/dispatcher."""
 
     @property
     def waiting(self) -> int:
@@ -115,7 +115,7 @@ class Engine:
         writer: PlanWriter,
         clock: Clock,
         config: DelayConfig,
-        make_outlets: Callable[[StorePlanLog], Outlet],
+        make_dispatcher: Callable[[StorePlanLog], Dispatcher],
         fatal: Callable[[BaseException], None],
         keeper: Keeper | None = None,
         run: Run | None = None,
@@ -138,11 +138,11 @@ class Engine:
             load_ahead_ms=config.load_ahead_ms,
         )
         self.ledger = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
-        self.outlets = make_outlets(self.ledger)
+        self.dispatcher = make_dispatcher(self.ledger)
         self._held: deque[Places] = deque()
         """Due, of ordered subjects, while late ones are not through."""
         self._parked: dict[str, deque[Places]] = {}
-        """Due, of subjects that cannot be delivered and have enough with the outlets already."""
+        """Due, of subjects that cannot be delivered and have enough with the dispatcher already."""
         self._reviving: deque[str] = deque()
         """Parked subjects that may go on, as of the last tick."""
         self.damaged: list[tuple[SchedulePlace, str]] = []
@@ -166,11 +166,11 @@ class Engine:
             places = places_of(plan)
             messages = self._read(Places.of(places))
             if len(messages) == len(places):
-                self.outlets.resume(plan, messages)
+                self.dispatcher.resume(plan, messages)
             else:
                 readable += self._give_up(plan, messages)
         if readable:
-            self.outlets.put(readable)
+            self.dispatcher.put(readable)
         self._begin(self._begin_counting())
 
     def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
@@ -202,14 +202,14 @@ class Engine:
     def halt(self) -> None:
         """It is master no longer, or the process ends: nothing is planned from now on."""
         self.schedule.on_pending = nobody
-        self.outlets.halt()
+        self.dispatcher.halt()
         for task in self._tasks:
             task.cancel()
 
     async def stop(self) -> None:
         """End what `halt` stopped."""
         self.halt()
-        await self.outlets.stop()
+        await self.dispatcher.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
@@ -294,15 +294,15 @@ class Engine:
 
     def _has_room(self) -> bool:
         """Subjects that cannot be delivered do not count: they hold up no other."""
-        waiting, most = self.outlets.waiting, self.config.waiting_messages_max
-        return waiting < most or waiting - sum(stuck for _, stuck, _ in self.outlets.troubles()) < most
+        waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
+        return waiting < most or waiting - sum(stuck for _, stuck, _ in self.dispatcher.troubles()) < most
 
     def _next_parked(self) -> Places | None:
         """Some messages of a subject that can be delivered again."""
         while self._reviving:
             subject = self._reviving[0]
             chunks = self._parked.get(subject)
-            if chunks and self.outlets.stuck(subject) <= self.config.stuck_messages_max // 2:
+            if chunks and self.dispatcher.stuck(subject) <= self.config.stuck_messages_max // 2:
                 places = chunks.popleft()
                 if not chunks:
                     del self._parked[subject]
@@ -343,7 +343,7 @@ class Engine:
     def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
         """Without those that are better parked: behind what is parked of their subject, or of one that is stuck."""
         subjects = {message.subject for message in messages}
-        stuck = {each for each in subjects if each in self._parked or self.outlets.stuck(each) >= self.config.stuck_messages_max}
+        stuck = {each for each in subjects if each in self._parked or self.dispatcher.stuck(each) >= self.config.stuck_messages_max}
         for subject in stuck:
             its = [message for message in messages if message.subject == subject]
             chunk = Places.of([message.place for message in its], [message.due_ms for message in its])
@@ -353,10 +353,10 @@ class Engine:
     def _put(self, messages: list[DueMessage]) -> None:
         if messages:
             self.ledger.take(messages)
-            self.outlets.put(messages)
+            self.dispatcher.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
-        """Without those that were cancelled or moved since, and those that the outlets have: their plan was void when they were loaded."""
+        """Without those that were cancelled or moved since, and those the dispatcher has: their plan was void when they were loaded."""
         mask = self.schedule.are_pending(places)
         custody, leaving = self.ledger.custody, self.ledger.leaving
         if custody or leaving:
@@ -384,11 +384,11 @@ class Engine:
     def waiting(self) -> int:
         """Messages that are due and not planned yet."""
         parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
-        return self.outlets.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
+        return self.dispatcher.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
 
     def standing(self) -> BucketStatus:
         """How the delivery stands."""
-        outlets, lateness, now_ms = self.outlets, self.ledger.lateness, self.clock.time_ms()
+        dispatcher, lateness, now_ms = self.dispatcher, self.ledger.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
         return BucketStatus(
             [info for info in self.schedule.buckets() if info.pending],
@@ -396,11 +396,11 @@ class Engine:
             self.wheel.nbytes,
             self.loader.horizon_ms,
             self.waiting,
-            outlets.planned,
+            dispatcher.planned,
             lateness.p50(now_ms),
             lateness.p99(now_ms),
             lateness.delivered,
-            outlets.troubles() + damaged,
+            dispatcher.troubles() + damaged,
             now_ms,
             self._keeper.step_ms if self._keeper is not None else 0,
         )

@@ -43,22 +43,22 @@ class DelayIdentity(NamedTuple):
 
 
 class DelayService(delay_pb2_grpc.DelayControlServicer):
-    """See delay.proto. `desk` gives the master's desk while this replica serves, None otherwise."""
+    """See delay.proto. `admin` gives the `DelayAdmin` while this replica is a serving master, None otherwise."""
 
-    def __init__(self, identity: DelayIdentity, desk: Callable[[], DelayAdmin | None], files: ScheduleFiles) -> None:
+    def __init__(self, identity: DelayIdentity, admin: Callable[[], DelayAdmin | None], files: ScheduleFiles) -> None:
         self._identity = identity
-        self._desk_now = desk
+        self._admin_now = admin
         self._files = files
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on this server: `serve_control(..., also=service.add_to)`."""
         delay_pb2_grpc.add_DelayControlServicer_to_server(self, server)
 
-    def _desk(self) -> DelayAdmin:
-        desk = self._desk_now()
-        if desk is None:
+    def _admin(self) -> DelayAdmin:
+        admin = self._admin_now()
+        if admin is None:
             raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve (any more)")
-        return desk
+        return admin
 
     def _id(self, text: str) -> DelayedId:
         delayed = DelayedId.parse(text)
@@ -70,22 +70,22 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
 
     @answering
     async def CancelDelayed(self, request: pb.CancelDelayedRequest) -> pb.DelayedMessage:
-        delayed, desk = self._id(request.id), self._desk()
+        delayed, admin = self._id(request.id), self._admin()
         try:
-            cancelled = await desk.cancel(delayed)
+            cancelled = await admin.cancel(delayed)
         except (TooLate, MessageNotFound) as failure:
-            cancelled = _cancelled_before(desk, delayed, failure)
+            cancelled = _cancelled_before(admin, delayed, failure)
         return self._message(cancelled, str(delayed), "cancelled")
 
     @answering
     async def MoveDelayed(self, request: pb.MoveDelayedRequest) -> pb.DelayedMessage:
         delayed, due_ms = self._id(request.id), new_due_ms(request)
-        return self._message(await self._desk().move(delayed, due_ms), str(delayed), "pending")
+        return self._message(await self._admin().move(delayed, due_ms), str(delayed), "pending")
 
     @answering
     async def ShowDelayed(self, request: pb.ShowDelayedRequest) -> pb.DelayedMessage:
         delayed = self._id(request.id)
-        found, state = self._desk().show(delayed)
+        found, state = self._admin().show(delayed)
         shown = self._message(found, str(delayed), state)
         shown.body = found.body
         return shown
@@ -113,9 +113,9 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
 
     @answering
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
-        wanted, desk = listing(request), self._desk()
-        found, behind = desk.listed(*wanted)
-        messages = [self._message(each, str(desk.id_of(each)), "pending") for each in found]
+        wanted, admin = listing(request), self._admin()
+        found, behind = admin.listed(*wanted)
+        messages = [self._message(each, str(admin.id_of(each)), "pending") for each in found]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
             behind = mark_of(page[-1])
@@ -123,7 +123,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
 
     @answering
     async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:
-        return self._description(self._desk().standing())
+        return self._description(self._admin().standing())
 
     def _description(self, standing: BucketStatus) -> pb.DelayDescription:
         pending = [each for each in standing.buckets if each.pending]
@@ -172,10 +172,10 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         return pb.ReadScheduleResponse(data=data)
 
 
-def _cancelled_before(desk: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
+def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
     """The message, if it is cancelled already. Raises the failure otherwise."""
     try:
-        found, state = desk.show(delayed)
+        found, state = admin.show(delayed)
     except MessageNotFound:
         raise failure from None
     if state != "cancelled":

@@ -1,10 +1,10 @@
 """What the parts of the delay server know of each other: values and protocols, no code of any part.
 
-    Schedule   (schedule.py)    what is where on disk, and what became of it: the projection
-    Wheel      (wheel.py)       what is due when, of what is near
-    Loader     (loader.py)      moves the horizon on
-    Engine     (delay_engine.py)      ticks, plans, cancels: the only one that writes actions
-    Outlets    (outlets/)       bring due messages to the real-time brokers
+    Schedule    (schedule.py)       what is where on disk, and what became of it: the projection
+    Wheel       (wheel.py)          what is due when, of what is near
+    Loader      (loader.py)         moves the horizon on
+    Engine      (delay_engine.py)   ticks, plans, cancels: the only one that writes actions
+    Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 
 Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a `DueMessage`.
 """
@@ -80,7 +80,7 @@ class DueMessage:
 
 
 class Draft(NamedTuple):
-    """A batch that an outlet wants to send."""
+    """A batch that a dispatcher wants to send."""
 
     subject: str
     partition: int
@@ -91,7 +91,7 @@ class Draft(NamedTuple):
 
 
 class PlanLog(Protocol):
-    """The outlets' way to the log: the engine."""
+    """The dispatcher's way to the log: the engine."""
 
     async def plan(self, draft: Draft) -> PlanAction:
         """Write the plan; returns when it is committed, and only then may the batch be sent. Calls are written in the order in which they
@@ -104,7 +104,7 @@ class PlanLog(Protocol):
         ...
 
     def void(self, plan: PlanAction) -> None:
-        """It is certainly not stored, and will not be sent again under this plan: the outlet drafts its messages anew."""
+        """It is certainly not stored, and will not be sent again under this plan: the dispatcher drafts its messages anew."""
         ...
 
 

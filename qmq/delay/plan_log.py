@@ -1,8 +1,10 @@
-"""The ledger: what outlets want to send becomes plans in the log, and what became of them is written there too. Nothing else writes plans.
+"""The ledger: what the dispatcher wants to send becomes plans in the log, and what became of them is written there too. Nothing else writes
+plans.
 
-A plan's messages are in *custody* from the moment they go to the outlets until the plan is committed: who wants to cancel one of them must
-ask the outlet for it (`Outlets.withdraw`). With a run of a recurring message goes the next run, in the same entry of the log: the alias of
-the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its successor already.
+A plan's messages are in *custody* from the moment they go to the dispatcher until the plan is committed: who wants to cancel one of them
+must ask the dispatcher for it (`DueDispatcher.withdraw`). With a run of a recurring message goes the next run, in the same entry of the
+log: the alias of the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its
+successor already.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class StorePlanLog:
 
     def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         self.custody: set[SchedulePlace] = set()
-        """With the outlets, or in a plan that is not committed yet, or a seed whose first run is not."""
+        """With the dispatcher, or in a plan that is not committed yet, or a seed whose first run is not."""
         self.leaving: set[SchedulePlace] = set()
         """Being cancelled or moved: the schedule does not know yet."""
         self.lateness = Lateness()
@@ -61,7 +63,7 @@ class StorePlanLog:
         """Seeds in custody."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
-        """These go to the outlets."""
+        """These go to the dispatcher."""
         self._forget_seeds()
         self.custody.update(message.place for message in messages)
 

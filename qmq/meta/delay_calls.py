@@ -43,6 +43,10 @@ class Delays:
         found: pb.DelayedMessage = await self._brokers.ask_master(group, method, request, is_change=method != "ShowDelayed")
         return found
 
+    async def subject_of(self, delayed_id: str) -> str:
+        """The subject of a delayed message. Raises as `one`."""
+        return (await self.one("ShowDelayed", pb.ShowDelayedRequest(id=delayed_id))).subject
+
     async def listed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         """The groups' lists as one, in the order of due times.
 

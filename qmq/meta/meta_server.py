@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -10,6 +10,7 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
 from qmq.clock import Clock, SystemClock
+from qmq.meta.access_service import AccessService
 from qmq.meta.broker_calls import Brokers
 from qmq.meta.call_counts import CallCounts
 from qmq.meta.cluster_catalog import ClusterCatalog
@@ -25,9 +26,12 @@ from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import Watchers
-from qmq.network import NETWORK, Network, bind
-from qmq.proto.v1 import meta_pb2_grpc
+from qmq.network import NETWORK, Network
+from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS
+from qmq.security.access_control import AccessConfig, AccessControl
+from qmq.security.cluster_access import follow_access, server_network
+from qmq.security.rpc_guard import RpcGuard
 
 STOP_GRACE_S: Final = 1.0
 
@@ -45,16 +49,27 @@ class MetaConfig:
     change_wait_s: float = CHANGE_WAIT_S
     """How long the answer to a change of a route waits for the next route."""
     timing: MetaTiming = TIMING
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class MetaServer:
     """`start`, then `stop`. Nothing is lost if it is killed instead: it keeps nothing."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, config: MetaConfig, *, clock: Clock | None = None, network: Network = NETWORK
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        config: MetaConfig,
+        *,
+        clock: Clock | None = None,
+        network: Network = NETWORK,
+        access: AccessControl | None = None,
     ) -> None:
+        """`access` is that of the process, if it has one already."""
         self._config = config
-        self._brokers = Brokers(view, network)
+        self._network = network
+        self._access = access or follow_access(view, config.access)
+        self._brokers = Brokers(view, server_network(network, view))
         self._watchers = Watchers(view)
         self.calls = CallCounts()
         cluster = ClusterCatalog(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
@@ -69,6 +84,8 @@ class MetaServer:
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
         self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
+        self._guard = RpcGuard(self._access, lambda name: view.subject(name) is not None, delays.subject_of)
+        self._administration = AccessService(store, self._access, clock)
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 
@@ -88,9 +105,10 @@ class MetaServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        self._server = grpc.aio.server(interceptors=(self.calls,), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(self.calls, self._guard), options=SERVER_OPTIONS)
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
-        self.port = bind(self._server, self._config.host, self._config.port)
+        access_pb2_grpc.add_AccessServicer_to_server(self._administration, self._server)
+        self.port = self._network.bind(self._server, self._config.host, self._config.port)
         await self._server.start()
         self._controller.start()
         self._controller.spawn(self._resharding.run())

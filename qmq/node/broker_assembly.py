@@ -42,11 +42,13 @@ from qmq.broker.ordered_writes import NoRouting, Routing
 from qmq.clock import Clock
 from qmq.log.recent_writes import Place
 from qmq.log.store import Store
+from qmq.network import NETWORK, Network
 from qmq.node.environment import Environment
 from qmq.node.replica_repair import BackgroundRepair
 from qmq.node.replica_status import ReplicaStatus
 from qmq.node.view_rules import ViewRules
 from qmq.node.write_lease import WriteLease
+from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     import grpc
@@ -68,15 +70,19 @@ class StandaloneBroker(Generic[B]):
         view: ClusterView | None = None,
         routing: Routing | None = None,
         *,
+        network: Network = NETWORK,
+        access: OpenAccess | None = None,
         fatal: Callable[[BaseException], None] = stop_process,
         tick_s: float = TICK_S,
     ) -> None:
         self._view = view
         self._routing = routing or NoRouting()
+        self._network = network
+        self._access = access or OpenAccess()
         self._fatal = fatal
         self._tick_s = tick_s
         self.broker = make_broker(self._make_parts)
-        self.data = DataServer(self.broker)
+        self.data = DataServer(self.broker, network)
         self.status = SingleGroupStatus(self.broker)
         self._control: grpc.aio.Server | None = None
 
@@ -85,13 +91,15 @@ class StandaloneBroker(Generic[B]):
         rules: GroupRules = NoGroupRules()
         if self._view is not None:
             rules = ViewRules(self._view, broker.config.retries, broker.look_again)
-        return BrokerParts(Alone(broker), self._fatal, self.maintenance.after_turn, routing=self._routing, rules=rules)
+        return BrokerParts(Alone(broker), self._fatal, self.maintenance.after_turn, routing=self._routing, access=self._access, rules=rules)
 
     async def listen(self, host: str, data_port: int, control_port: int, also: AddServices | None = None) -> tuple[str, str]:
         """Serve both ports; their addresses. Raises OSError if a port is taken."""
         await self.data.start(host, data_port)
         self.maintenance.start()
-        self._control, bound = await serve_control(self.broker, self.status, self.broker.config.name, host, control_port, also=also)
+        self._control, bound = await serve_control(
+            self.broker, self.status, self.broker.config.name, host, control_port, also=also, network=self._network, access=self._access
+        )
         return f"{host}:{self.data.port}", f"{host}:{bound}"
 
     async def stop(self) -> None:
@@ -149,6 +157,7 @@ class ReplicaBroker(Generic[B]):
         clock: Clock,
         environment: Environment,
         *,
+        access: OpenAccess,
         routing: Routing | None = None,
         host: str,
         advertise: str = "",
@@ -160,6 +169,7 @@ class ReplicaBroker(Generic[B]):
         self._view = view
         self._clock = clock
         self._environment = environment
+        self._access = access
         self._routing = routing or NoRouting()
         self._host = host
         self._advertised_host = advertise or host
@@ -202,6 +212,7 @@ class ReplicaBroker(Generic[B]):
             self.driver.accept,
             self.write_lease,
             self._routing,
+            self._access,
             ViewRules(self._view, broker.config.retries, broker.look_again),
         )
 
@@ -221,7 +232,15 @@ class ReplicaBroker(Generic[B]):
         """Serve both ports. Raises OSError if a port is taken."""
         await self.data.start(self._host, data_port)
         self._control, self._control_port = await serve_control(
-            self.broker, self.status, self._identity.group, self._host, control_port, also=also, wall=self._environment.clock
+            self.broker,
+            self.status,
+            self._identity.group,
+            self._host,
+            control_port,
+            also=also,
+            wall=self._environment.clock,
+            network=self._environment.network,
+            access=self._access,
         )
 
     def start(self) -> None:

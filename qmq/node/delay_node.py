@@ -70,11 +70,11 @@ class DelayNode(ReplicaNode):
         super().__init__(config, coordination, clock=self.clock, kind=bootstrap.check_settings(config.settings), doors=doors)
         self.settings = config.settings
         self._delay = config.delay
-        self._locator = ViewLocator(self.coordination, self.view, doors.network)
+        self._locator = ViewLocator(self.coordination, self.view, self.doors.network)
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
-            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=doors.network)
-        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, doors.network)
+            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.doors.network)
+        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, self.doors.network)
 
     # --- by kind -------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class DelayNode(ReplicaNode):
         config = self.config
         files = ReplicaScheduleFiles(self.folder, lambda: self.has_schedule)
         identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
-        return DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files).add_to
+        return DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files).add_to
 
     def may_serve(self) -> bool:
         return self.has_schedule

@@ -27,9 +27,11 @@ from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
+from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
+from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     from qmq.client.links import Links
@@ -51,6 +53,8 @@ class DelayPart:
         *,
         progress: Progress,
         clock: Clock | None = None,
+        network: Network = NETWORK,
+        access: OpenAccess | None = None,
     ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
@@ -59,7 +63,7 @@ class DelayPart:
         if not schedule.is_whole:
             store.close()
             raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
-        self._locator = ViewLocator(coordination, view)
+        self._locator = ViewLocator(coordination, view, network)
 
         def make_broker(make_parts: MakeParts) -> DelayBroker:
             return DelayBroker(
@@ -76,14 +80,14 @@ class DelayPart:
                 is_serving=False,
             )
 
-        self._part = SingleReplica(make_broker, coordination, view)
+        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access)
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
             self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
-        self._service = DelayService(identity, lambda: self.broker.desk if self.broker.is_serving else None, files)
+        self._service = DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files)
 
     def _links(self) -> Links:
         return self._locator.links("qmq-delay/dev")

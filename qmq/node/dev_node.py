@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
@@ -23,8 +24,11 @@ from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
+from qmq.node.audit_subject import audit_subject_of
 from qmq.node.metering import serving
+from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.metering.meta_metrics import MetaSource
@@ -32,6 +36,9 @@ from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
+from qmq.security.access_control import AccessConfig
+from qmq.security.audit import AuditLog
+from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -66,6 +73,7 @@ class NodeConfig:
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
     """Where /metrics is; None: nowhere."""
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -75,8 +83,11 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 class Node:
     """A running node. `start`, then `stop`; after a crash just `start` again."""
 
-    def __init__(self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None) -> None:
-        """`clock`: another one than the machine's, which is believed."""
+    def __init__(
+        self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
+    ) -> None:
+        """`clock`: another one than the machine's, which is believed. `network`: for all of its ports, and between them."""
+        self._given_network = network
         self.config = config
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -95,17 +106,21 @@ class Node:
         make_private(config.data)
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
+        self._network = server_network(self._given_network, self.view)
+        self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
         await self.view.start()
         try:
+            await ensure_server_token(self.coordination)
             await self._open()
         except BaseException:
             await self.view.stop()
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock)
+        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access)
         try:
             await self._listen()
         except BaseException:
@@ -117,7 +132,8 @@ class Node:
         name = config.broker.name
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
-        self._part = SingleReplica(self._make_broker, self.coordination, self.view, ViewRouting(self.view, name))
+        routing = ViewRouting(self.view, name)
+        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network, self.access)
         self.broker = self._part.broker
         if config.delay:
             try:
@@ -147,6 +163,8 @@ class Node:
             self.view,
             progress=self._progress,
             clock=self._told_clock,
+            network=self._network,
+            access=self.access,
         )
 
     async def _listen(self) -> None:
@@ -156,6 +174,8 @@ class Node:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
         await self.view.refresh()
         await self._meta.start()
+        if self._audit is not None:
+            self._audit.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def readiness(self) -> Readiness:
@@ -165,7 +185,12 @@ class Node:
     def sources(self) -> list[FigureSource]:
         """What reads its figures."""
         of_delay = self.delay.sources() if self.delay is not None else []
-        own = (MetaSource(self._meta, self.view), CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host))
+        own = (
+            MetaSource(self._meta, self.view),
+            CoordinationSource(self.coordination, self.view),
+            AccessSource(self.access),
+            ExposureSource(self.config.host, credentials=self._network.credentials),
+        )
         return [*self._part.sources(), *of_delay, *own]
 
     @property
@@ -186,6 +211,8 @@ class Node:
         """Answer what is under way, then close so that the next start replays nothing."""
         if self.metrics is not None:
             await self.metrics.stop()
+        if self._audit is not None:
+            await self._audit.stop()
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()

@@ -17,6 +17,9 @@ from qmq.broker.maintenance import stop_process
 from qmq.clock import Clock, SystemClock
 from qmq.log.disk import Disk
 from qmq.network import NETWORK, Network
+from qmq.security.expiry import ExpiryWarning
+from qmq.security.tls import Credentials, Tls
+from qmq.security.tls_network import TlsNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,11 @@ class Environment:
 
 
 MACHINE: Final = Environment()
+
+
+def environment_with(tls: Tls | None) -> Environment:
+    """The machine's, and connections are encrypted if there are certificates. Raises InvalidArgument for files that cannot be used."""
+    if tls is None:
+        return MACHINE
+    credentials = Credentials(tls)
+    return Environment(network=TlsNetwork(credentials, ExpiryWarning(credentials).look))

@@ -1,7 +1,8 @@
-"""What strangers could reach of a server: there is no access control yet, so it listens on its own machine only, unless told otherwise.
+"""What strangers could reach of a server: without TLS that asks for certificates it listens on its own machine only, unless told otherwise.
 
     loopback, unix:/path       as it is
-    any other address          refused without --insecure (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
+    any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
+                               (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
     etcd's password over http  the same, since whoever listens on the way has it
 
 docs/SECURITY.md says what there is and what there is not.
@@ -17,6 +18,7 @@ from qmq_coordination.etcd.endpoints import parse_endpoint
 from qmq.errors import InvalidArgument
 from qmq.network import is_local
 from qmq.node.etcd_options import EtcdOptions
+from qmq.security.tls import Tls
 
 log = logging.getLogger("qmq.node")
 
@@ -28,12 +30,13 @@ class Weakness(NamedTuple):
     remedy: str
 
 
-def weaknesses(host: str, etcd: EtcdOptions | None = None) -> list[Weakness]:
+def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> list[Weakness]:
     """Of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for what is no endpoint."""
     found = []
-    if not is_local(host):
+    if not is_local(host) and not (tls is not None and tls.requires_clients):
         what = f"there is no access control: everybody who reaches {host} may read, change and delete everything"
-        found.append(Weakness(what, "--host 127.0.0.1 or --host unix:/path serves this machine only"))
+        remedy = "--tls-ca, --tls-cert and --tls-key let in only who has a certificate; --host 127.0.0.1 or --host unix:/path"
+        found.append(Weakness(what, f"{remedy} serves this machine only"))
     if etcd is not None and etcd.password is not None:
         has_tls_files = any((etcd.ca, etcd.cert, etcd.key))
         endpoints = [parse_endpoint(text, has_tls_files=has_tls_files) for text in etcd.endpoints]
@@ -44,9 +47,9 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None) -> list[Weakness]:
     return found
 
 
-def require_guarded(host: str, is_insecure: bool, etcd: EtcdOptions | None = None) -> None:
+def require_guarded(host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> None:
     """Raises InvalidArgument where strangers could reach what they must not; with `is_insecure` that is a warning in the log."""
-    for what, remedy in weaknesses(host, etcd):
+    for what, remedy in weaknesses(host, etcd, tls):
         if not is_insecure:
             raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")
         log.warning("insecure: %s; let only a private network reach this process (docs/SECURITY.md)", what)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings, Mode, ReplicaRecord
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView, ViewChange
@@ -40,15 +41,20 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.node import bootstrap, replica_repair
+from qmq.node.audit_subject import audit_subject_of
 from qmq.node.broker_assembly import AddServices, ReplicaBroker
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
+from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.replica_readiness import of_replica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
+from qmq.security.access_control import AccessConfig
+from qmq.security.audit import AuditLog
+from qmq.security.cluster_access import follow_access, server_network
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
@@ -84,6 +90,7 @@ class ReplicaConfig:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     metrics_port: int | None = None
     """Where /metrics is; None: nowhere."""
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class ReplicaNode:
@@ -99,11 +106,13 @@ class ReplicaNode:
         doors: Environment = MACHINE,
     ) -> None:
         self.config = config
-        self.doors = doors
         self.kind = kind
         self.folder = config.data / "broker"
         self.coordination = CountedStore(coordination or config.etcd.open())
         self.view = ClusterView(self.coordination)
+        self.doors = replace(doors, network=server_network(doors.network, self.view))
+        self._audit = audit_subject_of(config.access, self.coordination, self.view, self.doors.network, f"{config.group}/{config.replica}")
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self._clock = clock or doors.clock or SystemClock()
         self._disk = doors.disk
         self._is_opening = False
@@ -142,6 +151,8 @@ class ReplicaNode:
         self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
         await self._running.listen(config.data_port, config.control_port, self._also_served())
         self._take_part()
+        if self._audit is not None:
+            self._audit.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def _assemble(self) -> ReplicaBroker[Broker]:
@@ -155,6 +166,7 @@ class ReplicaNode:
             self.view,
             self._clock,
             self.doors,
+            access=self.access,
             routing=self._routing(),
             host=config.host,
             advertise=config.advertise,
@@ -251,11 +263,17 @@ class ReplicaNode:
             self._roles,
             lambda: self.driver.refused,
         )
-        return [*own, CoordinationSource(self.coordination, self.view), ExposureSource(self.config.host, self.config.etcd)]
+        return [
+            *own,
+            CoordinationSource(self.coordination, self.view),
+            AccessSource(self.access),
+            ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
+        ]
 
     async def _register(self) -> None:
         while True:
             try:
+                await ensure_server_token(self.coordination)
                 self.driver.know_secret(await find_secret(self.coordination, self.config.group))
                 await self._registration.start()
                 return
@@ -368,6 +386,8 @@ class ReplicaNode:
         """
         if self.metrics is not None:
             await self.metrics.stop()
+        if self._audit is not None:
+            await self._audit.stop()
         if self.driver.core.role is Role.MASTER and not abruptly:
             try:
                 await self.standing.transfer("")

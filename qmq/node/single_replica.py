@@ -18,8 +18,10 @@ from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.store import Store
 from qmq.metrics.figures import FigureSource
+from qmq.network import NETWORK, Network
 from qmq.node.broker_assembly import AddServices, B, MakeBroker, StandaloneBroker
 from qmq.node.metering import serving
+from qmq.security.access_control import OpenAccess
 
 log = logging.getLogger("qmq.node")
 
@@ -28,9 +30,15 @@ class SingleReplica(Generic[B]):
     """Runs a broker, whose name is also its group's. Make it, `start` it, `stop` it; stopping works however far starting came."""
 
     def __init__(
-        self, make_broker: MakeBroker[B], coordination: CoordinationStore, view: ClusterView, routing: Routing | None = None
+        self,
+        make_broker: MakeBroker[B],
+        coordination: CoordinationStore,
+        view: ClusterView,
+        routing: Routing | None = None,
+        network: Network = NETWORK,
+        access: OpenAccess | None = None,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing)
+        self._running = StandaloneBroker(make_broker, view, routing, network=network, access=access)
         self.broker = self._running.broker
         self._name = self.broker.config.name
         self._coordination = coordination

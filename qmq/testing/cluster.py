@@ -30,7 +30,9 @@ from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument, NotConnected, StorageError
 from qmq.log.log_config import LogConfig
+from qmq.network import Network, TokenNetwork
 from qmq.node import bootstrap
+from qmq.security.client_tokens import Token, token_source
 from qmq.testing.log_filter import quiet
 from qmq.testing.machine import Machine, Metaserver, ReplicaMachine, Site
 from qmq.testing.mortal_disk import MortalDisk
@@ -201,8 +203,8 @@ class TestCluster:
         """Broker groups and the delay group, with their replicas."""
         return dict(self._shape)
 
-    def client(self, *, at: str = "", **options: Any) -> Client:
-        """A new client, closed with the cluster. `options` are those of `qmq.connect`.
+    def client(self, *, at: str = "", token: Token = None, **options: Any) -> Client:
+        """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`; the environment says nothing here.
 
         `at`: the machine on which it runs, so that it shares that machine's partitions: one of the cluster's, or one of its own, by any
         name. Without it, it is one of `clients`. Raises InvalidArgument.
@@ -212,7 +214,10 @@ class TestCluster:
             raise InvalidArgument(f"no client runs at {at!r}: name a broker's machine, or one that is not there yet")
         if at and at not in (*self._machines, *self._strangers, CLIENTS):
             self._strangers.append(at)
-        client = Client(self._meta.address, clock=self._clock, network=self._parties.door(at or CLIENTS), **options)
+        network: Network = self._parties.door(at or CLIENTS)
+        if token is not None and (source := token_source(token)) is not None:
+            network = TokenNetwork(network, source)
+        client = Client(self._meta.address, clock=self._clock, network=network, **options)
         self._clients.append(client)
         return client
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
-from qmq.network import Factory, Network, ServerListener, parse
+from qmq.network import Factory, Network, ServerListener, TokenSource, no_token, parse
 from qmq.rpc_channel import RpcChannel
 from qmq.wire.frame_stream import FrameStream
 
@@ -65,6 +65,8 @@ class Parties:
 class PartyNetwork(Network):
     """One party's way into the network. See the module."""
 
+    is_machine = False
+
     def __init__(self, parties: Parties, party: str) -> None:
         self.party = party
         self.is_shut = False
@@ -101,7 +103,7 @@ class PartyNetwork(Network):
             _abort(protocol)
         return protocol
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
         other = self._parties.owner(address)
 
         def guard() -> None:
@@ -109,7 +111,7 @@ class PartyNetwork(Network):
                 nothing, why = grpc.aio.Metadata(), f"nothing passes from {self.party} to {other}"
                 raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
 
-        return RpcChannel(address, guard)
+        return RpcChannel(address, guard, token=token)
 
     def drop(self, other: str) -> None:
         """End the connections to another party."""

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.errors import ProtocolViolation
+from qmq.wire.partial_frames import PartialFrames
 
 HEADER: Final = Struct("<IBBHII")
 HEADER_BYTES: Final = HEADER.size
@@ -67,6 +68,8 @@ class FrameKind(IntEnum):
     """A consumer begins to work on messages that failed before. Not answered."""
     PRODUCE_FLUSHED = 28
     """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); no power cut takes it."""
+    REAUTH = 29
+    """A newer token for this connection (docs/ACCESS.md). Answered by OK."""
 
 
 _KIND_MAX: Final = max(FrameKind)
@@ -85,6 +88,7 @@ _ASKING: Final = frozenset(
         FrameKind.LANE_PULL,
         FrameKind.FIND,
         FrameKind.BEGUN,
+        FrameKind.REAUTH,
     }
 )
 """Frames of at most `limits.ASKING_BYTES_MAX`."""
@@ -113,7 +117,7 @@ class FrameReader:
     """Cuts a byte stream into frames: fill `get_buffer()`, then tell `received(n)`.
 
     `frame_bytes_max` may be raised once the peer has said who it is. `shared` is a buffer that other readers receive into as well, each
-    between its `get_buffer` and its `received`.
+    between its `get_buffer` and its `received`. `partial` counts what large frames take before they are whole.
     """
 
     __slots__ = (
@@ -124,6 +128,7 @@ class FrameReader:
         "_large",
         "_large_bytes",
         "_large_end",
+        "_partial",
         "_rest",
         "_start",
         "_view",
@@ -131,8 +136,13 @@ class FrameReader:
     )
 
     def __init__(
-        self, frame_bytes_max: int = limits.FRAME_BYTES_MAX, buffer_bytes: int = BUFFER_BYTES, shared: bytearray | None = None
+        self,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        buffer_bytes: int = BUFFER_BYTES,
+        shared: bytearray | None = None,
+        partial: PartialFrames | None = None,
     ) -> None:
+        self._partial = partial
         self.frame_bytes_max = frame_bytes_max
         self._is_shared = shared is not None
         self._rest = b""
@@ -193,12 +203,12 @@ class FrameReader:
         return self._large is not None or bool(self._rest) or self._end > self._start
 
     def grow(self, buffer_bytes: int) -> None:
-        """Receive into a larger buffer from the next `get_buffer` on: for a peer whose frames are mostly large."""
+        """Receive into a larger buffer from the next `get_buffer` on, and count no more: for a trusted peer whose frames are large."""
         self._grown_bytes = max(buffer_bytes, len(self._buffer))
 
     def _grow(self) -> None:
         rest = self._rest or bytes(self._view[self._start : self._end])
-        self._is_shared, self._rest = False, b""
+        self._is_shared, self._rest, self._partial = False, b"", None
         self._buffer = bytearray(self._grown_bytes)
         self._view = memoryview(self._buffer)
         self._view[: len(rest)] = rest
@@ -208,6 +218,8 @@ class FrameReader:
         """The stream has ended: let go of the buffers now, not when the garbage collector finds the connection."""
         self._buffer, self._view, self._large, self._rest = bytearray(), memoryview(b""), None, b""
         self._start = self._end = 0
+        if self._partial is not None:
+            self._partial.ended(self)
 
     def _refuse(self, length: int, kind: int, flags: int) -> None:
         raise ProtocolViolation(
@@ -235,7 +247,11 @@ class FrameReader:
         assert self._large is not None
         self._large_end += count
         if self._large_end < self._large_bytes:
+            if self._partial is not None:
+                self._partial.received(self, len(self._large))
             return []
+        if self._partial is not None:
+            self._partial.ended(self)
         whole, self._large = memoryview(self._large), None
         _, kind, _, _, request_id, deadline_ms = HEADER.unpack_from(whole)
         return [Frame(kind, request_id, deadline_ms, whole[HEADER_BYTES:])]

@@ -16,7 +16,7 @@ ProtocolViolation.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from struct import Struct, error
 from typing import Any, Final, NamedTuple, TypeVar
@@ -64,7 +64,7 @@ class _JsonMessage:
     def unpack(cls: type[_J], payload: memoryview | bytes) -> _J:
         try:
             found: Any = json.loads(bytes(payload))
-            known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+            known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
             message = cls(**{name: value for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError, RecursionError) as cause:
             raise ProtocolViolation(f"no {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
@@ -72,14 +72,14 @@ class _JsonMessage:
         return message
 
     def _check(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            kind = {"int": int, "str": str}.get(str(field.type), list)
-            if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(field.type), value):
+        for known in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, known.name)
+            kind = {"int": int, "str": str}.get(str(known.type), list)
+            if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(known.type), value):
                 given = repr(value)[: limits.ERROR_VALUE_CHARS_MAX]
-                raise ProtocolViolation(f"{type(self).__name__}.{field.name} must be {field.type}, not {given}")
+                raise ProtocolViolation(f"{type(self).__name__}.{known.name} must be {known.type}, not {given}")
             if not all(is_text(each) for each in (value if isinstance(value, list) else (value,))):
-                raise InvalidArgument(f"{type(self).__name__}.{field.name} holds half of a surrogate pair, which is no character")
+                raise InvalidArgument(f"{type(self).__name__}.{known.name} holds half of a surrogate pair, which is no character")
 
 
 def is_text(value: Any) -> bool:
@@ -98,10 +98,23 @@ def _holds(kind: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hello(_JsonMessage):
-    """First frame on a connection."""
+    """First frame on a connection. `token` says who it is, where the certificate does not."""
 
     version: int
     client: str
+    token: str = field(default="", repr=False)
+
+    def pack(self) -> bytes:
+        """Without a token as it was before there were any."""
+        found = asdict(self) if self.token else {"version": self.version, "client": self.client}
+        return json.dumps(found, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Reauth(_JsonMessage):
+    """A newer token on a connection that stands, of the same principal. Answered by OK."""
+
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

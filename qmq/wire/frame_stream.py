@@ -14,6 +14,7 @@ from qmq import limits
 from qmq.errors import ProtocolViolation
 from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameReader
+from qmq.wire.partial_frames import PartialFrames
 
 SOCKET_BYTES: Final = 2 * limits.MIB
 WRITE_HIGH_BYTES: Final = 4 * limits.MIB
@@ -35,8 +36,9 @@ class FrameStream(asyncio.BufferedProtocol):
         on_violation: Callable[[ProtocolViolation], None],
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
         shared: bytearray | None = None,
+        partial: PartialFrames | None = None,
     ) -> None:
-        self.reader = FrameReader(frame_bytes_max, shared=shared)
+        self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)
         self.is_writable = True
         self.refusal = b""
         """If set before the connection is made: all that the peer gets to hear."""

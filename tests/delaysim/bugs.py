@@ -23,7 +23,7 @@ def _forget_plans(self: Engine) -> None:
         _start(self)
 
 
-def _ask_no_outlet(self: EngineAdmin, place: Any) -> bool:
+def _ask_nobody(self: EngineAdmin, place: Any) -> bool:
     return self._engine().schedule.state_of(place) == "pending"
 
 
@@ -63,7 +63,7 @@ def _miss_what_comes(_: Engine, __: Places) -> None:
 
 
 def _take_twice(self: Engine, places: Places) -> None:
-    """What the outlets have is handed to them once more, if the wheel gives it."""
+    """What the dispatcher have is handed to them once more, if the wheel gives it."""
     _pending(self, places)
     self.loader.stored(places)
 
@@ -74,7 +74,7 @@ def _trust_the_wheel(self: Engine, places: Places) -> Places:
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "plans of earlier masters are forgotten": (Engine, "start", _forget_plans),
-    "what an outlet has is cancelled without asking it": (EngineAdmin, "_is_free", _ask_no_outlet),
+    "what the dispatcher has is cancelled without asking it": (EngineAdmin, "_is_free", _ask_nobody),
     "a run that is planned again begets another next run": (StorePlanLog, "_recur", _recur_again),
     "on ordered subjects what is due overtakes what is late": (Engine, "_next", _hold_nothing),
     "a plan is sent before it is committed": (StorePlanLog, "plan", _send_uncommitted),

@@ -1,6 +1,6 @@
 """A delay group without disks and networks between replicas: one log, of which a prefix is committed, and masters that come and go.
 
-The real schedule, engine, ledger, wheel, loader and desk run on it. A master writes what was done in one turn as one entry; a while later
+The real schedule, engine, ledger, wheel, loader and admin run on it. A master writes what was done in one turn as one entry; a while later
 it is committed. A master that dies leaves what was committed, and perhaps some of the rest. One that is *cut off* goes on without knowing:
 it commits nothing more, and what it sends are plans that were committed.
 """
@@ -18,7 +18,7 @@ from google_crc32c import value as crc32c
 from ordersim.loop import ProcessLoop
 from sim.world import World
 
-from delaysim.outlets import RealTime, SimOutlets
+from delaysim.real_time import RealTime, SimDispatcher
 from qmq.delay.delay_admin import EngineAdmin
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_engine import Engine
@@ -113,7 +113,7 @@ class SimMaster:
         self._folder = group.folder / f"life-{number}"
         self.schedule = self._restored()
         self.engine: Engine | None = None
-        self.desk = EngineAdmin(self._require_engine, "d1", YEARS_MS)
+        self.admin = EngineAdmin(self._require_engine, "d1", YEARS_MS)
         self.loop.call_soon(self._start)
 
     def _restored(self) -> Schedule:
@@ -130,10 +130,10 @@ class SimMaster:
         return schedule
 
     def _start(self) -> None:
-        def outlets(ledger: Any) -> SimOutlets:
-            return SimOutlets(self.world, self.loop, ledger, self.group.real_time, self.name)
+        def dispatcher(ledger: Any) -> SimDispatcher:
+            return SimDispatcher(self.world, self.loop, ledger, self.group.real_time, self.name)
 
-        self.engine = Engine(self.schedule, self, self, CONFIG, outlets, self._fatal, run=self._in_thread)
+        self.engine = Engine(self.schedule, self, self, CONFIG, dispatcher, self._fatal, run=self._in_thread)
         self.engine.start()
 
     def _fatal(self, cause: BaseException) -> None:

@@ -22,7 +22,7 @@ from sim.world import World
 from system.delay_judge import Sight, Wish, judge, out_of_order
 
 from delaysim.group import DelayGroup, SimMaster
-from delaysim.outlets import RealTime, first_id
+from delaysim.real_time import RealTime, first_id
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.errors import MessageNotFound, TooLate
@@ -136,7 +136,7 @@ class Simulation:
     async def _cancel(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
         before, wish.may_be_cancelled = wish.may_be_cancelled, True
         try:
-            await master.desk.cancel(delayed)
+            await master.admin.cancel(delayed)
             wish.is_cancelled = True
         except (TooLate, MessageNotFound):
             wish.may_be_cancelled = before
@@ -145,7 +145,7 @@ class Simulation:
         before, due_ms = set(wish.dues), self.world.now + self.random.randrange(90_000)
         wish.dues.add(due_ms)
         try:
-            await master.desk.move(delayed, due_ms)
+            await master.admin.move(delayed, due_ms)
             wish.dues, wish.may_be_cancelled = {due_ms}, False
         except (TooLate, MessageNotFound):
             wish.dues = before
@@ -175,7 +175,7 @@ class Simulation:
     async def _stop_recurring(self, master: SimMaster, delayed: DelayedId) -> None:
         first = str(delayed.message_id)
         began_ms = self.recurring.pop(first)  # until the answer nobody knows
-        await master.desk.cancel(delayed)
+        await master.admin.cancel(delayed)
         self.recurring[first], self.stopped[first] = began_ms, self.world.now
 
     # --- faults ------------------------------------------------------------------------------------------------------------

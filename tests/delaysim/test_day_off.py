@@ -11,7 +11,7 @@ from ordersim.loop import bury
 from sim.world import World
 
 from delaysim.group import DelayGroup, Entry
-from delaysim.outlets import RealTime
+from delaysim.real_time import RealTime
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
 

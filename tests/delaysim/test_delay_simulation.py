@@ -21,10 +21,10 @@ def test_nothing_is_early_lost_doubled_or_out_of_order(seed: int) -> None:
 
 
 def test_recurring_messages_run_in_the_simulation() -> None:
-    assert sum(simulate(seed, MINUTES).runs for seed in range(1, 4)) > 0
+    assert any(simulate(seed, MINUTES).runs for seed in range(1, 4))
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", forms.some(BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     with planted(bug):
         assert any(simulate(seed, MINUTES).failure for seed in range(1, TRIES + 1)), bug

@@ -35,3 +35,11 @@ def test_the_site_builds_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "tutorial" / "first-message" / "index.html").exists()
+
+
+def test_a_test_that_a_page_names_is_there() -> None:
+    for page in PAGES:
+        for path, name in re.findall(r"`(?:tests/)?([\w/]+\.py)::(test_\w+)`", page.read_text()):
+            found = ROOT / "tests" / path
+            assert found.exists(), f"{page.name} names {path}, which is not there"
+            assert re.search(rf"def {name}\(", found.read_text()), f"{page.name} names {name}, which {path} has not"

@@ -240,7 +240,8 @@ async def test_a_node_shows_what_the_table_says_and_nothing_else(metered: Node, 
     assert own <= of_servers
     families = set(values.families) | {f"{name}_total" for name in values.families}
     assert {figure.name for role in ("broker", "delay", "meta") for figure in roles[role]} - families <= {
-        "qmq_delay_horizon_timestamp_seconds"  # not before the clock has settled
+        "qmq_delay_horizon_timestamp_seconds",  # not before the clock has settled
+        "qmq_certificate_expires_seconds",  # with TLS only
     }
 
 

@@ -76,7 +76,7 @@ def test_order_holds_while_subjects_split_merge_and_move(chunk: int) -> None:
         assert result.stored > 0
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", forms.some(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
     """Beginning where it was found last; a bug without a seed has yet to be entered into the table."""
     first = FOUND_AT[name]

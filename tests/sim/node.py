@@ -95,7 +95,7 @@ class Node:
         self._committed_to = 0
         store = self.simulation.store_of(self.name)
         self.coordinator = self.coordinator_class(
-            store, "g", MasterRecord(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
+            store, "g", lambda: MasterRecord(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
         )
         boot = self.boot
         self.world.spawn(self._boot(), lambda: self.boot == boot and self.is_up)

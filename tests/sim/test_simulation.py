@@ -85,7 +85,7 @@ def test_nothing_that_was_promised_is_broken(chunk: int) -> None:
         assert result.acknowledged > 0
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", forms.some(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
     """Beginning where it was found last; a bug without a seed has yet to be entered into the table."""
     first = FOUND_AT[name]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import fast_session
 import pytest
 from pyspark.sql import SparkSession
-from pyspark_qmq import spark_session
+from pyspark_qmq import session
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -21,6 +21,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session with two threads; tables go to a folder of this run."""
     warehouse = tmp_path_factory.mktemp("warehouse")
     conf = fast_session.conf() | {"spark.sql.warehouse.dir": str(warehouse)}
-    found = spark_session.session("tests", master=fast_session.MASTER, conf=conf)
+    found = session.session("tests", master=fast_session.MASTER, conf=conf)
     yield found
     found.stop()

@@ -54,7 +54,7 @@ spark.read.format("one").load().toArrow()
 
 
 def conf() -> dict[str, str]:
-    """Settings for `pyspark_qmq.spark_session.session(master=MASTER, conf=...)` of a test. The first call on a machine takes half a
+    """Settings for `pyspark_qmq.session.session(master=MASTER, conf=...)` of a test. The first call on a machine takes half a
     minute."""
     return without_archive() | {"spark.driver.extraJavaOptions": java_options()}
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType
 from pyspark.taskcontext import TaskContext
-from pyspark_qmq.spark_session import session
+from pyspark_qmq.session import session
 
 FAILURES = 2
 PADDING = 4_000

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lag_rows import at, dataset, delivery
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark_qmq.jobs import dead_letters_job, dead_letters_replay
+from pyspark_qmq.jobs import dead_letters, dead_letters_replay
 from pyspark_qmq.jobs.dead_letters_found import dead_letters as read_dead
 from pyspark_qmq.jobs.dead_letters_found import failed_ranges, letters
 from pyspark_qmq.jobs.dead_letters_replay import REPLAYED, Pace, ReplayedKey, not_replayed, outgoing
@@ -105,23 +105,23 @@ def test_messages_that_are_kept_are_named_and_others_counted(spark: SparkSession
     ranges = failed_ranges(dataset(spark, "deliveries", [delivery(8, 12, "expired", None, 7, attempt=None)]), 5)
     every = letters(messages, ranges)
     assert [(row.sequence, row.cause, row.consumer_group, bytes(row.key)) for row in every.collect()] == [(10, "expired", "ops", b"key")]
-    assert [(row.messages, row.cause) for row in dead_letters_job.counted(ranges, None)] == [(5, "expired")]
-    assert [(row.tag, row.messages) for row in dead_letters_job.tagged(every, None)] == [("a", 1), ("b", 1)]
+    assert [(row.messages, row.cause) for row in dead_letters.counted(ranges, None)] == [(5, "expired")]
+    assert [(row.tag, row.messages) for row in dead_letters.tagged(every, None)] == [("a", 1), ("b", 1)]
 
 
 def test_dead_letters_are_counted_by_their_headers(spark: SparkSession) -> None:
     letters_of = read(dead(spark, {"headers": reasons()}, {"headers": reasons(b"late", tags=b"x")}, {"headers": None}, {"headers": {}}))
     empty = failed_ranges(dataset(spark, "deliveries", []), 5)
-    found = [(row.cause, row.consumer_group, row.messages) for row in dead_letters_job.counted(empty, letters_of)]
+    found = [(row.cause, row.consumer_group, row.messages) for row in dead_letters.counted(empty, letters_of)]
     assert found == [("unknown", None, 2), ("boom", "ops", 1), ("late", "ops", 1)]
 
 
 def test_no_dead_letter_is_clean_and_some_are_a_finding() -> None:
-    assert dead_letters_job.report([], [], [], [], {}, 0, {}).is_clean
+    assert dead_letters.report([], [], [], [], {}, 0, {}).is_clean
     row = Row(cause="boom", subject="s", consumer_group="ops", messages=3, attempts=None)
-    found = dead_letters_job.report([row], [], [], [], {}, 0, {})
+    found = dead_letters.report([row], [], [], [], {}, 0, {})
     assert (found.is_clean, found.headline) == (False, "3 messages failed for good, most of them because of 'boom' (3)")
-    assert dead_letters_job.report([row], [], [], [], {}, 3, {}).is_clean
+    assert dead_letters.report([row], [], [], [], {}, 3, {}).is_clean
 
 
 # --- giving back -------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ async def test_a_folder_of_a_node_tells_what_failed_and_why(
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)
     argv = ["--path", str(tmp_path / "node"), "--pattern", ".*", "--attempts", "3", "--out", str(tmp_path / "out")]
-    assert main(dead_letters_job.JOB, argv, spark) == 1, capsys.readouterr().err
+    assert main(dead_letters.JOB, argv, spark) == 1, capsys.readouterr().err
     tables = dict(tables_of(tmp_path / "out"))
     assert {(row["cause"], row["subject"], row["group"], row["messages"], row["most attempts"]) for row in tables["causes"]} == {
         ("parked", "paid", "ops", 1, 2),
@@ -245,11 +245,11 @@ async def test_parked_keys_are_given_back_by_the_brokers(spark: SparkSession, tm
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)
         argv = ["--servers", node.address, "--subject", "paid", "--replay"]
-        assert await asyncio.to_thread(main, dead_letters_job.JOB, [*argv, "--dry-run", "--json"], spark) == 1
+        assert await asyncio.to_thread(main, dead_letters.JOB, [*argv, "--dry-run", "--json"], spark) == 1
         planned = json.loads(capsys.readouterr().out)["facts"]
         assert planned["would be given back by brokers"] == 2
         assert len(await mq.metadata.parked("paid", "ops")) == 1
-        assert await asyncio.to_thread(main, dead_letters_job.JOB, [*argv, "--json"], spark) == 0
+        assert await asyncio.to_thread(main, dead_letters.JOB, [*argv, "--json"], spark) == 0
         assert json.loads(capsys.readouterr().out)["facts"]["given back by brokers"] == 2
         assert await mq.metadata.parked("paid", "ops") == []
 
@@ -274,7 +274,7 @@ def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     argv = ["--servers", address, "--subject", "s", "--dead-subject", "dead", *names]
 
     def run(*more: str) -> dict[str, Any]:
-        assert main(dead_letters_job.JOB, [*argv, *more], spark) == 1, capsys.readouterr().err  # the homeless one is always left
+        assert main(dead_letters.JOB, [*argv, *more], spark) == 1, capsys.readouterr().err  # the homeless one is always left
         return json.loads(capsys.readouterr().out)["facts"]  # type: ignore[no-any-return]
 
     planned = run("--replay", "--dry-run")
@@ -311,7 +311,7 @@ async def everything(mq: qmq.Client, subject: str, count: int) -> list[Any]:
 
 
 def test_a_replay_needs_brokers(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(dead_letters_job.JOB, ["--path", str(tmp_path), "--subject", "s", "--replay"], spark) == 2
+    assert main(dead_letters.JOB, ["--path", str(tmp_path), "--subject", "s", "--replay"], spark) == 2
     assert "--replay needs --servers" in capsys.readouterr().err
 
 

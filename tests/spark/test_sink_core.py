@@ -8,13 +8,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pyspark_qmq.sink.balanced_rows import BalancedRows
 from pyspark_qmq.sink.core_requests import SubjectCore
 from pyspark_qmq.sink.packets import Load
-from pyspark_qmq.sink.routed import Routed
+from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.sink.spread import Spread
 from sink_cluster import KEYS, LPS, Attempt, Cluster
 
+from qmq.delivery.retries import ORDERED_SINK, SINK
+
+RULES = ORDERED_SINK._replace(rest_s=lambda *_: 0.1)
 SEEDS = 50
 EPOCHS = 3
 STEPS_MAX = 200_000
@@ -89,7 +92,7 @@ def test_rows_to_an_ordered_subject_are_stored_once_and_in_order_through_changes
             cluster.random.choice([cluster.change, cluster.change, cluster.hear])()
 
         for epoch in range(EPOCHS):
-            write(cluster, lambda _: Routed("s", 1e9, rest=lambda *_: 0.1), epoch, loads_of(rows, 7), upheaval=upheaval)
+            write(cluster, lambda _: PartitionedRows("s", 1e9, rules=RULES), epoch, loads_of(rows, 7), upheaval=upheaval)
         assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(rows)), seed
         assert_in_order(cluster, seed)
 
@@ -116,13 +119,13 @@ def test_rows_to_an_unordered_subject_are_stored_once_whatever_broker_groups_are
         cluster = Cluster(random.Random(seed), ["g1", "g2", "g3"], is_ordered=False)
         for epoch in range(EPOCHS):
             chunk = cluster.random.choice([3, 7, 20])
-            write(cluster, core_of_spread, epoch, loads_of(60, chunk, skips=5), upheaval=still)
+            write(cluster, balanced_rows, epoch, loads_of(60, chunk, skips=5), upheaval=still)
         mine = [row for row in range(60) if row % 5]
         assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in mine), seed
 
 
-def core_of_spread(writer: RowWriter) -> SubjectCore:
-    return Spread("s", writer, 1e9, rest=lambda *_: 0.1)
+def balanced_rows(writer: RowWriter) -> SubjectCore:
+    return BalancedRows("s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1))
 
 
 def test_a_broker_group_that_is_drained_for_good_gets_nothing_more_and_nothing_is_lost_or_doubled() -> None:
@@ -132,7 +135,7 @@ def test_a_broker_group_that_is_drained_for_good_gets_nothing_more_and_nothing_i
         def drain(cluster: Cluster = cluster) -> None:
             cluster.queue(RowTarget("s", 0, "g1")).is_drained = True
 
-        write(cluster, core_of_spread, 0, loads_of(60, 4), upheaval=drain)
+        write(cluster, balanced_rows, 0, loads_of(60, 4), upheaval=drain)
         assert stored(cluster) == Counter((0, row) for row in range(60)), seed
 
 
@@ -142,13 +145,13 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
         cluster = Cluster(chance, ["g1", "g2"], is_ordered=False)
         writer = RowWriter("query", 0, 9)
         for chunk in (chance.randrange(1, 20), chance.randrange(1, 20)):
-            attempt = Attempt(cluster, core_of_spread(writer), writer, loads_of(60, chunk, skips=4))
+            attempt = Attempt(cluster, balanced_rows(writer), writer, loads_of(60, chunk, skips=4))
             for _ in range(chance.randrange(200)):
                 attempt.step()
             attempt.die()
             while cluster.ghosts:
                 cluster.process(cluster.ghosts.pop(0))
-        write_on = Attempt(cluster, core_of_spread(writer), writer, loads_of(60, chance.randrange(1, 20), skips=4))
+        write_on = Attempt(cluster, balanced_rows(writer), writer, loads_of(60, chance.randrange(1, 20), skips=4))
         while not write_on.is_done:
             write_on.step()
         assert stored(cluster) == Counter((9, row) for row in range(60) if row % 4), seed

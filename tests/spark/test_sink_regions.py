@@ -84,7 +84,7 @@ def view_of(
 ) -> BatchView:
     """The batch, read back with all its checks."""
     envelope, region = batch_encoding.encode(
-        Packet(load, to, 9), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression
+        Packet(load, to, 9, size=1), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression
     )
     total, crc = sent_sizes(envelope)
     assert total == len(envelope) + len(region)

@@ -34,7 +34,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def locked(file: str) -> set[str]:
-    return set(re.findall(r"^([\w.-]+)==", (ROOT / file).read_text(), re.MULTILINE))
+    return set(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==", (ROOT / file).read_text(), re.MULTILINE))
 
 
 def test_without_extras_a_client_brings_none_of_it() -> None:
@@ -53,7 +53,7 @@ def test_a_lock_that_has_spark_has_all_of_it(file: str) -> None:
 
 def test_both_locks_have_the_same_versions() -> None:
     def pins(file: str) -> set[str]:
-        return set(re.findall(r"^[\w.-]+==[^ ]+", (ROOT / file).read_text(), re.MULTILINE))
+        return set(re.findall(r"^[\w.-]+(?:\[[\w,-]+\])?==[^ ]+", (ROOT / file).read_text(), re.MULTILINE))
 
     assert pins("requirements-spark.lock") <= pins("requirements.lock")
 

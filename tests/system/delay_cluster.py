@@ -132,7 +132,7 @@ class DelayCluster:
         found = await asyncio.gather(*[describe(self.control(name)) for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}
 
-    async def delay_master(self, *, within_s: float = 60.0) -> str:
+    async def delay_master(self, *, within_s: float = 240.0) -> str:
         """The serving master of the delay group, waited for."""
         async with asyncio.timeout(within_s):
             while True:
@@ -141,7 +141,7 @@ class DelayCluster:
                     return max(serving, key=lambda name: serving[name].epoch)
                 await asyncio.sleep(0.05)
 
-    async def settled(self, *, within_s: float = 60.0) -> str:
+    async def settled(self, *, within_s: float = 240.0) -> str:
         """The delay group's master, when all its replicas are there and in step."""
         async with asyncio.timeout(within_s):
             while True:

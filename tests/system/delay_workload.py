@@ -154,7 +154,7 @@ class DelayWorkload:
         wishes = [wish for wish in self.wishes.values() if wish.is_acked and not wish.is_cancelled and not wish.may_be_cancelled]
         return sum(wish.number not in seen for wish in wishes)
 
-    async def finish(self, *, within_s: float = 60.0) -> None:
+    async def finish(self, *, within_s: float = 240.0) -> None:
         """Send no more; wait for what must come, and a while longer for what must not."""
         self._stops.set()
         await asyncio.gather(*self._sending)

@@ -82,7 +82,7 @@ class Group:
         master = await self.master()
         return next(name for name in REPLICAS if name != master)
 
-    async def settled(self, *, within_s: float = 60.0) -> None:
+    async def settled(self, *, within_s: float = 240.0) -> None:
         """All replicas are there, whole, in step, and hold the same."""
         async with asyncio.timeout(within_s):
             while True:
@@ -91,7 +91,7 @@ class Group:
                     return
                 await asyncio.sleep(0.1)
 
-    async def settled_peer(self, replica: str, *, within_s: float = 60.0) -> None:
+    async def settled_peer(self, replica: str, *, within_s: float = 240.0) -> None:
         """The replica follows again: the master says that it is in step and holds what is committed."""
         async with asyncio.timeout(within_s):
             while True:

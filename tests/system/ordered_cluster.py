@@ -101,7 +101,7 @@ class OrderedCluster:
         found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}") for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}
 
-    async def master(self, group: str, *, other_than: str = "", within_s: float = 60.0) -> str:
+    async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
         """The serving master of the highest epoch, waited for."""
         async with asyncio.timeout(within_s):
             while True:
@@ -111,7 +111,7 @@ class OrderedCluster:
                     return best
                 await asyncio.sleep(0.05)
 
-    async def settled(self, group: str, *, within_s: float = 60.0) -> str:
+    async def settled(self, group: str, *, within_s: float = 240.0) -> str:
         """The master, when all replicas of a broker group are there and in step."""
         async with asyncio.timeout(within_s):
             while True:

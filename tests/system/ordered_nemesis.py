@@ -109,11 +109,11 @@ class Victims(Protocol):
     metas: list[str]
     cluster: Any
 
-    async def master(self, group: str, *, other_than: str = "", within_s: float = 60.0) -> str:
+    async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
         """The serving master, waited for."""
         ...
 
-    async def settled(self, group: str, *, within_s: float = 60.0) -> str:
+    async def settled(self, group: str, *, within_s: float = 240.0) -> str:
         """The master, when all replicas are in step."""
         ...
 
@@ -211,7 +211,7 @@ class Nemesis:
         slave = self._coin.choice(slaves)
         self._note(f"kill {slave}, a slave")
         await victims.do(victims.cluster.kill, slave)
-        await self._progress(200, 60.0)
+        await self._progress(200, 240.0)
         await victims.start(slave)
 
     # --- whole broker groups -----------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Nemesis:
         since_s = time.monotonic()
         if len(self._victims.replicas) > 1:
             await self._changer.evacuate(group)
-            await self._progress(200, 60.0, held)
+            await self._progress(200, 240.0, held)
         await self._sleep(max(FREEZE_S - (time.monotonic() - since_s), 0.0))
 
     def _outage(self, group: str, kind: str, *names: str) -> _Outage:

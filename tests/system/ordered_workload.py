@@ -196,7 +196,7 @@ class OrderedWorkload:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    async def wait_for_acks(self, count: int, *, within_s: float = 60.0, lps: Collection[int] = ()) -> None:
+    async def wait_for_acks(self, count: int, *, within_s: float = 240.0, lps: Collection[int] = ()) -> None:
         """Until so many more messages were acknowledged, of these logical partitions, or of any."""
 
         def acked() -> int:

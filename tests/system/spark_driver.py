@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parents[2]
-END_S = 240.0
+END_S = 900.0
 LOOK_S = 0.02
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import fast_session
-from pyspark_qmq.spark_session import session
+from pyspark_qmq.session import session
 
 SCHEMA = "number bigint, key string, tag string, line string"
 

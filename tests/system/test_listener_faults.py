@@ -36,7 +36,7 @@ async def test_every_message_is_handled_and_settled_though_the_master_is_killed_
             master = await group.master()
             await asyncio.to_thread(group.cluster.kill, master)
             await mq.send_many("listened", [b"%d" % number for number in range(5_000, 6_000)])
-            await eventually(lambda: len(done) == 5_940 and len(rejected) == 60, within_s=60)
+            await eventually(lambda: len(done) == 5_940 and len(rejected) == 60, within_s=240)
         await asyncio.to_thread(group.cluster.start, master)
         await group.settled_peer(master)
         async with mq.consumer("listened", "g", ack="explicit") as rest:

@@ -89,11 +89,11 @@ class FakeVictims:
         self.cluster: Any = FakeCluster(story)
         self._story = story
 
-    async def master(self, group: str, *, other_than: str = "", within_s: float = 60.0) -> str:
+    async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
         self._story.append(f"{group} has a master")
         return self.replicas[group][1 if other_than else 0]
 
-    async def settled(self, group: str, *, within_s: float = 60.0) -> str:
+    async def settled(self, group: str, *, within_s: float = 240.0) -> str:
         self._story.append(f"{group} is settled")
         return self.replicas[group][0]
 
@@ -208,7 +208,7 @@ async def test_a_group_that_is_emptied_while_it_settles_is_not_frozen(tmp_path: 
     world = World(tmp_path)
     settled = world.victims.settled
 
-    async def emptied(group: str, *, within_s: float = 60.0) -> str:
+    async def emptied(group: str, *, within_s: float = 240.0) -> str:
         world.victims.settled = settled  # type: ignore[method-assign]
         world.metadata.move_all("g2")
         return await settled(group)

@@ -134,7 +134,7 @@ async def test_a_consumer_process_that_is_killed_or_stopped_leaves_a_history_tha
 
 async def given(path: Path, group: str, count: int) -> None:
     """Until the history tells of so many deliveries to a group."""
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(240.0):
         while sum(isinstance(event, Deliver) and event.group == group for event in load(path)) < count:
             await asyncio.sleep(0.1)
 

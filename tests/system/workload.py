@@ -142,7 +142,7 @@ class Workload:
             if task.done():
                 task.result()
 
-    async def stop(self, *, within_s: float = 60.0) -> Report:
+    async def stop(self, *, within_s: float = 240.0) -> Report:
         """No more sends; drain; check the whole history."""
         self._stops.set()
         async with asyncio.timeout(within_s):

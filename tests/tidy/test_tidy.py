@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,16 @@ CODE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
 DOCS = [path for path in tracked() if path.suffix == ".md"]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -33,7 +44,7 @@ def name(path: Path) -> str:
 def test_a_module_teaches_and_stays_small() -> None:
     for path in SOURCES:
         text = path.read_text()
-        assert ast.get_docstring(ast.parse(text)), f"{name(path)} has no docstring"
+        assert ast.get_docstring(parsed(path)), f"{name(path)} has no docstring"
         assert text.count("\n") <= LINES_MAX or "tests" in path.parts, f"{name(path)} is too long"
 
 
@@ -43,7 +54,7 @@ FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "q
 
 def definitions() -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [(path, node) for path in CODE for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    return [(path, node) for path in CODE for node in nodes(path) if isinstance(node, kinds)]
 
 
 def public_names() -> set[str]:
@@ -80,15 +91,13 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
         assert not re.match(r"See the module\b", text), f"{name(path)}: {node.name}"
 
 
-SHARED_NAMES = {"broker", "cluster", "connection", "dedup", "message", "outbox", "route", "Connection"}
-SHARED_NAMES |= {"carrier", "routed", "sending", "spread", "Answer", "Carrier", "Load", "Outlet", "Owner", "Parcel", "Routed", "Sender"}
-SHARED_NAMES |= {"Sending", "Spread", "Statements"}
-"""Commands named like what they are about, and the two ends of a connection."""
+SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection", "Statements"}
+"""Commands and jobs named like what they are about, and the two ends of a connection."""
 
 
 def test_no_two_modules_or_public_classes_share_a_name() -> None:
     modules = Counter(path.stem for path in CODE if path.stem not in ("__init__", "__main__"))
-    tops = [node.name for path in CODE for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    tops = [node.name for path in CODE for node in parsed(path).body if isinstance(node, ast.ClassDef)]
     classes = Counter(each for each in tops if not each.startswith("_"))
     found = {each for counted in (modules, classes) for each, count in counted.items() if count > 1}
     assert found <= SHARED_NAMES, sorted(found - SHARED_NAMES)
@@ -114,7 +123,6 @@ REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/
 def test_no_assert_guards_what_all_replicas_do_alike() -> None:
     """One would end all of them at the same entry, and none of them under `-O`: qmq.invariants says what is meant."""
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
-    nodes = [(path, node) for path in replayed for node in ast.walk(ast.parse(path.read_text()))]
-    found = [f"{name(path)}:{node.lineno}" for path, node in nodes if isinstance(node, ast.Assert)]
+    found = [f"{name(path)}:{node.lineno}" for path in replayed for node in nodes(path) if isinstance(node, ast.Assert)]
     assert replayed
     assert not found, found

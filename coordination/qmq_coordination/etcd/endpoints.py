@@ -17,7 +17,7 @@ from qmq.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class EtcdTls:
     """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's own."""
 
     ca: Path | None

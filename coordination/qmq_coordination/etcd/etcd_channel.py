@@ -22,7 +22,7 @@ import grpc
 
 from qmq.errors import CoordinationError
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, Tls
+from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation
 from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
 
 Metadata = tuple[tuple[str, str], ...]
@@ -49,7 +49,7 @@ class NotReady(Exception):
 class EtcdConnection:
     """The channel to one endpoint."""
 
-    def __init__(self, endpoint: EtcdEndpoint, tls: Tls) -> None:
+    def __init__(self, endpoint: EtcdEndpoint, tls: EtcdTls) -> None:
         """Reads the TLS files; connects when it is needed."""
         self.endpoint = endpoint
         if endpoint.is_tls:
@@ -107,7 +107,7 @@ class EtcdConnection:
         await self._channel.close()
 
 
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
     ca, key, cert = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
     return grpc.ssl_channel_credentials(ca, key, cert)
 
@@ -115,7 +115,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 class Channels:
     """All connections, which one is in use, and the user's token."""
 
-    def __init__(self, rotation: Rotation, tls: Tls, user: str | None, password: str | None) -> None:
+    def __init__(self, rotation: Rotation, tls: EtcdTls, user: str | None, password: str | None) -> None:
         self.rotation = rotation
         self._tls = tls
         self.user = user

@@ -3,7 +3,7 @@
 isort:skip_file
 The part of etcd's v3 API (3.4 and later) that QMQ speaks. Field numbers and types are etcd's (etcdserverpb/rpc.proto, mvccpb/kv.proto),
 so the bytes are the same; the package is ours, so that these messages never collide with those of an etcd library in the same process
-(protobuf has one pool of names per process, and message names do not go over the wire). RPCs are called by path, see methods.py.
+(protobuf has one pool of names per process, and message names do not go over the wire). RPCs are called by path, see etcd_methods.py.
 """
 
 from collections import abc as _abc

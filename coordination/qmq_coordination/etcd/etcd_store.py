@@ -31,7 +31,7 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
 )
 from qmq_coordination.etcd import etcd_pb2 as pb
-from qmq_coordination.etcd.endpoints import Rotation, Tls, parse_endpoint
+from qmq_coordination.etcd.endpoints import EtcdTls, Rotation, parse_endpoint
 from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
 from qmq_coordination.etcd.etcd_channel import Channels
 from qmq_coordination.etcd.etcd_methods import COMPACT, DELETE_RANGE, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PUT, RANGE, STATUS, TXN
@@ -75,7 +75,7 @@ class EtcdStore:
         """Does no I/O. `ca`, `cert` and `key` are paths of PEM files. Raises InvalidArgument."""
         if (cert is None) != (key is None):
             raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
-        tls = Tls(*(None if path is None else Path(path) for path in (ca, cert, key)))
+        tls = EtcdTls(*(None if path is None else Path(path) for path in (ca, cert, key)))
         has_tls_files = ca is not None or cert is not None
         rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])
         self._channels = Channels(rotation, tls, user, password)

@@ -16,8 +16,8 @@ from qmq.batch_columns import Columns
 from qmq.client import message_checks
 from qmq.client.open_batch import OpenBatch
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.split_ticket import SplitTicket
+from qmq.client.ordered.stream_connection import StreamConnection
 from qmq.client.receipts import Ticket
 from qmq.errors import InvalidArgument
 
@@ -75,13 +75,13 @@ def key_column(keys: list[Key]) -> list[bytes]:
 
 
 class BatchBuilder(OpenBatch):
-    """The open batch of one stream; it stays when its messages go. `sending` is None while no route is known."""
+    """The open batch of one stream; it stays when its messages go. `connection` is None while no route is known."""
 
-    __slots__ = ("lps", "raw_keys", "sending")
+    __slots__ = ("connection", "lps", "raw_keys")
 
-    def __init__(self, sending: Sending | None, now_ns: Callable[[], int] | None = None) -> None:
+    def __init__(self, connection: StreamConnection | None, now_ns: Callable[[], int] | None = None) -> None:
         super().__init__(now_ns)
-        self.sending = sending
+        self.connection = connection
         self.raw_keys: list[Key] = []
         self.lps: list[int] = []
 
@@ -108,7 +108,7 @@ class BatchBuilder(OpenBatch):
         columns.keys = key_column(self.raw_keys)
         columns.logical_partitions = self.lps
         claim = SplitTicket(self.ticket, len(columns.bodies), self.bytes)
-        batch = OrderedBatch(columns, first_ms, self.bytes, until, claim, range(claim.count))
+        batch = OrderedBatch(columns, first_ms, claim, range(claim.count), size=self.bytes, until=until)
         self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
         self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(), []
         self.keys, self.message_ids, self._created = None, None, None

@@ -1,8 +1,5 @@
 """A batch of an ordered subject on its way, and how a batch is cut when a route changes. Pure.
 
-A batch is *certainly not stored* when every try of it was answered so. A try that nobody answered, or that ended in "unknown", leaves it
-uncertain: then only its partition can say.
-
     claim (what one ticket stands for)  1 ── n  batch  n ── 1  stream (one partition)
 
 Worked example: 1,000 messages left together for partition 2, which is split into 3 and 4 before it took them. The batch is cut by the
@@ -19,22 +16,18 @@ from typing import TypeVar
 
 from qmq.batch_columns import Columns
 from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.errors import QmqError
+from qmq.delivery.in_flight_batch import InFlightBatch
 
 _T = TypeVar("_T")
 _O = TypeVar("_O")
 
 
 @dataclass(slots=True, eq=False)
-class OrderedBatch:
+class OrderedBatch(InFlightBatch):
     """Messages for one partition. Its columns have keys and logical partitions; ids if copies of its messages may be stored elsewhere."""
 
     columns: Columns
     create_time_ms: int
-    size: int
-    """Bytes of its bodies and columns, about."""
-    until: float
-    """When its time is over, on the clock that `Stream` is driven by."""
     claim: SplitTicket
     places: Sequence[int]
     """Which of the claim's messages these are."""
@@ -44,31 +37,10 @@ class OrderedBatch:
     producer_id: int = 0
     number: int = -1
     """Its number in its stream; -1: it never left."""
-    attempts: int = 0
-    unanswered: int = 0
-    """Tries whose answer may still come."""
-    is_uncertain: bool = False
-    """Whether a try ended without anybody knowing."""
-    is_out: bool = False
-    """Whether its partition, sealed, said that it is not in it: then no earlier try counts any more."""
-    first_question: int = 0
-    """The first attempt that was made when the partition was known to be left; 0: none."""
-    run: int = 0
-    is_gone: bool = False
-    """Whether it is decided, or another batch stands for its messages: answers that come late mean nothing."""
-    failure: QmqError | None = None
-    """Why the last try failed."""
-    encoded: tuple[bytes, bytes] | None = None
-    """Kept, so that a retry sends the same bytes."""
 
     @property
     def count(self) -> int:
         return len(self.columns.bodies)
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether it was sent, and is certainly not stored."""
-        return self.is_out or (self.attempts > 0 and not self.unanswered and not self.is_uncertain)
 
     @property
     def may_be_elsewhere(self) -> bool:
@@ -82,7 +54,14 @@ class OrderedBatch:
         if keep_ids and columns.message_ids is None:
             columns.message_ids = message_ids(self.producer_id, self.number, self.count)
         return OrderedBatch(
-            columns, self.create_time_ms, self.size, self.until, self.claim, self.places, self.is_bent, failure=self.failure
+            columns,
+            self.create_time_ms,
+            self.claim,
+            self.places,
+            self.is_bent,
+            size=self.size,
+            until=self.until,
+            failure=self.failure,
         )
 
 
@@ -111,10 +90,10 @@ def _piece(batch: OrderedBatch, chosen: list[int]) -> OrderedBatch:
     return OrderedBatch(
         pick(batch.columns, chosen),
         batch.create_time_ms,
-        size,
-        batch.until,
         batch.claim,
         choose(batch.places, chosen),
+        size=size,
+        until=batch.until,
         failure=batch.failure,
     )
 

@@ -1,12 +1,13 @@
 """The producer of an ordered subject: per key, what is stored is stored in the order in which it was sent, whatever happens to the route.
 
-    send ─▶ open batch of the key's stream ─▶ stream ─▶ sending ─▶ the partition's broker group
+    send ─▶ open batch of the key's stream ─▶ stream ─▶ connection ─▶ the partition's broker group
                   ▲                              │ settled after a change
-                  └───────── table ◀── route ────┘ cut anew
+                  └────── partitioner ◀── route ─┘ cut anew
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
 nothing is on its way there (with several partitions, leaving at each answer would halve the batches). What is promised is in
-docs/ORDERING.md; `stream.py` and `route_table.py` keep it, `streams.py` carries it out. This file is the public face and the open batches.
+docs/ORDERING.md; `stream.py` and `stream_partitioner.py` keep it, `streams.py` carries it out. This file is the public face and the open
+batches.
 
 A message whose time (`delivery_timeout`) is over fails, and with it everything of its partition that waits behind it at that moment:
 none is skipped and the next one stored. What is sent later goes on. Only a message that is itself at fault fails alone.
@@ -26,9 +27,9 @@ from qmq.client.links import Links
 from qmq.client.open_batch import cut, size_of
 from qmq.client.ordered.batch_builder import BatchBuilder, Key, Keys, bad_key
 from qmq.client.ordered.ordered_batch import OrderedBatch, choose, pick
-from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.spread_tickets import SpreadTickets, TicketChunk
 from qmq.client.ordered.stream import Stream
+from qmq.client.ordered.stream_connection import StreamConnection
 from qmq.client.ordered.streams import Streams
 from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, frame_kind
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
@@ -221,7 +222,7 @@ class OrderedProducer(Backlog):
     def _end_of_round(self) -> None:
         self._is_awake = False
         for gathering in list(self._gathered):
-            if self._streams.is_idle(gathering.sending):
+            if self._streams.is_idle(gathering.connection):
                 self._close(gathering)
         self._streams.flush()
 
@@ -229,7 +230,7 @@ class OrderedProducer(Backlog):
         """An open batch is full, or its time has come."""
         batch = self._take(gathering)
         if batch is not None:
-            self._streams.put(gathering.sending, batch)
+            self._streams.put(gathering.connection, batch)
 
     def _take(self, gathering: BatchBuilder) -> OrderedBatch | None:
         del self._gathered[gathering]
@@ -304,23 +305,23 @@ class OrderedProducer(Backlog):
         if not claim.pieces:
             self._decided(claim.ticket, claim.size, claim.failure)
 
-    def take_gathered(self, sending: Sending | None) -> OrderedBatch | None:
+    def take_gathered(self, connection: StreamConnection | None) -> OrderedBatch | None:
         """What has gathered for a stream goes behind what it has."""
-        gathering = next((each for each in self._gathered if each.sending is sending), None)
+        gathering = next((each for each in self._gathered if each.connection is connection), None)
         return self._take(gathering) if gathering is not None else None
 
     def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
         """The logical partitions of keys, now that their number is known."""
         return self._keys.of_many(keys)
 
-    def rerouted(self, logical_partitions: int, by_lp: Sequence[Sending]) -> None:
+    def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
         """The table has changed: nothing gathers for streams that are gone."""
         if self._keys.count != logical_partitions:
             self._keys = Keys(logical_partitions)
-        known = {each.sending: each for each in self._opens}
-        slots: dict[Sending, int] = {}
-        self._slots = [slots.setdefault(sending, len(slots)) for sending in by_lp]
-        self._opens = [known.get(sending) or BatchBuilder(sending, self._links.now_ns) for sending in slots]
+        known = {each.connection: each for each in self._opens}
+        slots: dict[StreamConnection, int] = {}
+        self._slots = [slots.setdefault(connection, len(slots)) for connection in by_lp]
+        self._opens = [known.get(connection) or BatchBuilder(connection, self._links.now_ns) for connection in slots]
         self._by_lp = [self._opens[slot] for slot in self._slots]
 
     def answered(self) -> None:

@@ -1,25 +1,19 @@
-"""A stream: one producer's in-order way to one physical partition. Pure: no socket, no loop, no clock; time comes in as a number.
+"""A stream: one producer's in-order way to one physical partition, an in-flight window (qmq/delivery/window.py) that numbers. Pure.
 
     waiting ──numbered──▶ flight ──stored──▶ decided
        ▲                    │ refused, unknown: sent again from there on, in order, here
        └─ numbered anew ────┤ (what is behind a batch that will never be there)
                             └ the partition is left: asked about, then handed over, in order
 
-    in    put, answered, connected, disconnected, leave, keep, tick, drop, stalled
-    out   next (what to send now), take_decided (what is decided), is_settled and take_left (what to cut anew), wake_at (when to tick)
-
 Rules (docs/ORDERING.md, "Why order holds while writing"):
 * A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only behind n - 1, so whatever
-  arrives in whatever order, the partition holds the stream's batches in their order. Up to `WINDOW` are in flight.
+  arrives in whatever order, the partition holds the stream's batches in their order.
 * A batch that was given up may be on its way still. What follows begins a new session of the same producer id, in the upper bits of the
   number: when a partition has its first batch, it refuses all of older sessions. So what nobody knew of is stored before that, or never.
-* When the first of some is refused, or nobody knows, all from there on are sent again, in order, after a rest; one goes ahead as a probe.
 * A batch that is certainly not stored and will not be sent again under its number takes all behind it along: they are not stored either,
   whatever is still on its way. Only then may they get new numbers, in a new session.
-* A partition that a newer route does not have is *left*: nothing new is sent there. Batches of unknown fate are asked about by sending them
-  again there; the stream is settled when its first undecided batch is certainly not stored, or there is none.
-* A left partition that is fenced, and gave no answer that decides anything for `ASK_S`, is given up: what may be stored there is handed
-  over as well and keeps its message ids (`unknown="resend"`), or fails (`unknown="fail"`).
+* When a fenced partition is given up, what may be stored there is handed over as well and keeps its message ids (`unknown="resend"`), or
+  fails (`unknown="fail"`).
 * A batch whose time is over fails, and everything behind it: none is skipped and the next one stored.
 
 Worked example: 7, 8 and 9 are in flight when the partition is sealed behind 7. 7 is stored; 8 and 9 are refused: RouteChanged. The new
@@ -38,83 +32,51 @@ from typing import Final
 from qmq_ordering.route import PhysicalPartition
 
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.send_retries import final, is_worth_another_try, rest_s
-from qmq.errors import DeadlineExceeded, NotConnected, Outcome, OutOfSequence, QmqError, RouteChanged
+from qmq.delivery.retries import PRODUCER, RetryRules, final
+from qmq.delivery.window import ASK_S, UNLIMITED, InFlightWindow
+from qmq.errors import DeadlineExceeded, NotConnected, Outcome, QmqError, RouteChanged
 from qmq.model import BATCH_NUMBERS, next_session
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 32
 """Half of the broker's window of remembered batches (qmq/log/producers.py)."""
-ASK_S: Final = 0.5
-"""How long a fenced partition is asked before what it may have is given up."""
-
-Rest = Callable[[int, QmqError], float]
-"""(refusals in a row, the last one) -> seconds to keep still."""
 
 
-class Stream:
+class Stream(InFlightWindow[OrderedBatch]):
     """`new_id` gives a producer id that nobody had before."""
 
     def __init__(
-        self, partition: PhysicalPartition, new_id: Callable[[], int], *, unknown: str = "resend", rest: Rest = rest_s, ask_s: float = ASK_S
+        self,
+        partition: PhysicalPartition,
+        new_id: Callable[[], int],
+        *,
+        unknown: str = "resend",
+        rules: RetryRules = PRODUCER,
+        ask_s: float = ASK_S,
     ) -> None:
+        super().__init__(WINDOW, rules, ask_s)
         self.partition = partition
-        self.flight: list[OrderedBatch] = []
         self.waiting: deque[OrderedBatch] = deque()
-        self.is_connected = False
-        self.is_stalled = False
-        self.is_left = False
-        self.is_fenced = False
-        self.wants_route = False
-        """Whether the partition refused as if it were sealed, and no newer route is known yet."""
-        self.trouble: QmqError | None = None
-        """Why its broker group cannot be used just now; None if it can, or was not tried."""
         self._new_id = new_id
-        self._rest_s, self._ask_s = rest, ask_s
         self._is_resending = unknown == "resend"
         self._producer_id = 0
         self._next_number = 0
         self._is_renumbering = True
-        self._sent = 0  # flight[:_sent] are on their way over the connection in use; the others are to be sent (again)
-        self._run = 0  # each refusal begins a new run of sending; only answers of the present run say that all is well
-        self._window = WINDOW
-        self._refusals = 0
-        self._rests_until = 0.0
-        self._quiet_since = 0.0
         self._earliest_until = math.inf
-        self._is_given_up = False
         self._decided: list[tuple[OrderedBatch, Produced | QmqError]] = []
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
-    def next(self, now: float, room: int = 1 << 40) -> OrderedBatch | None:
-        """The batch to send now, over the connection in use, if there is one: it counts as sent. Ask until there is none.
+    def next(self, now: float, room: int = UNLIMITED) -> OrderedBatch | None:
+        """A batch gets its number at the moment when it leaves for the first time."""
+        if self.waiting and self._sent == len(self.flight) and self._may_number() and self.has_room(self.waiting[0].size, now, room):
+            self._number(self.waiting.popleft())
+        return super().next(now, room)
 
-        `room`: bytes that may leave; one batch may always be on its way.
-        """
-        if not self.is_connected or now < self._rests_until or self._sent >= self._window or self.is_settled:
-            return None
-        if self._sent < len(self.flight):
-            batch = self.flight[self._sent]
-            if self.is_left and batch.is_certain:
-                return None
-        elif self.waiting and not self.is_left and not (self._is_renumbering and self.flight):
-            batch = self.waiting[0]
-        else:
-            return None
-        if self._sent and batch.size > room:
-            return None
-        if self._sent == len(self.flight):
-            self._admit(self.waiting.popleft())
-        self._sent += 1
-        batch.attempts += 1
-        batch.unanswered += 1
-        batch.run = self._run
-        if self.is_left and not batch.first_question:
-            batch.first_question = batch.attempts
-        return batch
+    def _may_number(self) -> bool:
+        return not self.is_left and not (self._is_renumbering and self.flight)
 
-    def _admit(self, batch: OrderedBatch) -> None:
+    def _number(self, batch: OrderedBatch) -> None:
         if self._is_renumbering:
             self._begin_session()
         batch.producer_id, batch.number = self._producer_id, self._next_number
@@ -138,11 +100,6 @@ class Stream:
         """Whether nothing is on its way or waits for it: there is no reason to gather more."""
         return not self.flight and not self.waiting
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the partition is left and the fate of every batch that was sent there is known (or given up)."""
-        return self.is_left and (not self.flight or self.flight[0].is_certain or self._is_given_up)
-
     def take_left(self) -> list[OrderedBatch]:
         """Of a settled stream: what is to be cut anew, in order."""
         left, is_out = list[OrderedBatch](), False
@@ -156,13 +113,8 @@ class Stream:
         return left
 
     def wake_at(self, now: float) -> float:
-        """When `tick` and `next` are to be called at the latest; infinity if only events can change anything."""
-        at = self._earliest_until if self.flight or self.waiting else math.inf
-        if self._is_asking_fenced:
-            at = min(at, self._quiet_since + self._ask_s)
-        if self._rests_until > now and (self._sent < len(self.flight) or self.waiting):
-            at = min(at, self._rests_until)
-        return at
+        at = super().wake_at(now)
+        return min(at, self._earliest_until) if self.flight or self.waiting else at
 
     # --- in: batches and answers ---------------------------------------------------------------------------------------
 
@@ -171,59 +123,17 @@ class Stream:
         self.waiting.append(batch)
         self._earliest_until = min(self._earliest_until, batch.until)
 
-    def answered(self, batch: OrderedBatch, attempt: int, answer: Produced | QmqError, now: float) -> None:
-        """What became of a try; each try is answered once, in any order, also long after another connection is in use."""
-        batch.unanswered -= 1
-        if batch.is_gone:
-            return
-        if isinstance(answer, QmqError):
-            self._refused(batch, attempt, answer, now)
-        else:
-            self._stored(batch, answer, now)
+    def stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
+        """A try was answered: where the batch is."""
+        if self.acknowledged(batch, now):
+            self._decided.append((batch, produced))
 
-    def _stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
-        at = self.flight.index(batch)
-        del self.flight[at]
-        self._sent -= at < self._sent
-        self._decide(batch, produced)
-        self._quiet_since = now
-        if batch.run == self._run:
-            self._window, self._refusals = WINDOW, 0
-            self.trouble, self.is_stalled, self.wants_route = None, False, False
+    def _forgotten(self, batch: OrderedBatch) -> None:
+        if batch.is_certain:
+            self._renumber(0)
 
-    def _refused(self, batch: OrderedBatch, attempt: int, failure: QmqError, now: float) -> None:
-        batch.failure = failure
-        if failure.outcome is not Outcome.NOT_STORED:
-            batch.is_uncertain = True
-        elif isinstance(failure, RouteChanged) and 0 < batch.first_question <= attempt:
-            batch.is_out, self._quiet_since = True, now
-        at = self.flight.index(batch)
-        if attempt != batch.attempts or at >= self._sent:
-            return
-        self._sent = at
-        self._run += 1
-        if is_worth_another_try(failure):
-            self._rest(batch, failure, now)
-        else:
-            self._reject(at, failure)
-
-    def _rest(self, batch: OrderedBatch, failure: QmqError, now: float) -> None:
-        if isinstance(failure, RouteChanged):
-            self.wants_route = not self.is_left
-        elif isinstance(failure, OutOfSequence):
-            # With every batch before it stored, nothing is missing: the broker has forgotten the producer.
-            if batch is self.flight[0] and batch.is_certain and not self.is_left:
-                self._renumber(0)
-        else:
-            self.trouble = failure
-        self._window = 1
-        self._refusals += 1
-        self._rests_until = now + self._rest_s(self._refusals, failure)
-
-    def _reject(self, at: int, failure: QmqError) -> None:
-        """The batch itself is at fault."""
-        batch = self.flight[at]
-        is_certain = batch.is_certain
+    def _reject(self, batch: OrderedBatch, failure: QmqError) -> None:
+        at, is_certain = self.flight.index(batch), batch.is_certain
         batch.is_uncertain = not is_certain or batch.may_be_elsewhere
         del self.flight[at]
         self._decide(batch, final(failure, batch))
@@ -241,55 +151,13 @@ class Stream:
         batch.is_gone = True
         self._decided.append((batch, result))
 
-    # --- in: connections and routes ------------------------------------------------------------------------------------
-
-    def connected(self) -> None:
-        """A connection to the group's master stands: what is undecided is sent again over it, in order."""
-        self.is_connected, self.is_stalled = True, False
-        self._rests_until = 0.0
-        if not self._refusals:
-            self.trouble = None
-        self._begin_again()
-
-    def disconnected(self, cause: QmqError) -> None:
-        """The connection is left or lost, or none could be had; tries that it owes an answer stay unanswered until somebody says more."""
-        self.is_connected = False
-        self.trouble = cause
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        self._sent = 0
-        self._run += 1
-
-    def stalled(self) -> None:
-        """Nothing was answered for a while, although batches are on their way."""
-        self.is_stalled = True
-
-    def leave(self, now: float, *, is_fenced: bool) -> None:
-        """A newer route does not have the partition."""
-        if not self.is_left:
-            self.is_left, self.wants_route = True, False
-            self._window, self._refusals, self._rests_until = WINDOW, 0, 0.0
-        if is_fenced and not self.is_fenced:
-            self._quiet_since = now
-        self.is_fenced = is_fenced
-
-    def keep(self) -> None:
-        """A newer route still has the partition: what it refused as changed was not known there yet."""
-        self.wants_route = False
-
     # --- in: time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Fail what is out of time, give up what was asked for long enough."""
         if self._earliest_until <= now:
             self._expire(now)
-        if self._is_asking_fenced and now >= self._quiet_since + self._ask_s:
-            self._give_up()
-
-    @property
-    def _is_asking_fenced(self) -> bool:
-        return self.is_left and self.is_fenced and not self.is_settled
+        super().tick(now)
 
     def is_late(self, now: float) -> bool:
         """Whether the time of some batch is over: what is to fail with it must be `put` before `tick`."""

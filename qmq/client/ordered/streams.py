@@ -1,7 +1,7 @@
 """The streams of one ordered producer at work: the newest route is learned, batches go to their streams, what is settled is cut anew.
 
 Rules:
-* Until the first route is known batches wait in the *lobby*, a stream to nowhere; they are cut when it comes.
+* Until the first route is known batches wait in a stream to nowhere (`_unrouted`); they are cut when it comes.
 * The route is asked for when a partition refuses as if it were sealed (again and again, with the locator's pauses, until it is newer), when
   a metaserver pushes, and when a broker group is silent.
 * Decisions are taken from a stream before it is gone.
@@ -17,11 +17,11 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.route_table import RouteTable
-from qmq.client.ordered.sending import Sending
 from qmq.client.ordered.stream import Stream
+from qmq.client.ordered.stream_connection import StreamConnection
+from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.route_book import Ordering
-from qmq.client.send_retries import final
+from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
 from qmq.model import Order
 from qmq.wire.frame import FrameKind
@@ -30,12 +30,12 @@ from qmq.wire.frame_payloads import Produced
 NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
 
-class Sender(Protocol):
+class StreamsOwner(Protocol):
     """Whose streams these are: the producer."""
 
     subject: str
     kind: int
-    """See `Owner`."""
+    """See `StreamConnectionOwner`."""
 
     def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises QmqError."""
@@ -47,7 +47,7 @@ class Sender(Protocol):
 
     def answered(self) -> None: ...
 
-    def take_gathered(self, sending: Sending | None) -> OrderedBatch | None:
+    def take_gathered(self, connection: StreamConnection | None) -> OrderedBatch | None:
         """Close the open batch of a stream, if it holds anything."""
         ...
 
@@ -55,24 +55,24 @@ class Sender(Protocol):
         """The logical partitions of keys."""
         ...
 
-    def rerouted(self, logical_partitions: int, by_lp: Sequence[Sending]) -> None:
+    def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
         """The table has changed."""
         ...
 
 
 class Streams:
-    def __init__(self, links: Links, sender: Sender, new_id: Callable[[], int], unknown: str) -> None:
-        self.subject = sender.subject
-        self.kind = sender.kind
-        self.encode = sender.encode
+    def __init__(self, links: Links, owner: StreamsOwner, new_id: Callable[[], int], unknown: str) -> None:
+        self.subject = owner.subject
+        self.kind = owner.kind
+        self.encode = owner.encode
         self._links = links
-        self._sender = sender
+        self._owner = owner
         self._new_id, self._unknown = new_id, unknown
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
-        self._table = RouteTable(self._make)
-        self._sendings: dict[int, Sending] = {}
-        self._lobby = Stream(NOWHERE, new_id)
+        self._partitioner = StreamPartitioner(self._make)
+        self._connections: dict[int, StreamConnection] = {}
+        self._unrouted = Stream(NOWHERE, new_id)
         self._finding: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._refusal: QmqError | None = None
@@ -85,66 +85,66 @@ class Streams:
         if self._refusal is not None:
             raise self._refusal
 
-    def is_idle(self, sending: Sending | None) -> bool:
+    def is_idle(self, connection: StreamConnection | None) -> bool:
         """Whether nothing is on its way there, or it is to go elsewhere: then there is no reason to gather more."""
-        stream = self._lobby if sending is None else sending.stream
+        stream = self._unrouted if connection is None else connection.stream
         return stream.is_idle or (self._order is Order.BEST_EFFORT and stream.is_troubled(self._loop.time()))
 
-    def put(self, sending: Sending | None, batch: OrderedBatch) -> None:
+    def put(self, connection: StreamConnection | None, batch: OrderedBatch) -> None:
         """One more batch; it leaves as soon as it may."""
-        if sending is None:
-            self._lobby.put(batch)
-            self._loop.call_at(batch.until, self._tick_lobby)
+        if connection is None:
+            self._unrouted.put(batch)
+            self._loop.call_at(batch.until, self._tick_unrouted)
             if self._finding is None and not self._is_closed:
                 self._finding = self._loop.create_task(self._find())
             return
         self._links.locator.touch(self.subject)
-        sending.stream.put(batch)
+        connection.stream.put(batch)
         if not self._bend():
-            sending.pump()
+            connection.pump()
 
     def flush(self) -> None:
         """Write now, not at the end of the next round of the event loop."""
-        for sending in self._sendings.values():
-            sending.flush()
+        for connection in self._connections.values():
+            connection.flush()
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, sending: Sending) -> None:
-        """For a sending: see `Owner`."""
-        stream = sending.stream
+    def changed(self, connection: StreamConnection) -> None:
+        """For a connection: see `StreamConnectionOwner`."""
+        stream = connection.stream
         self._take_decided(stream)
         if stream.is_settled:
             self._settle()
         else:
-            if self.is_idle(sending):
-                self.gather(sending)
+            if self.is_idle(connection):
+                self.gather(connection)
             if not self._bend():
-                sending.pump()
-        if self._following is None and self._table.wants_route and not self._is_closed:
+                connection.pump()
+        if self._following is None and self._partitioner.wants_route and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
-        self._sender.answered()
+        self._owner.answered()
 
-    def gather(self, sending: Sending) -> None:
-        """For a sending: what has gathered goes behind what its stream has."""
-        batch = self._sender.take_gathered(sending)
+    def gather(self, connection: StreamConnection) -> None:
+        """For a connection: what has gathered goes behind what its stream has."""
+        batch = self._owner.take_gathered(connection)
         if batch is not None:
-            sending.stream.put(batch)
+            connection.stream.put(batch)
 
     def _take_decided(self, stream: Stream) -> None:
         for batch, result in stream.take_decided():
             if isinstance(result, QmqError):
-                self._sender.failed(batch, result)
+                self._owner.failed(batch, result)
             else:
-                self._sender.stored(stream, batch, result)
+                self._owner.stored(stream, batch, result)
 
     def _bend(self) -> bool:
         """Best-effort order: let healthy groups have what waits for others. Whether anything was given; then all were pumped."""
         if self._order is not Order.BEST_EFFORT:
             return False
-        given = self._table.bend(self._loop.time())
+        given = self._partitioner.bend(self._loop.time())
         for stream in given:
-            self._sendings[stream.partition.number].reach(ahead=True)
+            self._connections[stream.partition.number].reach(ahead=True)
         if given:
             self._pump()
         return bool(given)
@@ -152,11 +152,11 @@ class Streams:
     @property
     def bent(self) -> int:
         """Messages that went to another partition than theirs."""
-        return self._table.bent
+        return self._partitioner.bent
 
     def _pump(self) -> None:
-        for sending in list(self._sendings.values()):
-            sending.pump()
+        for connection in list(self._connections.values()):
+            connection.pump()
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -164,12 +164,12 @@ class Streams:
         """Learn the first route."""
         locator = self._links.locator
         try:
-            while not self._lobby.is_idle and not self._table.version and not self._is_closed:
+            while not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed:
                 try:
                     ordering = await locator.ordering(self.subject, anew=locator.book.groups(self.subject) is None)
                     self._open(ordering)
                 except Unavailable as failure:
-                    self._lobby.trouble = failure
+                    self._unrouted.trouble = failure
         except QmqError as failure:
             self.give_up(failure)
         finally:
@@ -186,54 +186,54 @@ class Streams:
         self._order = ordering.order
         self._links.locator.listen(self.subject, self._rerouted)
         self._rerouted()
-        self._empty_lobby()
+        self._cut_unrouted()
 
     def _rerouted(self) -> None:
         """The locator knows something new about the subject or its groups."""
         ordering = self._links.locator.book.ordering(self.subject)
         if ordering is None or self._is_closed:
             return
-        self._table.learn(ordering.route, ordering.fenced, self._loop.time())
+        self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
         self._settle()
-        for sending in list(self._sendings.values()):
-            sending.moved()
+        for connection in list(self._connections.values()):
+            connection.moved()
 
     def _make(self, part: PhysicalPartition) -> Stream:
         stream = Stream(part, self._new_id, unknown=self._unknown)
-        sending = self._sendings[part.number] = Sending(self._links, stream, self)
-        sending.reach(ahead=True)
+        connection = self._connections[part.number] = StreamConnection(self._links, stream, self)
+        connection.reach(ahead=True)
         return stream
 
     def _settle(self) -> None:
         """Let settled streams hand over. Streams that are left and wait still take what comes for their ranges."""
-        for stream in list(self._table.streams.values()):
+        for stream in list(self._partitioner.partitions.values()):
             if stream.is_settled:
-                self.gather(self._sendings[stream.partition.number])
-        settled = self._table.settle()
+                self.gather(self._connections[stream.partition.number])
+        settled = self._partitioner.settle()
         for stream in settled:
             self._take_decided(stream)
-            self._sendings.pop(stream.partition.number).close()
+            self._connections.pop(stream.partition.number).close()
         if settled:
-            self._tell_sender()
+            self._tell_owner()
         self._pump()
 
-    def _tell_sender(self) -> None:
-        by_lp = [self._sendings[stream.partition.number] for stream in self._table.by_lp]
-        self._sender.rerouted(len(by_lp), by_lp)
+    def _tell_owner(self) -> None:
+        by_lp = [self._connections[stream.partition.number] for stream in self._partitioner.by_lp]
+        self._owner.rerouted(len(by_lp), by_lp)
 
-    def _empty_lobby(self) -> None:
+    def _cut_unrouted(self) -> None:
         """The first route is known: what waited for it goes its way."""
-        self._gather_in_lobby()
-        self._tell_sender()
-        for batch in self._lobby.take_left():
-            batch.columns.logical_partitions = self._sender.key_partitions(batch.columns.keys or ())
-            self._table.put_cut([batch])
+        self._gather_unrouted()
+        self._tell_owner()
+        for batch in self._unrouted.take_left():
+            batch.columns.logical_partitions = self._owner.key_partitions(batch.columns.keys or ())
+            self._partitioner.put_cut([batch])
         self._pump()
 
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while self._table.wants_route and not self._is_closed:
+            while self._partitioner.wants_route and not self._is_closed:
                 try:
                     await self._links.locator.ordering(self.subject, anew=True)
                 except Unavailable:
@@ -245,29 +245,29 @@ class Streams:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    def _tick_lobby(self) -> None:
-        if self._lobby.is_late(self._loop.time()):
-            self._gather_in_lobby()
-            self._lobby.tick(self._loop.time())
-            self._take_decided(self._lobby)
+    def _tick_unrouted(self) -> None:
+        if self._unrouted.is_late(self._loop.time()):
+            self._gather_unrouted()
+            self._unrouted.tick(self._loop.time())
+            self._take_decided(self._unrouted)
 
-    def _gather_in_lobby(self) -> None:
-        batch = self._sender.take_gathered(None)
+    def _gather_unrouted(self) -> None:
+        batch = self._owner.take_gathered(None)
         if batch is not None:
-            self._lobby.put(batch)
+            self._unrouted.put(batch)
 
     def give_up(self, failure: QmqError) -> None:
-        """For a sending: see `Owner`."""
+        """For a connection: see `StreamConnectionOwner`."""
         self._drop(lambda batch: final(failure, batch))
 
     def _drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
-        self._gather_in_lobby()
-        for sending in self._sendings.values():
-            self.gather(sending)
-        for stream in [self._lobby, *[sending.stream for sending in self._sendings.values()]]:
+        self._gather_unrouted()
+        for connection in self._connections.values():
+            self.gather(connection)
+        for stream in [self._unrouted, *[connection.stream for connection in self._connections.values()]]:
             stream.drop(failure_of)
             self._take_decided(stream)
-        self._sender.answered()
+        self._owner.answered()
 
     def abort(self) -> None:
         """End now: everything that is not decided fails with ClientClosed."""
@@ -277,8 +277,8 @@ class Streams:
             if task is not None:
                 task.cancel()
         self._drop(_closed)
-        for sending in self._sendings.values():
-            sending.close()
+        for connection in self._connections.values():
+            connection.close()
 
 
 def _closed(batch: OrderedBatch) -> QmqError:

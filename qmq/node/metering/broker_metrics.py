@@ -15,6 +15,9 @@ _SUBJECT: Final = ("broker_group", "subject")
 CONNECTIONS: Final = Figure("qmq_connections", GAUGE, _OF, "Connections to the data port, of clients and of other replicas.")
 UNREAD: Final = Figure("qmq_unread_connections", GAUGE, _OF, "Connections whose other end does not read its answers: it gets no messages.")
 UNANSWERED: Final = Figure("qmq_unanswered_bytes", GAUGE, _OF, "Bytes of batches that came and are not committed yet.")
+THROTTLED: Final = Figure(
+    "qmq_throttled_seconds_total", COUNTER, _OF, "For how long connections were not read from since their principals were over a quota."
+)
 ACCEPTED: Final = Figure("qmq_connections_accepted_total", COUNTER, _OF, "Connections to the data port that were ever taken.")
 REFUSED: Final = Figure(
     "qmq_refused_requests_total", COUNTER, (*_OF, "error"), "Requests answered with an error, by its name (qmq.errors)."
@@ -33,6 +36,7 @@ class BrokerSource:
 
     figures: Final = (
         CONNECTIONS,
+        THROTTLED,
         UNREAD,
         UNANSWERED,
         ACCEPTED,
@@ -53,6 +57,7 @@ class BrokerSource:
     def read(self) -> Iterator[Reading | None]:
         broker, tallies, group = self._broker, self._broker.tallies, self._group
         yield one(CONNECTIONS, self._server.connections, group)
+        yield one(THROTTLED, self._server.throttle.paused_s, group)
         yield one(UNREAD, self._server.unread, group)
         yield one(UNANSWERED, self._server.unanswered_bytes, group)
         yield one(ACCEPTED, tallies.accepted, group)

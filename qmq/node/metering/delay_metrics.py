@@ -68,8 +68,8 @@ class DelaySource:
         yield one(SCHEDULE_BYTES, sum([each.stored_bytes for each in buckets]), group)
         yield None
         yield from self._of_engine()
-        yield one(CANCELLED, broker.desk.cancelled, group)
-        yield one(MOVED, broker.desk.moved, group)
+        yield one(CANCELLED, broker.admin.cancelled, group)
+        yield one(MOVED, broker.admin.moved, group)
         yield one(CLOCK_STEP, broker.keeper.step_ms / 1000 if broker.keeper is not None else 0, group)
 
     def _of_engine(self) -> Iterator[Reading | None]:
@@ -82,9 +82,9 @@ class DelaySource:
         if engine.loader.horizon_ms > 0:  # it has begun
             yield one(HORIZON, engine.loader.horizon_ms / 1000, group)
         yield one(WAITING, engine.waiting, group)
-        yield one(PLANNED, engine.outlets.planned, group)
-        yield Reading(TROUBLED, [((group, subject), count) for subject, count, _ in engine.outlets.troubles()])
+        yield one(PLANNED, engine.dispatcher.planned, group)
+        yield Reading(TROUBLED, [((group, subject), count) for subject, count, _ in engine.dispatcher.troubles()])
         yield one(UNREADABLE, len(engine.damaged), group)
-        yield one(SET_ASIDE, engine.outlets.set_aside, group)
+        yield one(SET_ASIDE, engine.dispatcher.set_aside, group)
         yield one(DISPATCHED, lateness.delivered, group)
         yield one(LATENESS, lateness.histogram(), group)

@@ -1,4 +1,4 @@
-"""Whether strangers could reach what they must not: what --insecure allowed."""
+"""Whether strangers could reach what they must not, and when the certificate ends that keeps them out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Final
 from qmq.metrics.figures import GAUGE, Figure, Reading, one
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.exposure import weaknesses
+from qmq.security.expiry import left_s, now
+from qmq.security.tls import Credentials
 
 INSECURE: Final = Figure("qmq_insecure", GAUGE, (), "1 if strangers may reach it, or etcd's password: what --insecure allows.")
 
+EXPIRES: Final = Figure("qmq_certificate_expires_seconds", GAUGE, (), "Until the process's TLS certificate ends; negative: since it did.")
+
 
 class ExposureSource:
-    figures: Final = (INSECURE,)
+    figures: Final = (INSECURE, EXPIRES)
 
-    def __init__(self, host: str, etcd: EtcdOptions | None = None) -> None:
-        self._is_insecure = bool(weaknesses(host, etcd))
+    def __init__(self, host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
+        self._is_insecure = bool(weaknesses(host, etcd, None if credentials is None else credentials.files))
 
     def read(self) -> Iterator[Reading | None]:
         yield one(INSECURE, int(self._is_insecure))
+        left = None if self._credentials is None else left_s(self._credentials, now())
+        if left is not None:
+            yield one(EXPIRES, left)

@@ -108,7 +108,7 @@ def _run(job: Job, args: argparse.Namespace, argv: list[str], spark: SparkSessio
 
 
 def _new_session(job: Job, master: str | None) -> SparkSession:
-    from pyspark_qmq.spark_session import session
+    from pyspark_qmq.session import session
 
     return session(f"qmq {job.name}", master=master)
 

@@ -16,6 +16,8 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
+from pyspark_qmq.servers.shown_token import token_for
+from pyspark_qmq.servers.tls_socket import TlsSocket, secured
 from qmq import limits
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, ProtocolViolation, QmqError
 from qmq.wire import frame as frames
@@ -41,7 +43,7 @@ class Head(NamedTuple):
 class BlockingConnection:
     """A connection that stands. Make it with `connect`. Used by one thread, or one that sends and one that receives."""
 
-    def __init__(self, address: str, found: socket.socket, timeout_s: float) -> None:
+    def __init__(self, address: str, found: socket.socket | TlsSocket, timeout_s: float) -> None:
         self.address = address
         self.is_open = True
         self.answered_id = 0
@@ -63,17 +65,24 @@ class BlockingConnection:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as cause:
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
-        channel = cls(address, found, timeout_s)
+        try:
+            channel = cls(address, secured(found, host.strip("[]"), address), timeout_s)
+        except OSError as cause:
+            found.close()
+            raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
+        except BaseException:
+            found.close()
+            raise
         try:
             channel._greet(client)
         except BaseException:
             channel.close()
             raise
-        found.settimeout(answer_s or ANSWER_S)
+        channel._socket.settimeout(answer_s or ANSWER_S)
         return channel
 
     def _greet(self, client: str) -> None:
-        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client).pack())
+        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address)).pack())
         answer = self.receive()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to HELLO: is {self.address} the data port of a broker?")

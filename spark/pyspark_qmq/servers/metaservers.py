@@ -10,6 +10,7 @@ import grpc
 
 from pyspark_qmq.servers.retry_deadline import patiently
 from pyspark_qmq.servers.server_routes import routes_of
+from pyspark_qmq.servers.shown_token import token_for
 from pyspark_qmq.source_model import Routes
 from qmq.client.metadata import placement_of
 from qmq.client.route_book import Placement
@@ -17,6 +18,8 @@ from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConne
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
+from qmq.rpc_channel import bearer
+from qmq.security.tls import Credentials, Tls
 
 CALL_S: Final = 5.0
 RETRY_MS: Final = 60_000
@@ -103,7 +106,7 @@ class Metadata:
     def _channel(self, address: str) -> grpc.Channel:
         found = self._channels.get(address)
         if found is None:
-            found = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            found = self._channels[address] = open_channel(address)
         return found
 
     def control(self, address: str, method: str, request: Any) -> Any:
@@ -116,10 +119,18 @@ class Metadata:
         self._channels.clear()
 
 
+def open_channel(address: str) -> grpc.Channel:
+    """With TLS, if the environment says so. Raises InvalidArgument."""
+    tls = Tls.from_environment()
+    if tls is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, Credentials(tls).channel_credentials(), options=CHANNEL_OPTIONS)
+
+
 def call(channel: grpc.Channel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str) -> Any:
     """One call. Raises the typed error that the server raised, NotConnected, DeadlineExceeded."""
     try:
-        return getattr(stub(channel), method)(request, timeout=CALL_S)
+        return getattr(stub(channel), method)(request, timeout=CALL_S, metadata=bearer(token_for(address)))
     except grpc.RpcError as cause:
         raise typed_error(cause, address) from cause
 

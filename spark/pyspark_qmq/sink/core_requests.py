@@ -56,7 +56,7 @@ subject its routes."""
 
 
 class SubjectCore(Protocol):
-    """Brings one subject's rows to its queues: `Spread` or `Routed`. Pure; `now` is in seconds.
+    """Brings one subject's rows to its queues: `BalancedRows` or `PartitionedRows`. Pure; `now` is in seconds.
 
     in    put, located, looked, failed, answered, broken
     out   asks (to be done and told), next (what to send), check (raises when it is enough), wake_at

@@ -19,6 +19,7 @@ from pyspark_qmq.sink import arrow_vectors, row_checks
 from pyspark_qmq.sink.chunks import RowChunk
 from pyspark_qmq.sink.row_identity import ID_BYTES, Ids, Rows, RowTarget
 from pyspark_qmq.sink.sink_schema import Fields
+from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.model import check_name
 
@@ -74,16 +75,13 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Packet:
+class Packet(InFlightBatch):
     """One batch, on its way to one queue."""
 
     load: Load
     to: RowTarget
     number: int
     """The batch's."""
-    attempts: int = 0
-    encoded: tuple[bytes, ...] | None = None
-    """Kept, so that a repetition sends the same bytes."""
 
 
 class Done:

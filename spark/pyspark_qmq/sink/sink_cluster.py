@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
-
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.servers.masters import MasterConnections
-from pyspark_qmq.servers.metaservers import Metadata, call, parse_servers
+from pyspark_qmq.servers.metaservers import Metadata, call, open_channel, parse_servers
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.dedup_lookup import look
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS
 
 METADATA_MS: Final = 2_000
 """How long a question goes round the metaservers before whoever asked looks at its own clock."""
@@ -97,7 +94,7 @@ class SinkCluster:
     def _create(self, subject: str) -> None:
         failure: QmqError = NotConnected(f"no metaserver could create {subject!r}")
         for address in self._servers:
-            with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            with open_channel(address) as channel:
                 request = pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=subject))
                 try:
                     call(channel, meta_pb2_grpc.MetaStub, "CreateSubject", request, address)

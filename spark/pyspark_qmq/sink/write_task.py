@@ -1,6 +1,6 @@
 """One task: record batches in, batches out, until all is stored. Thin I/O around the cores.
 
-    cut in chunks ─▶ split by subject ─▶ core (Spread, Routed) ─▶ packets ─▶ carriers ─▶ brokers
+    cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets ─▶ connections ─▶ brokers
                                            ▲ asks: where, what is there already   │ answers
                                            └──────────────────────────────────────┘
 
@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
-from pyspark_qmq.sink.carrier import Answer, Carrier
+from pyspark_qmq.sink.balanced_rows import BalancedRows
 from pyspark_qmq.sink.chunks import RowChunk, cut
 from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.packets import Packet
-from pyspark_qmq.sink.routed import Routed
+from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
+from pyspark_qmq.sink.sink_connection import SinkAnswer, SinkConnection
 from pyspark_qmq.sink.sink_options import SinkOptions
 from pyspark_qmq.sink.sink_schema import Fields
-from pyspark_qmq.sink.spread import Spread
 from qmq.client.delay_home import DelayHome
 from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Unavailable
 from qmq.limits import MIB
@@ -95,8 +95,8 @@ class WriteTask:
         self._kinds: dict[str, int] = {}
         self._cores: dict[tuple[str, bool], SubjectCore] = {}
         self._active: dict[tuple[str, bool], SubjectCore] = {}
-        self._carriers: dict[tuple[str, bool], Carrier] = {}
-        self._events: SimpleQueue[Answer] = SimpleQueue()
+        self._connections: dict[tuple[str, bool], SinkConnection] = {}
+        self._events: SimpleQueue[SinkAnswer] = SimpleQueue()
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Counts:
         """Returns when every row is stored.
@@ -162,9 +162,9 @@ class WriteTask:
 
     def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
         if is_ordered and not is_delayed:
-            return Routed(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
+            return PartitionedRows(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
         home = DelayHome(subject) if is_ordered else None
-        return Spread(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
+        return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
 
     # --- batches out ---------------------------------------------------------------------------------------------------
 
@@ -223,45 +223,45 @@ class WriteTask:
                 compression=self._options.compression,
             )
         try:
-            self._carrier(packet.to).send(packet, packet.encoded)
+            self._connection(packet.to).send(packet, packet.encoded)
         except QmqError as failure:
             self._break(packet.to, failure)
 
-    def _carrier(self, to: RowTarget) -> Carrier:
+    def _connection(self, to: RowTarget) -> SinkConnection:
         key = to.broker_group, to.is_delayed
-        found = self._carriers.get(key)
+        found = self._connections.get(key)
         if found is None:
-            found = self._carriers[key] = Carrier(to, self._cluster.take(to), self._events)
+            found = self._connections[key] = SinkConnection(to, self._cluster.take(to), self._events)
         return found
 
     # --- answers -------------------------------------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
-        carrier = answer.carrier
-        if self._carriers.get((carrier.to.broker_group, carrier.to.is_delayed)) is not carrier:
+    def _take(self, answer: SinkAnswer) -> None:
+        connection = answer.connection
+        if self._connections.get((connection.to.broker_group, connection.to.is_delayed)) is not connection:
             return  # of a connection that was given up: what it still says is asked about again anyway
         if answer.is_broken:
-            self._break(carrier.to, answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN))
+            self._break(connection.to, answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN))
             return
-        packet, attempt = carrier.under_way.pop(answer.request_id)
+        packet, attempt = connection.under_way.pop(answer.request_id)
         core = self._cores[packet.to.subject, packet.to.is_delayed]
         core.answered(packet, attempt, answer.failure, self._clock())
         if isinstance(answer.failure, NotMaster | Stopping):
-            self._break(carrier.to, answer.failure)
+            self._break(connection.to, answer.failure)
 
     def _break(self, to: RowTarget, failure: QmqError) -> None:
         """The connection is of no use any more."""
-        carrier = self._carriers.pop((to.broker_group, to.is_delayed), None)
-        if carrier is not None:
-            carrier.channel.close()
-            carrier.end()
+        connection = self._connections.pop((to.broker_group, to.is_delayed), None)
+        if connection is not None:
+            connection.channel.close()
+            connection.end()
         self._cluster.doubt(to)
         for (_, is_delayed), core in self._cores.items():
             if is_delayed == to.is_delayed:
                 core.broken(to.broker_group, failure, self._clock())
 
     def _end(self) -> None:
-        for carrier in self._carriers.values():
-            if carrier.end():
-                self._cluster.give(carrier.to, carrier.channel)
-        self._carriers.clear()
+        for connection in self._connections.values():
+            if connection.end():
+                self._cluster.give(connection.to, connection.channel)
+        self._connections.clear()

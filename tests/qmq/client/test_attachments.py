@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
+import forms
 import pytest
 from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeGroup, Peer, batch, cluster, route
 from support import eventually
@@ -543,7 +544,7 @@ class ModelGroup:
             self.fail_over()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", forms.seeds(gate=3, every=8, changing=3))
 async def test_through_any_failovers_nothing_is_lost_and_nothing_settles_what_the_application_did_not(seed: int) -> None:
     draw = random.Random(seed)
     async with cluster(2) as it:

@@ -456,7 +456,7 @@ async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> l
     await eventually(lambda: len(group.arrived) == 11)
     order.publish([1], [(0, 4, "g1")], fenced=True)
     it.meta.push(subjects=["s"])
-    await eventually(lambda: producer._streams._table.version == 2)
+    await eventually(lambda: producer._streams._partitioner.version == 2)
     tickets.append(producer.send(b"a:11", LOW[0]))
     return tickets
 
@@ -533,7 +533,7 @@ async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
 
 async def test_best_effort_order_leaves_what_may_be_stored_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ordered_cluster(order="best-effort") as (it, order):
-        monkeypatch.setattr("qmq.client.carrier.STALL_S", 0.05)
+        monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
         producer = it.mq.ordered_producer("s")
         await asyncio.gather(producer.send(b"0", LOW[0]), producer.send(b"0", HIGH[0]))
         it.groups[0].on_produce = it.groups[0].store_silently

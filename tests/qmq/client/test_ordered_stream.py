@@ -1,4 +1,4 @@
-"""Streams and their table against a dumb model of brokers: whatever happens, per key the stored order is the order of sending."""
+"""Streams and their partitioner against a dumb model of brokers: whatever happens, per key the stored order is the order of sending."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 from qmq.batch_columns import Columns
 from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.route_table import RouteTable
 from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.client.ordered.stream import ASK_S, WINDOW, Stream
+from qmq.client.ordered.stream import WINDOW, Stream
+from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.delivery.retries import PRODUCER
+from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DeadlineExceeded,
     NotConnected,
@@ -80,7 +82,7 @@ class Wire:
 
 
 class World:
-    """Partitions, connections, a table of streams, and an account of every message."""
+    """Partitions, connections, a partitioner of streams, and an account of every message."""
 
     def __init__(self, unknown: str = "resend", *, bends: bool = False) -> None:
         self.now = 0.0
@@ -88,7 +90,8 @@ class World:
         ids = itertools.count(1)
         self.partitions: dict[int, ModelPartition] = {}
         self.wires: dict[int, list[Wire]] = defaultdict(list)
-        self.table = RouteTable(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rest=lambda *_: 0.01))
+        rules = PRODUCER._replace(rest_s=lambda *_: 0.01)
+        self.partitioner = StreamPartitioner(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rules=rules))
         self.route = self._route(1, 3, [PhysicalPartition(1, LpRange(0, 4), "g1"), PhysicalPartition(2, LpRange(4, 8), "g2")])
         self.fenced: set[int] = set()
         self.fates: dict[tuple[int, int], list[object]] = defaultdict(list)
@@ -110,16 +113,16 @@ class World:
         claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
-        self.table.put_cut([OrderedBatch(columns, 1, len(keys), self.now + TIMEOUT_S, claim, range(len(keys)))])
+        self.partitioner.put_cut([OrderedBatch(columns, 1, claim, range(len(keys)), size=len(keys), until=self.now + TIMEOUT_S)])
         self.pump()
         return claim
 
     def pump(self) -> None:
-        for stream in self.table.settle():
+        for stream in self.partitioner.settle():
             self.note(stream)
         if self.bends:
-            self.table.bend(self.now)
-        for number, stream in list(self.table.streams.items()):
+            self.partitioner.bend(self.now)
+        for number, stream in list(self.partitioner.partitions.items()):
             while (batch := stream.next(self.now)) is not None:
                 wire = self.wires[number][-1]
                 wire.sent.append((batch, batch.attempts, batch.producer_id, batch.number))
@@ -140,10 +143,10 @@ class World:
 
     def connect(self, number: int) -> None:
         self.wires[number].append(Wire())
-        self.table.streams[number].connected()
+        self.partitioner.partitions[number].connected()
 
     def stream_of(self, number: int) -> Stream | None:
-        return self.table.streams.get(number)
+        return self.partitioner.partitions.get(number)
 
     # --- the network ---
 
@@ -162,7 +165,10 @@ class World:
     def answer(self, number: int, batch: OrderedBatch, attempt: int, answer: Produced | QmqError) -> None:
         stream = self.stream_of(number)
         if stream is not None:
-            stream.answered(batch, attempt, answer, self.now)
+            if isinstance(answer, QmqError):
+                stream.refused(batch, attempt, answer, self.now)
+            else:
+                stream.stored(batch, answer, self.now)
             self.note(stream)
         else:
             assert batch.is_gone
@@ -228,12 +234,12 @@ class World:
 
     def hear(self) -> None:
         """The producer learns the newest route."""
-        self.table.learn(self.route, {number for number in self.fenced if self.partitions[number].is_silent}, self.now)
+        self.partitioner.learn(self.route, {number for number in self.fenced if self.partitions[number].is_silent}, self.now)
         self.pump()
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        for stream in list(self.table.streams.values()):
+        for stream in list(self.partitioner.partitions.values()):
             stream.tick(self.now)
             self.note(stream)
         self.pump()
@@ -258,7 +264,7 @@ class World:
             if step == 300 and self.may_never_know:
                 # A broker that forgot the producer, or refused for good what it may have, cannot say what became of the batches behind.
                 self.tick(TIMEOUT_S)
-            for number, stream in list(self.table.streams.items()):
+            for number, stream in list(self.partitioner.partitions.items()):
                 if not stream.is_connected:
                     self.connect(number)
             self.tick(0.02)
@@ -270,7 +276,7 @@ class World:
                         self.hear_answer(number, wire)
                     self.time_out(number, wire)
             self.pump()
-            if all(stream.is_idle for stream in self.table.streams.values()) and not self.is_anything_sent:
+            if all(stream.is_idle for stream in self.partitioner.partitions.values()) and not self.is_anything_sent:
                 break
         else:
             raise AssertionError("it never comes to an end")
@@ -328,7 +334,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def connect(self, data: st.DataObject) -> None:
-        missing = [number for number, stream in self.world.table.streams.items() if not stream.is_connected]
+        missing = [number for number, stream in self.world.partitioner.partitions.items() if not stream.is_connected]
         if missing:
             self.world.connect(data.draw(st.sampled_from(missing)))
             self.world.pump()
@@ -357,7 +363,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_lost=st.booleans())
     def lose_connection(self, data: st.DataObject, is_lost: bool) -> None:
-        connected = [number for number, stream in self.world.table.streams.items() if stream.is_connected]
+        connected = [number for number, stream in self.world.partitioner.partitions.items() if stream.is_connected]
         if connected:
             number = data.draw(st.sampled_from(connected))
             if is_lost:
@@ -381,7 +387,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def forget_producer(self, data: st.DataObject) -> None:
-        for number, stream in self.world.table.streams.items():
+        for number, stream in self.world.partitioner.partitions.items():
             if stream.is_idle and not any(wire.sent for wire in self.world.wires[number]) and data.draw(st.booleans()):
                 self.world.partitions[number].sequences.clear()
                 self.world.may_never_know = True
@@ -487,14 +493,14 @@ def test_the_first_certain_refusal_of_a_left_partition_settles_everything_behind
     world.seal(1)
     world.publish()
     world.hear()
-    assert 1 in world.table.streams, "the second may be stored"
+    assert 1 in world.partitioner.partitions, "the second may be stored"
     answer(world, 1, eight, DeadlineExceeded("lost", outcome=Outcome.UNKNOWN))
     world.tick(0.02)
     question = in_flight(world, 1)[-1]
     assert question[0] is eight[0], "it is asked about where it may be"
     answer(world, 1, question, RouteChanged("sealed"))
-    assert 1 not in world.table.streams
-    assert [batch.columns.bodies for batch in world.table.streams[3].waiting] == [[b"0:1"], [b"0:2"]]
+    assert 1 not in world.partitioner.partitions
+    assert [batch.columns.bodies for batch in world.partitioner.partitions[3].waiting] == [[b"0:1"], [b"0:2"]]
 
 
 def test_a_refusal_from_before_the_change_settles_nothing_that_an_older_try_may_have_stored() -> None:
@@ -510,11 +516,11 @@ def test_a_refusal_from_before_the_change_settles_nothing_that_an_older_try_may_
     world.publish()
     world.hear()
     answer(world, 1, again, RouteChanged("not known here yet"))
-    assert 1 in world.table.streams, "only an answer to a question that was asked since counts"
+    assert 1 in world.partitioner.partitions, "only an answer to a question that was asked since counts"
     world.tick(0.02)
     (question,) = in_flight(world, 1)
     answer(world, 1, question, RouteChanged("sealed"))
-    assert 1 not in world.table.streams
+    assert 1 not in world.partitioner.partitions
 
 
 @pytest.mark.parametrize("unknown", ["resend", "fail"])
@@ -528,24 +534,12 @@ def test_a_fenced_partition_is_asked_for_a_second_and_no_longer(unknown: str) ->
     world.hear()
     behind = world.send(0)
     world.tick(ASK_S - 0.01)
-    assert 1 in world.table.streams
+    assert 1 in world.partitioner.partitions
     world.tick(0.02)
-    assert 1 not in world.table.streams
+    assert 1 not in world.partitioner.partitions
     assert stored.ticket.is_done == lost.ticket.is_done == (unknown == "fail")
-    waiting = world.table.streams[3].waiting
+    waiting = world.partitioner.partitions[3].waiting
     assert [bool(batch.columns.message_ids) for batch in waiting] == ([True, True, False] if unknown == "resend" else [False])
     world.settle_all()
     world.check(is_fenced=True)
     assert behind.ticket.is_done
-
-
-def test_routes_that_are_older_than_the_known_one_are_not_believed() -> None:
-    world = World()
-    old = world.route
-    world.begin_change([1], [2])
-    world.seal(1)
-    world.publish()
-    world.hear()
-    world.table.learn(old, (), world.now)
-    assert world.table.version == 2
-    assert [stream.partition.number for stream in world.table.by_lp] == [3, 3, 4, 4, 2, 2, 2, 2]

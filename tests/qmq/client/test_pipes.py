@@ -113,7 +113,7 @@ async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connec
 
 
 async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.pipe.STALL_S", 0.05)
+    monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
     async with cluster(2) as it:
         stalled, _ = it.groups
         stalled.on_produce = stalled.store_silently
@@ -134,8 +134,8 @@ async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: py
 
 
 async def test_a_lone_open_batch_does_not_wait_for_a_stalled_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.pipe.STALL_S", 0.05)
-    monkeypatch.setattr("qmq.client.pipe.ANSWER_S", 1000)
+    monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
+    monkeypatch.setattr("qmq.delivery.master_connection.ANSWER_S", 1000)
     async with cluster(2) as it:
         for group in it.groups:
             group.on_produce = group.store_silently

@@ -119,7 +119,7 @@ async def test_a_refusal_of_the_old_master_that_comes_late_says_nothing_of_the_n
         old, new = came
         old[0].refuse(old[1], NotMaster("not I"))
         await it.mq.metadata.locate("s")
-        assert len(pipe.inflight) == 1
+        assert len(pipe.window.on_way) == 1
         group.serve(group.replicas[1], *new)
         assert (await ticket).base_sequence == 1
         assert len(came) == 2

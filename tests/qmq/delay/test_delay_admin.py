@@ -1,4 +1,4 @@
-"""The desk: lists in pages that miss nothing, ids of runs; cancelling and moving are simulated (tests/delaysim)."""
+"""The admin: lists in pages that miss nothing, ids of runs; cancelling and moving are simulated (tests/delaysim)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, heade
     return DueMessage(SchedulePlace(0, number), due_ms, subject, b"", b"", (), headers or {}, 0, number.to_bytes(16, "big"), flags, 7)
 
 
-def _desk(messages: list[DueMessage]) -> EngineAdmin:
+def _admin(messages: list[DueMessage]) -> EngineAdmin:
     def scan(subject: str, from_ms: int, to_ms: int) -> Iterator[DueMessage]:
         assert subject == ""
         found = [each for each in messages if from_ms <= each.due_ms < (to_ms or 1 << 62)]
@@ -32,11 +32,11 @@ def _desk(messages: list[DueMessage]) -> EngineAdmin:
     return EngineAdmin(lambda: engine, "d1", 1_000)
 
 
-def _all(desk: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
+def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
     found: list[DueMessage] = []
     after: tuple[int, str] | None = (-(1 << 62), "")
     while after is not None:
-        page, behind = desk.listed(subject, 0, 0, after, most)
+        page, behind = admin.listed(subject, 0, 0, after, most)
         assert len(page) <= most
         assert behind is None or behind > after, "it goes on"
         found += page
@@ -48,27 +48,27 @@ def _all(desk: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
 def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, subject: str) -> None:
     # ordinals and ids are in opposite orders: what is due at one time is listed by id
     messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
-    desk = _desk(messages)
+    admin = _admin(messages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(desks, "LOOK_MAX", 4)
-        found = _all(desk, subject, most)
+        found = _all(admin, subject, most)
     wanted = [each for each in messages if subject in ("", each.subject)]
-    assert found == sorted(wanted, key=lambda each: (each.due_ms, str(desk.id_of(each))))
+    assert found == sorted(wanted, key=lambda each: (each.due_ms, str(admin.id_of(each))))
 
 
 def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
-        _desk([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
+        _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
 
 
 def test_a_run_is_known_by_the_id_of_its_recurring_message() -> None:
     first = bytes(15) + b"\x09"
     run = _message(5, 3, flags=BatchFlag.RECURRING, headers={SCHEDULE_ID: first.hex().encode()})
     forged = _message(6, 3, headers={SCHEDULE_ID: first.hex().encode()})
-    desk = _desk([])
-    assert desk.id_of(run).message_id.to_bytes() == first
-    assert desk.id_of(forged).message_id.to_bytes() == forged.message_id
+    admin = _admin([])
+    assert admin.id_of(run).message_id.to_bytes() == first
+    assert admin.id_of(forged).message_id.to_bytes() == forged.message_id
 
 
 @pytest.mark.parametrize(("due_ms", "error"), [(-1, InvalidArgument), (3_002, DelayTooLong)])

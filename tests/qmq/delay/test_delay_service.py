@@ -1,4 +1,4 @@
-"""The administration of delayed messages over gRPC, with a desk that is a dictionary, and a schedule that is a folder of bytes."""
+"""The administration of delayed messages over gRPC, with an admin that is a dictionary, and a schedule that is a folder of bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def message(number: int, due_ms: int, **fields: Any) -> DueMessage:
     return DueMessage(**(known | fields))
 
 
-class FakeDesk:
+class FakeDelayAdmin:
     """Messages by id, with their states; what is in `failure` is raised instead of an answer."""
 
     def __init__(self) -> None:
@@ -123,13 +123,13 @@ class FakeFiles:
 
 
 class Service:
-    """A served desk, and calls as a metaserver makes them."""
+    """A served admin, and calls as a metaserver makes them."""
 
     def __init__(self) -> None:
-        self.desk, self.files = FakeDesk(), FakeFiles()
+        self.admin, self.files = FakeDelayAdmin(), FakeFiles()
         self.is_serving = True
         self.server = grpc.aio.server()
-        DelayService(DelayIdentity(GROUP, "d1-a", HOUR), lambda: self.desk if self.is_serving else None, self.files).add_to(self.server)
+        DelayService(DelayIdentity(GROUP, "d1-a", HOUR), lambda: self.admin if self.is_serving else None, self.files).add_to(self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self.stub: Any = delay_pb2_grpc.DelayControlStub(self.channel)
@@ -155,7 +155,7 @@ async def service() -> AsyncIterator[Service]:
 
 
 async def test_a_message_is_shown_whole_with_what_became_of_it(service: Service) -> None:
-    (name,) = service.desk.add(message(1, 11 * HOUR), state="planned")
+    (name,) = service.admin.add(message(1, 11 * HOUR), state="planned")
     shown = await service("ShowDelayed", pb.ShowDelayedRequest(id=name))
     assert (shown.id, shown.subject, shown.group, shown.state) == (name, "orders", GROUP, "planned")
     assert (shown.message_id, shown.due_ms, shown.create_time_ms) == (str(MessageId(7, 1, 1)), 11 * HOUR, 5)
@@ -167,13 +167,13 @@ async def test_a_message_is_shown_whole_with_what_became_of_it(service: Service)
 async def test_a_recurring_message_says_when_it_comes_again(service: Service) -> None:
     headers = {"qmq-cron": b"0 9 * * *", "qmq-zone": b"Europe/Warsaw"}
     recurring = message(1, HOUR, headers=headers, flags=int(BatchFlag.RECURRING | BatchFlag.ORDERED))
-    names = service.desk.add(recurring, message(2, HOUR, headers=headers))
+    names = service.admin.add(recurring, message(2, HOUR, headers=headers))
     found = [await service("ShowDelayed", pb.ShowDelayedRequest(id=name)) for name in names]
     assert [(each.cron, each.zone) for each in found] == [("0 9 * * *", "Europe/Warsaw"), ("", "")]
 
 
 async def test_a_cancelled_message_is_said_to_be_cancelled_however_often_it_is_asked_for(service: Service) -> None:
-    (name,) = service.desk.add(message(1, HOUR))
+    (name,) = service.admin.add(message(1, HOUR))
     answers = [await service("CancelDelayed", pb.CancelDelayedRequest(id=name)) for _ in range(2)]
     assert answers[0] == answers[1]
     assert (answers[0].id, answers[0].state, answers[0].body, answers[0].body_bytes) == (name, "cancelled", b"", 4)
@@ -181,13 +181,13 @@ async def test_a_cancelled_message_is_said_to_be_cancelled_however_often_it_is_a
 
 @pytest.mark.parametrize("state", ["planned", "delivered"])
 async def test_what_is_on_its_way_is_not_cancelled_and_who_asks_hears_it(service: Service, state: str) -> None:
-    (name,) = service.desk.add(message(1, HOUR), state=state)
+    (name,) = service.admin.add(message(1, HOUR), state=state)
     with pytest.raises(TooLate, match=f"it is {state}"):
         await service("CancelDelayed", pb.CancelDelayedRequest(id=name))
 
 
 async def test_a_message_keeps_its_id_when_it_is_moved(service: Service) -> None:
-    (name,) = service.desk.add(message(1, HOUR))
+    (name,) = service.admin.add(message(1, HOUR))
     moved = await service("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=2 * HOUR))
     assert (moved.id, moved.due_ms, moved.state) == (name, 2 * HOUR, "pending")
     assert (await service("ShowDelayed", pb.ShowDelayedRequest(id=name))).due_ms == 2 * HOUR
@@ -195,8 +195,8 @@ async def test_a_message_keeps_its_id_when_it_is_moved(service: Service) -> None
 
 @pytest.mark.parametrize("failure", [NotMaster("lost it", outcome=Outcome.UNKNOWN), DelayTooLong("over two years"), TooLate("on its way")])
 async def test_what_the_desk_raises_arrives_with_its_outcome(service: Service, failure: QmqError) -> None:
-    (name,) = service.desk.add(message(1, HOUR))
-    service.desk.failure = failure
+    (name,) = service.admin.add(message(1, HOUR))
+    service.admin.failure = failure
     for method, request in (("CancelDelayed", pb.CancelDelayedRequest(id=name)), ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1))):
         with pytest.raises(type(failure), match=failure.message) as caught:
             await service(method, request)
@@ -246,9 +246,9 @@ async def pages(service: Service, **fields: Any) -> list[list[str]]:
 
 async def test_pending_messages_are_listed_by_due_time_in_pages_that_miss_none(service: Service) -> None:
     same_time = [message(number, HOUR + number // 3) for number in range(10)]
-    names = service.desk.add(*same_time)
-    service.desk.add(message(20, HOUR), state="delivered")
-    service.desk.add(message(21, HOUR, subject="other"))
+    names = service.admin.add(*same_time)
+    service.admin.add(message(20, HOUR), state="delivered")
+    service.admin.add(message(21, HOUR, subject="other"))
     assert await pages(service, subject="orders", messages_max=4) == [names[:4], names[4:8], names[8:]]
     assert await pages(service, subject="orders", messages_max=5) == [names[:5], names[5:]]
     assert await pages(service, subject="orders", from_ms=HOUR + 1, to_ms=HOUR + 2) == [names[3:6]]
@@ -260,7 +260,7 @@ async def test_pending_messages_are_listed_by_due_time_in_pages_that_miss_none(s
 
 async def test_a_page_of_large_messages_ends_early_and_the_next_goes_on_there(service: Service) -> None:
     headers = {"h": b"x" * (HEADER_BYTES_MAX - 1)}
-    names = service.desk.add(*[message(number, HOUR + number, headers=headers) for number in range(100)])
+    names = service.admin.add(*[message(number, HOUR + number, headers=headers) for number in range(100)])
     found = await pages(service, messages_max=1000)
     assert [name for page in found for name in page] == names
     assert [len(page) for page in found] == [PAGE_BYTES_MAX // HEADER_BYTES_MAX - 1, 100 - (PAGE_BYTES_MAX // HEADER_BYTES_MAX - 1)]
@@ -283,7 +283,7 @@ async def test_a_description_tells_buckets_with_anything_pending_and_the_deliver
 
 
 async def test_a_replica_that_does_not_serve_answers_only_who_copies_its_schedule(service: Service) -> None:
-    (name,) = service.desk.add(message(1, HOUR))
+    (name,) = service.admin.add(message(1, HOUR))
     service.is_serving = False
     asked = [
         ("CancelDelayed", pb.CancelDelayedRequest(id=name)),
@@ -296,7 +296,7 @@ async def test_a_replica_that_does_not_serve_answers_only_who_copies_its_schedul
         with pytest.raises(NotMaster, match="d1-a of delay group d1 does not serve") as caught:
             await service(method, request)
         assert caught.value.outcome is Outcome.NOT_STORED
-    assert service.desk.messages[name][1] == "pending"
+    assert service.admin.messages[name][1] == "pending"
     found = await service("DescribeSchedule", pb.DescribeScheduleRequest())
     assert (found.state, found.index) == (b"\x80", 42)
     read = await service("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", offset=1, bytes_max=3))

@@ -270,8 +270,8 @@ async def test_the_engine_surveys_what_is_near_one_piece_at_a_time(tmp_path: Pat
             running.clear()
         return work()
 
-    outlets, writer = Mock(waiting=0, planned=0, stop=AsyncMock()), Mock()
-    engine = Engine(schedule, writer, ManualClock(START - SECOND), DelayConfig(tick_ms=10), lambda _: outlets, writer.fatal, run=run)
+    dispatcher, writer = Mock(waiting=0, planned=0, stop=AsyncMock()), Mock()
+    engine = Engine(schedule, writer, ManualClock(START - SECOND), DelayConfig(tick_ms=10), lambda _: dispatcher, writer.fatal, run=run)
     engine.start()
     await eventually(lambda: len(pieces) == 3 and schedule.survey(START, START) is None)
     await engine.stop()

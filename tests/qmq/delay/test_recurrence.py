@@ -1,4 +1,4 @@
-"""When recurring messages run: daylight saving, leap years, and ten years of runs against every minute of them."""
+"""When recurring messages run: daylight saving, leap years, and years of runs against every minute of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 import pytest
-from forms import examples
+from forms import FORM, examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,8 @@ from qmq.delay.recurrence import check, next_run
 from qmq.errors import InvalidArgument
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
+YEARS = 3 if FORM == "gate" else 10
+"""From 2026 on: 2028 is a leap year."""
 
 
 def ms(text: str) -> int:
@@ -161,13 +163,13 @@ def every_run(cron: str, zone: str, begin: int, hours: int) -> list[int]:
 
 @pytest.mark.parametrize("zone", [BERLIN, NEW_YORK])
 @pytest.mark.parametrize("cron", ["30 2 * * *", "0,20 1,2,3 * * 0", "*/15 1,2 * * 0", "5 */6 * * 1", "0 0 29 2 *", "59 23 31 * *"])
-def test_over_ten_years_no_run_is_lost_or_doubled(cron: str, zone: str) -> None:
-    begin, hours = ms("2026-01-01T12:00+00:00") // 60_000, 10 * 365 * 24
+def test_over_years_no_run_is_lost_or_doubled(cron: str, zone: str) -> None:
+    begin, hours = ms("2026-01-01T12:00+00:00") // 60_000, YEARS * 365 * 24
     expected = every_run(cron, zone, begin, hours)
     found, at = [], begin * 60_000 - 1
     while (at := next_run(cron, zone, at)) < (begin + hours * 60) * 60_000:
         found.append(at)
-    assert len(expected) > 1
+    assert expected
     assert all(one < two for one, two in pairwise(found))
     assert [at // 60_000 for at in found] == expected
     assert all(at % 60_000 == 0 for at in found)

@@ -31,7 +31,7 @@ async def test_the_node_registers_as_a_group_of_one_and_says_goodbye(tmp_path: P
     store = EmbeddedStore(tmp_path / "node" / "coordination.db")
     keys = [item.key for item in (await store.list("/qmq/")).items]
     own = [group_key("broker-0", kind) for kind in ("epoch", "members", "secret")]
-    assert keys == [*own, "/qmq/replicas/broker-0/broker-0"]
+    assert keys == ["/qmq/access/server-token", *own, "/qmq/replicas/broker-0/broker-0"]
     await store.close()
 
 

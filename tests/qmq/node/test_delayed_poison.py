@@ -48,7 +48,7 @@ def bad_messages(node: Node) -> int:
     """Those that were set aside and those that cannot be read."""
     assert node.delay is not None
     engine = node.delay.broker.require_engine()
-    return engine.outlets.set_aside + len(engine.damaged)
+    return engine.dispatcher.set_aside + len(engine.damaged)
 
 
 def stored(node: Node, subject: str, partition: int = 0) -> int:

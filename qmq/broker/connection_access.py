@@ -1,0 +1,130 @@
+"""Who is at the other end of a connection, and what it was allowed.
+
+What a frame needs:
+
+    HELLO, REAUTH, WELCOME ...                    nothing: who it is, is found out here
+    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch
+    FIND                                          produce on the subject: it tells a producer which of its batches are stored
+    ATTACH, LANE_ATTACH                           consume on the subject and on the group
+    FETCH                                         browse on the subject
+    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     nothing more: they belong to what was attached
+    REPLICA_HELLO, REPLICA                        to be a replica (`accepts_replica`)
+
+What was allowed is remembered until the rules change. Then a connection whose sessions are not allowed any more ends, with the error that
+says why; the client hears the same when it attaches again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from qmq.errors import AccessDenied
+from qmq.security.access_control import Caller, OpenAccess
+from qmq.security.access_rules import Need, Operation, on_group, on_subject
+from qmq.security.principal import CertificateNames
+from qmq.wire.frame import FrameKind
+
+SUBJECTS_MAX: Final = 10_000
+"""Remembered for a connection; then all are forgotten."""
+
+_OPEN: Final = (FrameKind.HELLO, FrameKind.REAUTH)
+_OF_SESSION: Final = (
+    FrameKind.PULL,
+    FrameKind.SETTLE,
+    FrameKind.BEGUN,
+    FrameKind.HEARTBEAT,
+    FrameKind.DETACH,
+    FrameKind.LANE_PULL,
+    FrameKind.LANE_SETTLE,
+)
+_BETWEEN_REPLICAS: Final = (FrameKind.REPLICA_HELLO, FrameKind.REPLICA)
+
+FRAME_OPERATIONS: Final[dict[int, tuple[Operation, ...]]] = {
+    **dict.fromkeys((*_OPEN, *_OF_SESSION, *_BETWEEN_REPLICAS), ()),
+    FrameKind.PRODUCE: (Operation.PRODUCE,),
+    FrameKind.PRODUCE_FAST: (Operation.PRODUCE,),
+    FrameKind.PRODUCE_FLUSHED: (Operation.PRODUCE,),
+    FrameKind.FIND: (Operation.PRODUCE,),
+    FrameKind.ATTACH: (Operation.CONSUME,),
+    FrameKind.LANE_ATTACH: (Operation.CONSUME,),
+    FrameKind.FETCH: (Operation.BROWSE,),
+}
+"""What each kind of frame that a client or a replica may send needs. A kind that is not here is refused."""
+
+
+class ConnectionAccess:
+    def __init__(self, access: OpenAccess) -> None:
+        self._access = access
+        self.caller = Caller()
+        self._is_encrypted = False
+        self._subjects: set[bytes] = set()
+        self._version = -1
+        self._consumes: set[tuple[str, str]] = set()
+
+    def greet(self, transport: asyncio.BaseTransport | None, token: str = "") -> None:
+        """Find out who it is. Raises NotAuthenticated."""
+        if transport is None:
+            return
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
+        peer, name = transport.get_extra_info("peercert"), transport.get_extra_info("peername")
+        address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+        self.caller = self._access.identify(CertificateNames.of_peer(peer) if peer else None, token, address)
+
+    def renew(self, token: str) -> None:
+        """A newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
+        newer = self._access.identify(None, token, self.caller.address)
+        if newer.principal != self.caller.principal:
+            raise AccessDenied(f"this connection is {self.caller.principal}'s: open another one for {newer.principal}")
+        self.caller = newer
+
+    def accepts_replica(self) -> None:
+        """Whether the peer may speak as a replica: with TLS only who has a server's certificate. Raises AccessDenied.
+
+        Whether it belongs to the group is proved by the group's secret (ADR 0017), with TLS and without.
+        """
+        if self._access.is_on and self._is_encrypted and not self.caller.principal.is_server:
+            raise AccessDenied(f"{self.caller.principal} is no server: a replica shows a certificate of `qmq cert server`")
+
+    # --- what it may do ------------------------------------------------------------------------------------------------
+
+    def require_produce(self, subject: bytes) -> None:
+        """Called for each batch. Raises AccessDenied, NotAuthenticated."""
+        if self._version != self._access.version or len(self._subjects) > SUBJECTS_MAX:
+            self._subjects.clear()
+            self._version = self._access.version
+        if subject not in self._subjects:
+            self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
+            self._subjects.add(subject)
+
+    def require_consume(self, subject: str, group: str) -> None:
+        """Called once for each session, and again when the rules change."""
+        self._require("ATTACH", *_consuming(subject, group))
+        self._consumes.add((subject, group))
+
+    def require_browse(self, subject: str) -> None:
+        self._require("FETCH", on_subject(Operation.BROWSE, subject))
+
+    def require_find(self, subject: str) -> None:
+        self._require("FIND", on_subject(Operation.PRODUCE, subject))
+
+    def _require(self, action: str, *needs: Need) -> None:
+        if self._access.is_on:
+            self._access.require(self.caller, action, *needs)
+
+    def look_again(self) -> None:
+        """The rules have changed, or time has passed. Raises AccessDenied, NotAuthenticated: the connection must end."""
+        if not self._access.is_on:
+            return
+        self._access.check(self.caller)
+        for subject, group in self._consumes:
+            self._access.require(self.caller, "ATTACH", *_consuming(subject, group))
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything has to be asked."""
+        return self._access.is_on
+
+
+def _consuming(subject: str, group: str) -> tuple[Need, Need]:
+    return on_subject(Operation.CONSUME, subject), on_group(Operation.CONSUME, group)

@@ -1,0 +1,78 @@
+"""Quotas at a broker: how much each principal has used, over all of its connections here, and for how long it is not read from.
+
+The limits are the coordination store's (`qmq/security/quotas.py`). A principal without a quota costs one look-up in a dict for each frame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq.errors import Overloaded
+from qmq.log.store import Intake
+from qmq.security.access_control import OpenAccess
+from qmq.security.principal import Principal
+from qmq.security.quotas import Quota, RateMeter
+
+PAUSE_S_MAX: Final = 5.0
+"""The longest pause at once: a heartbeat must pass, and a quota may have been raised meanwhile."""
+
+
+class Throttle:
+    """Of one broker. `now_s` is a monotonic clock."""
+
+    def __init__(self, access: OpenAccess, now_s: Callable[[], float]) -> None:
+        self._access, self._now_s = access, now_s
+        self._meters: dict[tuple[Principal | str, str], RateMeter] = {}
+        self.connections: Counter[Principal] = Counter()
+        self.paused_s = 0.0
+        """How long connections were not read from, added up."""
+
+    def admit(self, principal: Principal) -> None:
+        """A connection of this principal is greeted. Raises Overloaded; then it does not count."""
+        quota = self._access.quota(principal)
+        if quota is not None and 0 < quota.connections <= self.connections[principal]:
+            raise Overloaded(f"{principal} has {quota.connections} connections here, the most that its quota {quota.id!r} allows")
+        self.connections[principal] += 1
+
+    def ended(self, principal: Principal) -> None:
+        """A connection that was admitted has ended."""
+        self.connections[principal] -= 1
+        if not self.connections[principal]:
+            del self.connections[principal]
+            for name in ("bytes in", "messages in", "bytes out"):
+                self._meters.pop((principal, name), None)
+
+    def produced(self, principal: Principal, batches: Sequence[Intake]) -> float:
+        """Count a PRODUCE; for how many seconds its connection is not to be read from."""
+        size, messages = sum([len(each.region) for each in batches]), sum([each.header.count for each in batches])
+        owed_s = self._taken(principal, self._access.quota(principal), size, messages)
+        for each in batches:
+            subject = each.queue.id.subject
+            owed_s = max(owed_s, self._taken(subject, self._access.subject_quota(subject), len(each.region), each.header.count))
+        return self._pause(owed_s)
+
+    def _taken(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:
+        if quota is None:
+            return 0.0
+        by_bytes = self._take(who, "bytes in", quota.produce_bytes_per_s, size)
+        return max(by_bytes, self._take(who, "messages in", quota.produce_messages_per_s, messages))
+
+    def fetched(self, principal: Principal, size: int) -> float:
+        """Count bytes that were sent to a consumer."""
+        quota = self._access.quota(principal)
+        return 0.0 if quota is None else self._pause(self._take(principal, "bytes out", quota.fetch_bytes_per_s, size))
+
+    def _pause(self, pause_s: float) -> float:
+        found = min(pause_s, PAUSE_S_MAX)
+        self.paused_s += found
+        return found
+
+    def _take(self, who: Principal | str, name: str, rate: int, amount: int) -> float:
+        if not rate:
+            return 0.0
+        meter = self._meters.get((who, name))
+        if meter is None or meter.rate != rate:
+            meter = self._meters[who, name] = RateMeter(rate, self._now_s())
+        return meter.take(amount, self._now_s())

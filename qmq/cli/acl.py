@@ -1,0 +1,299 @@
+"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`: who may do what (docs/ACCESS.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import qmq
+from qmq.cli.output import SERVER, Json, Server, run, show, time_text
+from qmq.cli.times import parse_delays
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import access_pb2 as pb
+
+rules = typer.Typer(no_args_is_help=True, help="Say who may do what: rules, and whether they hold.")
+roles = typer.Typer(no_args_is_help=True, help="Roles: principals that rules name together.")
+quotas = typer.Typer(no_args_is_help=True, help="How much a principal may use.")
+users = typer.Typer(no_args_is_help=True, help="Tokens of applications and people.")
+
+Principal = Annotated[str, typer.Argument(help="app:NAME, op:NAME, a prefix such as 'app:billing*', role:NAME, or '*'.")]
+Exactly = Annotated[str, typer.Argument(help="app:NAME or op:NAME.")]
+Operations = Annotated[
+    str,
+    typer.Argument(
+        help="Comma-separated: produce, consume, browse, describe, create, delete, configure, reshard, operate, administer; '*' for all."
+    ),
+]
+Kind = Annotated[str, typer.Argument(help="subject, group or cluster.")]
+Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'.")]
+RuleId = Annotated[str, typer.Option("--id", help="The rule's name; made from its content without.")]
+
+_RULE_COLUMNS = ("rule", "effect", "principal", "operations", "resource", "pattern", "by", "at")
+
+
+def _row(rule: pb.AccessRule) -> tuple[str, ...]:
+    effect, operations = "deny" if rule.is_deny else "allow", ",".join(rule.operations) or "*"
+    return rule.id, effect, rule.principal, operations, rule.kind, rule.pattern, rule.by, time_text(rule.at_ms)
+
+
+@rules.command("list")
+def list_rules(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show all rules, the roles that they name, and the mode."""
+
+    async def _list() -> pb.ListRulesResponse:
+        async with qmq.connect(server) as mq:
+            return await mq.access.rules()
+
+    found = run(_list())
+    show(f"rules (mode: {found.mode})", _RULE_COLUMNS, [_row(rule) for rule in found.rules], as_json=as_json)
+
+
+@rules.command("allow")
+def allow(
+    principal: Principal,
+    operations: Operations,
+    kind: Kind,
+    pattern: Pattern = "*",
+    rule_id: RuleId = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Allow operations. Consuming needs `consume` on the subject and on the group."""
+    _put(principal, operations, kind, pattern, rule_id, as_json, server, is_deny=False)
+
+
+@rules.command("deny")
+def deny(
+    principal: Principal,
+    operations: Operations,
+    kind: Kind,
+    pattern: Pattern = "*",
+    rule_id: RuleId = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Deny operations, whatever other rules allow."""
+    _put(principal, operations, kind, pattern, rule_id, as_json, server, is_deny=True)
+
+
+def _put(principal: str, operations: str, kind: str, pattern: str, rule_id: str, as_json: bool, server: str, *, is_deny: bool) -> None:
+    named = [] if operations == "*" else [each.strip() for each in operations.split(",") if each.strip()]
+
+    async def _ask() -> pb.AccessRule:
+        async with qmq.connect(server) as mq:
+            return await mq.access.put_rule(principal, named, kind, pattern, is_deny=is_deny, rule_id=rule_id)
+
+    show("rule", _RULE_COLUMNS, [_row(run(_ask()))], as_json=as_json)
+
+
+@rules.command("remove")
+def remove(rule_id: Annotated[str, typer.Argument(help="As `qmq acl list` has it.")], server: Server = SERVER) -> None:
+    """Take a rule away."""
+
+    async def _ask() -> None:
+        async with qmq.connect(server) as mq:
+            await mq.access.delete_rule(rule_id)
+
+    run(_ask())
+
+
+@rules.command("test")
+def tell_decision(
+    principal: Exactly,
+    operation: Annotated[str, typer.Argument(help="One operation.")],
+    kind: Kind,
+    name: Annotated[str, typer.Argument(help="The resource's name; none for the cluster.")] = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Say whether the rules allow something, and which one decides. Exit code 1 if they do not."""
+
+    async def _ask() -> pb.TestAccessResponse:
+        async with qmq.connect(server) as mq:
+            return await mq.access.test(principal, operation, kind, name)
+
+    found = run(_ask())
+    answer = "allowed" if found.is_allowed else "denied"
+    row = (principal, operation, f"{kind} {name}".strip(), answer, found.rule.id or "no rule", ",".join(found.roles))
+    show("decision", ("principal", "operation", "resource", "answer", "decided by", "roles"), [row], as_json=as_json)
+    if not found.is_allowed:
+        raise typer.Exit(1)
+
+
+@rules.command("mode")
+def mode(
+    new: Annotated[str, typer.Argument(help="off, watch (record what would be refused) or enforce.")], server: Server = SERVER
+) -> None:
+    """Say whether the rules hold."""
+
+    async def _ask() -> str:
+        async with qmq.connect(server) as mq:
+            return await mq.access.set_mode(new)
+
+    typer.echo(f"mode: {run(_ask())} -> {new}")
+
+
+# --- roles -------------------------------------------------------------------------------------------------------------
+
+
+@roles.command("list")
+def list_roles(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show roles and their members."""
+
+    async def _list() -> pb.ListRulesResponse:
+        async with qmq.connect(server) as mq:
+            return await mq.access.rules()
+
+    rows = [(role.name, member) for role in run(_list()).roles for member in role.members]
+    show("roles", ("role", "member"), rows, as_json=as_json)
+
+
+@roles.command("add")
+def add_to_role(role: str, principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")], server: Server = SERVER) -> None:
+    """Take principals into a role; it is made with the first one."""
+    _change_role(role, principals, [], server)
+
+
+@roles.command("remove")
+def remove_from_role(
+    role: str, principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")], server: Server = SERVER
+) -> None:
+    """Take principals out of a role; it is gone with the last one."""
+    _change_role(role, [], principals, server)
+
+
+def _change_role(name: str, add: list[str], take: list[str], server: str) -> None:
+    async def _ask() -> pb.Role:
+        async with qmq.connect(server) as mq:
+            return await mq.access.change_role(name, add=add, remove=take)
+
+    typer.echo(f"{name}: {', '.join(run(_ask()).members) or 'no members'}")
+
+
+# --- quotas ------------------------------------------------------------------------------------------------------------
+
+_QUOTA_COLUMNS = ("quota", "principal", "limit", "value")
+
+
+def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int]]:
+    return [(quota.id, quota.principal, name, value) for name, value in sorted(quota.limits.items()) if value]
+
+
+@quotas.command("list")
+def list_quotas(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show all quotas."""
+
+    async def _list() -> list[pb.AccessQuota]:
+        async with qmq.connect(server) as mq:
+            return await mq.access.quotas()
+
+    show("quotas", _QUOTA_COLUMNS, [row for quota in run(_list()) for row in _quota_rows(quota)], as_json=as_json)
+
+
+@quotas.command("set")
+def set_quota(
+    principal: Principal,
+    produce_bytes: Annotated[int, typer.Option("--produce-bytes", min=0, help="A second, at each broker; 0: no limit.")] = 0,
+    produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="A second, at each broker.")] = 0,
+    fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="A second, from each broker.")] = 0,
+    connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
+    requests: Annotated[int, typer.Option("--requests", min=0, help="A second, at each metaserver.")] = 0,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Set the limits of a principal, of a role or of a pattern; limits that are not named are taken away."""
+    limits = {
+        "produce_bytes_per_s": produce_bytes,
+        "produce_messages_per_s": produce_messages,
+        "fetch_bytes_per_s": fetch_bytes,
+        "connections": connections,
+        "requests_per_s": requests,
+    }
+
+    async def _ask() -> pb.AccessQuota:
+        async with qmq.connect(server) as mq:
+            return await mq.access.put_quota(principal, limits)
+
+    show("quota", _QUOTA_COLUMNS, _quota_rows(run(_ask())), as_json=as_json)
+
+
+@quotas.command("remove")
+def remove_quota(quota_id: Annotated[str, typer.Argument(help="As `qmq quota list` has it.")], server: Server = SERVER) -> None:
+    """Take a quota away."""
+
+    async def _ask() -> None:
+        async with qmq.connect(server) as mq:
+            await mq.access.delete_quota(quota_id)
+
+    run(_ask())
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@users.command("token")
+def token(
+    principal: Exactly,
+    ends_in: Annotated[str, typer.Option("--for", help="How long it is valid: 90d, 12h; for ever without.")] = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Make a token, and print it. It is not shown again: put it into a file of mode 600, and name that in QMQ_TOKEN_FILE."""
+    import time
+
+    ends_ms = time.time_ns() // 1_000_000 + sum(parse_delays(ends_in)) if ends_in else 0
+
+    async def _ask() -> pb.CreateTokenResponse:
+        async with qmq.connect(server) as mq:
+            return await mq.access.create_token(principal, ends_ms=ends_ms)
+
+    made = run(_ask())
+    if as_json:
+        row = (made.token, made.info.id, made.info.principal, made.info.ends_ms)
+        show("token", ("token", "id", "principal", "ends ms"), [row], as_json=True)
+        return
+    typer.echo(made.token)
+
+
+@users.command("list")
+def list_tokens(as_json: Json = False, server: Server = SERVER) -> None:
+    """Show whose tokens there are, without the tokens."""
+
+    async def _list() -> list[pb.TokenInfo]:
+        async with qmq.connect(server) as mq:
+            return await mq.access.tokens()
+
+    rows = [
+        (each.id, each.principal, time_text(each.ends_ms) if each.ends_ms else "never", each.by, time_text(each.at_ms))
+        for each in run(_list())
+    ]
+    show("tokens", ("id", "principal", "ends", "by", "at"), rows, as_json=as_json)
+
+
+@users.command("revoke")
+def revoke(
+    whose: Annotated[str, typer.Argument(help="app:NAME or op:NAME for all of somebody's tokens, or a token's id.")],
+    server: Server = SERVER,
+) -> None:
+    """Revoke tokens; connections that showed them end within a second."""
+
+    async def _ask() -> list[str]:
+        async with qmq.connect(server) as mq:
+            return await mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose})
+
+    typer.echo(f"revoked: {', '.join(run(_ask()))}")
+
+
+def whoami(as_json: Json = False, server: Server = SERVER) -> None:
+    """Say who you are to the cluster, and how it knows."""
+
+    async def _ask() -> pb.WhoAmIResponse:
+        async with qmq.connect(server) as mq:
+            return await mq.access.whoami()
+
+    found = run(_ask())
+    ends = time_text(found.ends_ms) if found.ends_ms else ""
+    row = (found.principal, found.how, ",".join(found.roles), "yes" if found.is_admin else "no", found.mode, ends)
+    show("you", ("principal", "known by", "roles", "administers", "mode", "ends"), [row], as_json=as_json)

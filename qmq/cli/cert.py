@@ -1,0 +1,70 @@
+"""`qmq cert`: a small certificate authority for a cluster, and certificates for its servers and clients (docs/SECURITY.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qmq.cli.output import Json, fail, show
+from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from qmq.security.authority import Issued
+
+app = typer.Typer(help="Make certificates for TLS.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Option("--folder", envvar="QMQ_CERT_FOLDER", help="Where the authority and the certificates are.")]
+Days = Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")]
+FOLDER = Path("qmq-certs")
+_COLUMNS = ("certificate", "key", "valid until")
+
+
+@app.command("ca")
+def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> None:
+    """Make the authority that signs a cluster's certificates. Keep its key (ca.key) off the servers."""
+    from qmq.security.authority import create_authority
+
+    try:
+        _show(create_authority(folder, days=days), as_json)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+@app.command("server")
+def server(
+    name: Annotated[str, typer.Argument(help="The server's name, such as its replica's.")],
+    hosts: Annotated[list[str], typer.Option("--host", help="A name or address by which it is reached; may be given again.")],
+    kind: Annotated[str, typer.Option("--kind", help="'node' for a broker or a delay server, 'meta' for a metaserver.")] = "node",
+    folder: Folder = FOLDER,
+    days: Days = 365,
+    as_json: Json = False,
+) -> None:
+    """Make a server's certificate; one that was there is replaced, and the server uses the new one without a restart."""
+    _issue(folder, name, kind, hosts, days, as_json)
+
+
+@app.command("client")
+def client(
+    name: Annotated[str, typer.Argument(help="The application's or the operator's name.")],
+    kind: Annotated[str, typer.Option("--kind", help="'app' for an application, 'op' for an operator.")] = "app",
+    folder: Folder = FOLDER,
+    days: Days = 365,
+    as_json: Json = False,
+) -> None:
+    """Make a client's certificate."""
+    _issue(folder, name, kind, [], days, as_json)
+
+
+def _issue(folder: Path, name: str, kind: str, hosts: list[str], days: int, as_json: bool) -> None:
+    from qmq.security.authority import issue
+
+    try:
+        _show(issue(folder, name, kind, hosts, days=days), as_json)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+def _show(made: Issued, as_json: bool) -> None:
+    show("made", _COLUMNS, [(str(made.cert), str(made.key), made.ends_at.isoformat())], as_json=as_json)

@@ -1,0 +1,66 @@
+"""`qmq context`: clusters that the command line knows by name (docs/ACCESS.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qmq.cli.output import Json, fail, show
+from qmq.errors import QmqError
+from qmq.security.contexts import ClusterContext, ContextFile
+
+app = typer.Typer(no_args_is_help=True, help="Keep clusters under names: where they are, and what to show them.")
+
+Name = Annotated[str, typer.Argument(help="The context's name.")]
+Pem = Path | None
+
+
+@app.command("add")
+def add(
+    name: Name,
+    server: Annotated[str, typer.Option("--server", "-s", help="The metaservers: HOST:PORT,HOST:PORT.")] = "",
+    ca: Annotated[Pem, typer.Option("--tls-ca", help="PEM file: who signs the servers' certificates.")] = None,
+    cert: Annotated[Pem, typer.Option("--tls-cert", help="PEM file: our certificate.")] = None,
+    key: Annotated[Pem, typer.Option("--tls-key", help="PEM file: its key.")] = None,
+    token_file: Annotated[Pem, typer.Option("--token-file", help="File with our token.")] = None,
+) -> None:
+    """Keep a cluster under a name. The first one becomes the current one."""
+    paths = ["" if path is None else str(path.absolute()) for path in (ca, cert, key, token_file)]
+    try:
+        ContextFile.of_user().add(ClusterContext(name, server, *paths))
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+@app.command("use")
+def use(name: Name) -> None:
+    """Make a context the current one: commands use it where nothing else is said."""
+    try:
+        ContextFile.of_user().use(name)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+@app.command("remove")
+def remove(name: Name) -> None:
+    """Forget a context; files that it names stay."""
+    try:
+        ContextFile.of_user().remove(name)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+@app.command("list")
+def list_contexts(as_json: Json = False) -> None:
+    """Show all contexts."""
+    try:
+        current, contexts = ContextFile.of_user().load()
+    except (OSError, QmqError) as failure:
+        fail(failure)
+    rows = [
+        ("*" if each.name == current else "", each.name, each.server, each.tls_ca, each.tls_cert, each.token_file)
+        for _, each in sorted(contexts.items())
+    ]
+    show("contexts", ("current", "name", "server", "ca", "certificate", "token file"), rows, as_json=as_json)

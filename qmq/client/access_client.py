@@ -1,0 +1,99 @@
+"""Administration of access by a client: rules, roles, tokens, quotas (docs/ACCESS.md). Answers are protobuf messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from qmq.proto.v1 import access_pb2 as pb
+
+
+class Metaservers(Protocol):
+    """Asks one of them."""
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Raises the typed error that the metaserver raised, or NotConnected."""
+        ...
+
+
+class AccessClient:
+    """All but `whoami` needs `administer` on the cluster, and raises AccessDenied without. All of it may be repeated after a lost answer,
+    but `create_token`, which makes another one.
+    """
+
+    def __init__(self, metaservers: Metaservers) -> None:
+        self._metaservers = metaservers
+
+    async def whoami(self) -> pb.WhoAmIResponse:
+        """Who this client is to the cluster."""
+        found: pb.WhoAmIResponse = await self._metaservers.call("WhoAmI", pb.WhoAmIRequest())
+        return found
+
+    async def rules(self) -> pb.ListRulesResponse:
+        """All rules and roles, and the mode."""
+        found: pb.ListRulesResponse = await self._metaservers.call("ListRules", pb.ListRulesRequest())
+        return found
+
+    async def put_rule(
+        self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
+    ) -> pb.AccessRule:
+        """Allow or deny; no `operations` means all of them. Saying the same rule again changes nothing.
+
+        Raises InvalidArgument, InvalidName.
+        """
+        rule = pb.AccessRule(
+            id=rule_id, is_deny=is_deny, principal=principal, operations=sorted(set(operations)), kind=kind, pattern=pattern
+        )
+        found: pb.AccessRule = await self._metaservers.call("PutRule", pb.PutRuleRequest(rule=rule))
+        return found
+
+    async def delete_rule(self, rule_id: str) -> None:
+        """Raises InvalidArgument: there is none, or the caller would lose `administer`."""
+        await self._metaservers.call("DeleteRule", pb.DeleteRuleRequest(id=rule_id))
+
+    async def set_mode(self, mode: str) -> str:
+        """ "off", "watch" or "enforce"; the mode before. Raises InvalidArgument."""
+        found: pb.SetAccessModeResponse = await self._metaservers.call("SetAccessMode", pb.SetAccessModeRequest(mode=mode))
+        return found.mode_before
+
+    async def test(self, principal: str, operation: str, kind: str, name: str = "") -> pb.TestAccessResponse:
+        """What the rules say of somebody, whatever the mode is."""
+        request = pb.TestAccessRequest(principal=principal, operation=operation, kind=kind, name=name)
+        found: pb.TestAccessResponse = await self._metaservers.call("TestAccess", request)
+        return found
+
+    async def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> pb.Role:
+        """Take principals into a role, and out of it; a role without members is gone."""
+        request = pb.ChangeRoleRequest(name=name, add=sorted(add), remove=sorted(remove))
+        found: pb.Role = await self._metaservers.call("ChangeRole", request)
+        return found
+
+    async def create_token(self, principal: str, *, ends_ms: int = 0) -> pb.CreateTokenResponse:
+        """A new token, which nobody can be told again. `ends_ms`: milliseconds since 1970, 0 for never."""
+        request = pb.CreateTokenRequest(principal=principal, ends_ms=ends_ms)
+        found: pb.CreateTokenResponse = await self._metaservers.call("CreateToken", request)
+        return found
+
+    async def tokens(self) -> list[pb.TokenInfo]:
+        found: pb.ListTokensResponse = await self._metaservers.call("ListTokens", pb.ListTokensRequest())
+        return list(found.tokens)
+
+    async def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
+        """Revoke one token, or all of a principal; their ids. Connections that showed them end. Raises InvalidArgument."""
+        request = pb.DeleteTokensRequest(id=token_id, principal=principal)
+        found: pb.DeleteTokensResponse = await self._metaservers.call("DeleteTokens", request)
+        return list(found.ids)
+
+    async def put_quota(self, principal: str, limits: Mapping[str, int], *, quota_id: str = "") -> pb.AccessQuota:
+        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
+        quota = pb.AccessQuota(id=quota_id, principal=principal, limits=limits)
+        found: pb.AccessQuota = await self._metaservers.call("PutQuota", pb.PutQuotaRequest(quota=quota))
+        return found
+
+    async def delete_quota(self, quota_id: str) -> None:
+        """Raises InvalidArgument."""
+        await self._metaservers.call("DeleteQuota", pb.DeleteQuotaRequest(id=quota_id))
+
+    async def quotas(self) -> list[pb.AccessQuota]:
+        found: pb.ListQuotasResponse = await self._metaservers.call("ListQuotas", pb.ListQuotasRequest())
+        return list(found.quotas)

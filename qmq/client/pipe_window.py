@@ -1,0 +1,123 @@
+"""A producer's batches on their way to one broker group of an unordered subject: an in-flight window (qmq/delivery/window.py). Pure.
+
+    sent ─▶ on its way ──stored──▶ decided
+               │ refused, certainly not stored ──▶ given back: any group may take it
+               └ nobody knows ──▶ sent again, only here
+
+Rules:
+* A batch whose outcome is unknown stays. The group's replicas remember its number with the log, so sending it again *here* is harmless, and
+  sending it anywhere else could make two of it.
+* The group takes batches in any order, so a refusal holds back only the refused one.
+* While a batch is to be sent again nothing new is taken, and those that are sent again leave in the order of their numbers.
+* A batch that is refused when its time is over fails.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from qmq.client.open_batch import Batch
+from qmq.delivery.retries import PRODUCER, RetryRules, final
+from qmq.delivery.window import InFlightWindow
+from qmq.errors import QmqError
+
+
+class PipeWindow(InFlightWindow[Batch]):
+    def __init__(self, window: int, rules: RetryRules = PRODUCER) -> None:
+        super().__init__(window, rules)
+        self._failed: list[tuple[Batch, QmqError]] = []
+        self._given_back: list[Batch] = []
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_retries(self) -> bool:
+        """Whether something is to be sent again; nothing new is sent before that."""
+        return self._sent < len(self.flight)
+
+    def send(self, batch: Batch) -> None:
+        """A new batch leaves now; the window must take it."""
+        self.flight.append(batch)
+        self._depart(batch)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether anything is on its way over the connection in use."""
+        return self._sent > 0
+
+    @property
+    def on_way(self) -> list[Batch]:
+        """What was sent over the connection in use and is not answered."""
+        return self.flight[: self._sent]
+
+    @property
+    def retries(self) -> list[Batch]:
+        """What is to be sent again."""
+        return self.flight[self._sent :]
+
+    def take_failed(self) -> list[tuple[Batch, QmqError]]:
+        """What failed for good since, each batch once."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def take_given_back(self) -> list[Batch]:
+        """What is certainly not stored here: any group may have it."""
+        given_back, self._given_back = self._given_back, []
+        return given_back
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def refused(self, batch: Batch, attempt: int, failure: QmqError, now: float) -> None:
+        super().refused(batch, attempt, failure, now)
+        if batch.is_gone or batch in self.on_way:
+            return
+        if batch.until <= now:
+            self._fail(batch, failure)
+        elif batch.is_certain:
+            self._remove(batch)
+            batch.is_gone = False
+            self._given_back.append(batch)
+
+    def _hold_back(self, at: int) -> None:
+        batch = self.flight.pop(at)
+        self._sent -= 1
+        insort(self.flight, batch, lo=self._sent, key=_number)
+
+    def _begin_again(self) -> None:
+        super()._begin_again()
+        self.flight.sort(key=_number)
+
+    def _rest(self, batch: Batch, failure: QmqError, now: float) -> None:
+        """Batches that are refused together count once."""
+        self.trouble = failure
+        if now >= self._rests_until:
+            super()._rest(batch, failure, now)
+
+    def _reject(self, batch: Batch, failure: QmqError) -> None:
+        self._fail(batch, failure)
+
+    def _fail(self, batch: Batch, failure: QmqError | None) -> None:
+        batch.is_uncertain = not batch.is_certain
+        self._remove(batch)
+        self._failed.append((batch, final(failure, batch)))
+
+    def expire(self, now: float) -> None:
+        """Fail what was to be sent again and whose time is over."""
+        for batch in [each for each in self.retries if each.until <= now]:
+            self._fail(batch, self.trouble or batch.failure)
+
+    def fail_retries(self, failure: QmqError) -> None:
+        """Fail what was to be sent again: there is no way."""
+        for batch in self.retries:
+            self._fail(batch, failure)
+
+    def drop(self) -> list[Batch]:
+        """Take out all: answers that come late mean nothing."""
+        dropped, self.flight, self._sent = self.flight, [], 0
+        for batch in dropped:
+            batch.is_gone = True
+        return dropped
+
+
+def _number(batch: Batch) -> int:
+    return batch.sequence

@@ -1,0 +1,18 @@
+"""How due messages get to the real-time brokers: never lost, never twice, and in order where the subject is ordered.
+
+DueDispatcher            (due_dispatcher.py)           takes due messages of all subjects
+SubjectDispatcher        (subject_dispatcher.py)       one subject's: finds out how it is ordered; what cannot leave waits here
+BalancedDispatcher       (balanced_dispatcher.py)      of an unordered subject: to any of its broker groups
+PartitionedDispatcher    (partitioned_dispatcher.py)   of an ordered subject: by the route, each key in order
+DueBatcher               (due_batcher.py)              messages that wait to be planned; makes batches of them. Pure
+BatchPlanner             (batch_planner.py)            has each batch planned in the log before it leaves
+DueBatch                 (due_batch.py)                one batch, until its fate is known. Pure
+DueWindow                (due_window.py)               the batches of one broker group or partition; decides what an answer means. Pure
+DueConnection            (due_connection.py)           the connection of a window
+"""
+
+from __future__ import annotations
+
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
+
+__all__ = ["DueDispatcher"]

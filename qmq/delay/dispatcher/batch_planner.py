@@ -1,0 +1,131 @@
+"""Has batches planned in the log before they leave: what all subjects share, with the numbers of batches, and the counts.
+
+Rules:
+* A batch is planned with the ledger before it is sent, each by a task of its own: tasks begin in the order in which they are made, and
+  the ledger writes in that order.
+* When the planner is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
+  longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq.client.links import Links
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import Limits
+from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
+from qmq.errors import QmqError
+from qmq.wire.frame_payloads import Produced
+
+log = logging.getLogger("qmq.delay")
+
+LOOKUPS_MAX: Final = 16
+"""Subjects that are located at once."""
+Withdraw = Callable[[SchedulePlace], bool]
+"""Takes out a message that waits; False if it does not wait there."""
+
+
+class BatchPlanner:
+    """`on_refused` is called once, if the ledger refuses a plan."""
+
+    def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
+        self.links = links
+        self.limits = limits
+        self.new_id = new_id
+        self.waiting: dict[SchedulePlace, Withdraw] = {}
+        """Every message that is not planned, and how its subject takes it out."""
+        self.planned = 0
+        """Messages planned and not decided."""
+        self.resent = 0
+        """Messages that were sent again although they may be stored: their partition was fenced, or their producer forgotten."""
+        self.doubtful: set[SchedulePlace] = set()
+        """Messages waiting to be sent again although they may be stored: nobody can truly say any more that they are not delivered."""
+        self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self.is_closed = False
+        self._ledger = ledger
+        self._on_refused = on_refused
+        self._producer_id = 0
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def next_number(self) -> tuple[int, int]:
+        """(producer id, number) of the next batch to an unordered subject: one producer for all of them."""
+        if not self._producer_id:
+            self._producer_id = self.new_id()
+        return self._producer_id, next(self._numbers)
+
+    # --- the ledger ----------------------------------------------------------------------------------------------------
+
+    def plan(self, window: DueWindow, draft: Draft, size: int, then: Callable[[], None]) -> None:
+        """Admit a batch, and have it planned; `then` is called when it may leave."""
+        batch = DueBatch(draft, size=size)
+        window.admit(batch)
+        self.planned += len(draft.messages)
+        waiting = self.waiting
+        for message in draft.messages:
+            del waiting[message.place]
+        task = asyncio.create_task(self._plan(window, batch, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A plan that failed in a way that nobody foresaw is reported at once, not when its task is forgotten."""
+        self._tasks.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            text = "due messages were not planned"
+            asyncio.get_running_loop().call_exception_handler({"message": text, "exception": failure, "task": task})
+
+    async def _plan(self, window: DueWindow, batch: DueBatch, then: Callable[[], None]) -> None:
+        if self.is_closed:
+            return
+        try:
+            plan = await self._ledger.plan(batch.draft)
+        except QmqError as failure:
+            log.info("no more messages leave from here: %s", failure)
+            self._on_refused()
+            return
+        if not self.is_closed:
+            window.planned(batch, plan)
+            then()
+
+    def resume(self, batches: Sequence[DueBatch]) -> None:
+        self.planned += sum([len(batch.draft.messages) for batch in batches])
+
+    def done(self, batch: DueBatch, produced: Produced) -> None:
+        if not self.is_closed and batch.plan is not None:
+            self.planned -= len(batch.draft.messages)
+            if self.doubtful:
+                self.doubtful.difference_update([message.place for message in batch.draft.messages])
+            self._ledger.done(batch.plan, produced.append_time_ms)
+
+    def void(self, batches: Sequence[DueBatch], withdraw: Withdraw) -> None:
+        """They will not be sent again as they are: their messages wait again. Written from the last to the first (see `DueWindow`)."""
+        for batch in [] if self.is_closed else reversed(batches):
+            assert batch.plan is not None
+            messages: Sequence[DueMessage] = batch.draft.messages
+            self.planned -= len(messages)
+            self.waiting.update(dict.fromkeys([message.place for message in messages], withdraw))
+            if batch.is_lost:
+                self.resent += len(messages)
+                self.doubtful.update([message.place for message in messages])
+            self._ledger.void(batch.plan)
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No further call of the ledger."""
+        self.is_closed = True
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until what was begun has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,148 @@
+"""Due messages of one subject (or one partition of it) that are not planned yet, in order, and how batches are made of them. Pure.
+
+Rules:
+* Only messages of one *sort* share a batch. A batch has one set of flags, and of directed messages one consumer group; and create times
+  lie within 2^32 ms of each other, which is what a batch's column of them can hold.
+* A batch takes the first message, and then those of the same sort behind it, passing over others. A key that was passed over is passed
+  over from there on: so per key the order stays, and messages of many sorts still make large batches.
+* A batch holds at most so many messages and bytes; a message that is larger goes alone. A *suspect* (it was in a batch that was refused as
+  too large) is only taken into batches of at most as many messages as its entry says.
+
+Worked example: k:1, l:2 (directed), l:3, k:4. The first batch is 1 and 4: 2 is of another sort, and 3 is behind 2. The second one is 2,
+the third 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from qmq import headers
+from qmq.batch import encode
+from qmq.batch_columns import BatchFlag, Columns
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+
+AHEAD: Final = 4
+"""A batch is gathered from at most so many times its number of messages."""
+MESSAGE_BYTES: Final = 40
+"""What a message takes beside its body, key, tags and headers, about."""
+_ERA_BITS: Final = 32
+_DIRECTED: Final = int(BatchFlag.DIRECTED)
+_AGAIN: Final = int(BatchFlag.AGAIN)
+
+Sort = tuple[int, bytes | None]
+"""(era of the create time, the consumer group it is directed to; None: to nobody)."""
+
+
+class Limits(NamedTuple):
+    """The most that one batch holds."""
+
+    messages: int
+    bytes: int
+
+
+def sort_of(message: DueMessage) -> Sort:
+    """What messages of one batch have in common."""
+    group = message.headers.get(headers.GROUP, b"") if message.flags & _DIRECTED else None
+    return message.create_time_ms >> _ERA_BITS, group
+
+
+def size_of(message: DueMessage) -> int:
+    """Bytes that it takes in a batch, about."""
+    size = len(message.body) + len(message.key) + MESSAGE_BYTES
+    if message.tags:
+        size += sum(map(len, message.tags)) + 16 * len(message.tags)
+    if message.headers:
+        size += sum(map(len, message.headers)) + sum(map(len, message.headers.values())) + 8 * len(message.headers)
+    return size
+
+
+class DueBatcher:
+    """`suspects` is shared by the batchers of a subject."""
+
+    def __init__(self, limits: Limits, suspects: dict[SchedulePlace, int] | None = None) -> None:
+        self.messages: deque[DueMessage] = deque()
+        self._limits = limits
+        self._suspects = suspects if suspects is not None else {}
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __bool__(self) -> bool:
+        return bool(self.messages)
+
+    def put_back(self, messages: Sequence[DueMessage]) -> None:
+        """Before all others, in their order."""
+        self.messages.extendleft(reversed(messages))
+
+    def withdraw(self, place: SchedulePlace) -> bool:
+        """Take one out; False if it is not here."""
+        for at, message in enumerate(self.messages):
+            if message.place == place:
+                del self.messages[at]
+                return True
+        return False
+
+    def take(self) -> tuple[list[DueMessage], int]:
+        """The next batch, and its bytes, about. There must be a message."""
+        messages, (most, bytes_max), suspects = self.messages, self._limits, self._suspects
+        sort = sort_of(messages[0])
+        era, is_directed = sort[0], sort[1] is not None
+        taken, passed, keys = list[DueMessage](), list[DueMessage](), set[bytes]()
+        size = 0
+        while messages and len(taken) < most and len(passed) < AHEAD * most:
+            message = messages[0]
+            is_other = message.create_time_ms >> _ERA_BITS != era or (message.flags & _DIRECTED != 0) != is_directed
+            if is_other or (is_directed and sort_of(message) != sort) or (keys and message.key in keys):
+                passed.append(messages.popleft())
+                if message.key:
+                    keys.add(message.key)
+                continue
+            grown = size + size_of(message)
+            if suspects:
+                most = min(most, suspects.get(message.place, most))
+            if taken and (grown > bytes_max or len(taken) >= most):
+                break
+            taken.append(messages.popleft())
+            size = grown
+        self.put_back(passed)
+        return taken, size
+
+
+def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int] | None = None) -> tuple[Columns, int]:
+    """The columns of a batch of these, without due times, and its create time. They must be of one sort."""
+    created = [message.create_time_ms for message in messages]
+    first = min(created)
+    keys = [message.key for message in messages]
+    columns = Columns(
+        [message.body for message in messages],
+        keys=keys if logical_partitions is not None or any(keys) else None,
+        create_deltas=[each - first for each in created] if max(created) != first else None,
+        message_ids=[message.message_id for message in messages],
+        logical_partitions=logical_partitions,
+    )
+    tags = [message.tags for message in messages]
+    if any(tags):
+        columns.tags = tags
+    found = [message.headers for message in messages]
+    if any(found):
+        columns.headers = list(found)
+    return columns, first
+
+
+def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False) -> tuple[bytes, bytes]:
+    """The batch that leaves: the messages as they were sent, without the column DUE; `is_again` if it may have left before.
+
+    Raises MessageTooLarge, InvalidArgument.
+    """
+    columns, created = columns_of(draft.messages, logical_partitions)
+    return encode(
+        draft.subject.encode(),
+        columns,
+        producer_id=draft.producer_id,
+        batch_sequence=draft.batch_sequence,
+        create_time_ms=created,
+        flags=draft.messages[0].flags & _DIRECTED | (_AGAIN if is_again else 0),
+        partition=draft.partition,
+    )

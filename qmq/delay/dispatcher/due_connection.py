@@ -1,0 +1,79 @@
+"""The connection of a `DueWindow` to the master of its broker group.
+
+It never gives up: while it is needed it tries again, with the locator's pauses, and with rising ones where that alone will not help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from qmq.client.connection import Connection
+from qmq.client.links import Links
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delivery.master_connection import MasterConnection
+from qmq.delivery.retries import pause_s
+from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError
+from qmq.wire.frame_payloads import Produced
+
+
+class DueConnectionOwner(Protocol):
+    """Whose connection it is: the dispatcher of a located subject."""
+
+    subject: str
+
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises QmqError."""
+        ...
+
+    def changed(self, connection: DueConnection) -> None:
+        """Something was decided, became possible or impossible: look what is to be done, and `pump`."""
+        ...
+
+    def wants(self, connection: DueConnection) -> bool:
+        """Whether something waits that could be planned for it."""
+        ...
+
+
+class DueConnection(MasterConnection[DueBatch]):
+    def __init__(self, links: Links, window: DueWindow, owner: DueConnectionOwner) -> None:
+        super().__init__(links, owner.subject, window.group, window, lambda: owner.changed(self))
+        self.window = window
+        self._owner = owner
+
+    def _transmit(self, connection: Connection, batch: DueBatch) -> None:
+        if batch.is_uncertain > batch.says_again:
+            batch.encoded = None
+        super()._transmit(connection, batch)
+
+    def _encode(self, batch: DueBatch) -> tuple[bytes, ...]:
+        batch.says_again = batch.is_uncertain
+        try:
+            return self._owner.encode(batch)
+        except QmqError:
+            raise
+        except Exception as cause:
+            raise _unencodable(cause) from cause
+
+    def _stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
+        self.window.stored(batch, produced, now)
+
+    @property
+    def _is_needed(self) -> bool:
+        window = self.window
+        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.wants(self))
+
+    async def _gives_up(self, failure: QmqError, failures: int) -> bool:
+        if isinstance(failure, ClientClosed):
+            return True
+        self._unreached(failure)
+        await asyncio.sleep(pause_s(failures, failure))
+        return False
+
+
+def _unencodable(cause: Exception) -> QmqError:
+    """What a batch that cannot be made is answered with: the messages in it are at fault, whatever the library calls it."""
+    if isinstance(cause, MemoryError):
+        return Overloaded("no memory to make the batch")
+    return InvalidArgument(f"no batch can be made of what is stored: {type(cause).__name__}: {cause}")

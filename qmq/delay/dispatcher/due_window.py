@@ -1,0 +1,206 @@
+"""The batches that go to one destination, an in-flight window (qmq/delivery/window.py) of what is planned first. Pure.
+
+    admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
+                              ▲                    │ refused, or nobody knows: sent again, it and all behind it, after a rest
+                              └────────────────────┤
+                                                   └ certainly not stored, and not to be sent again under its number ──▶ void
+
+The destination is a broker group (unordered subjects) or a partition (ordered ones). What an answer means:
+
+| answer | unordered | ordered |
+|---|---|---|
+| stored | done | done |
+| nobody knows (connection lost, no answer) | uncertain: sent again here, for ever | the same |
+| Overloaded, NotMaster, DiskFull ... | sent again after a rest; `release`: void, unless uncertain | sent again after a rest |
+| ReadOnly | the same | (does not come) |
+| RouteChanged | (does not come) | sent again after a rest, the route is asked for; when the partition is left: void from there on |
+| OutOfSequence behind a refused one | (does not come) | part of that refusal |
+| OutOfSequence of the first undecided one | (does not come) | the broker has forgotten the producer: void from there on, new id |
+| InvalidArgument: what is in it is at fault, for good | void; `is_lost` if uncertain | the same, with all behind it; new id |
+| MessageTooLarge, others for good | void; if uncertain: sent again after a long rest | the same, with all behind it; new id |
+| none, and the partition is fenced | | void, `is_lost`: sent again elsewhere with the same message ids |
+
+Rules:
+* A batch leaves only when it is planned, and only behind all before it.
+* Ordered: a broker takes number n of a producer only behind n - 1, so a batch that will never be there takes all behind it along: none of
+  them is there. They are void when everything before is decided, and what comes next has a new producer id and begins at 0.
+  For the same reason all before one that is stored are stored, answered or not.
+* Ordered: batches of another producer id (an earlier master's, or before a new one) wait until all of the former are decided: between two
+  producers the broker keeps no order.
+* Voids are given in the order of the batches, to be written from the last to the first: so whatever part of them a crash leaves,
+  the open plans of a producer have no gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delivery.retries import DELAY_SERVER, RetryRules
+from qmq.delivery.window import ASK_S, InFlightWindow
+from qmq.errors import NotConnected, QmqError
+from qmq.log.actions import PlanAction
+from qmq.wire.frame_payloads import Produced
+
+WINDOW: Final = 8
+"""Enough to hide a commit and an answer behind full batches; far below the broker's window of remembered batches (qmq/log/producers.py)."""
+
+
+class DueWindow(InFlightWindow[DueBatch]):
+    """`partition` is 0 for unordered subjects."""
+
+    def __init__(
+        self, group: str, partition: int = 0, *, is_ordered: bool = False, rules: RetryRules = DELAY_SERVER, ask_s: float = ASK_S
+    ) -> None:
+        super().__init__(WINDOW, rules, ask_s)
+        self.group, self.partition, self.is_ordered = group, partition, is_ordered
+        self._producer_id = 0
+        self._next_number = 0
+        self._dead: DueBatch | None = None  # it and all behind it will never be there
+        self._done: list[tuple[DueBatch, Produced]] = []
+        self._void: list[DueBatch] = []
+
+    # --- out: what is new ----------------------------------------------------------------------------------------------
+
+    def may_admit(self, now: float) -> bool:
+        """Whether a new batch may be planned for it: it would leave soon."""
+        flight = self.flight
+        return (
+            self.is_connected
+            and not self.is_stalled
+            and not self.is_left
+            and self._dead is None
+            and now >= self._rests_until
+            and len(flight) < self._window
+            and (not flight or not self.is_ordered or flight[-1].producer_id == self._producer_id)
+        )
+
+    def number(self, new_id: Callable[[], int]) -> tuple[int, int]:
+        """(producer id, number) of the batch that is admitted next to a partition."""
+        if not self._producer_id:
+            self._producer_id, self._next_number = new_id(), 0
+        self._next_number += 1
+        return self._producer_id, self._next_number - 1
+
+    def admit(self, batch: DueBatch) -> None:
+        """One more, behind all others. An earlier master's come before the first new one."""
+        self.flight.append(batch)
+
+    def planned(self, batch: DueBatch, plan: PlanAction) -> None:
+        """The ledger has committed it: it may leave."""
+        batch.plan = plan
+        self._void_dead()
+
+    # --- out: what to send ---------------------------------------------------------------------------------------------
+
+    def _may_send(self, batch: DueBatch) -> bool:
+        if (
+            batch.plan is None
+            or batch is self._dead
+            or (self._sent and self.is_ordered and batch.producer_id != self.flight[0].producer_id)
+        ):
+            return False
+        return super()._may_send(batch)
+
+    def take_done(self) -> list[tuple[DueBatch, Produced]]:
+        """What was stored since, each batch once, and where."""
+        done, self._done = self._done, []
+        return done
+
+    def take_void(self) -> list[DueBatch]:
+        """What is not to be sent again as it is, each batch once, in order."""
+        void, self._void = self._void, []
+        return void
+
+    @property
+    def is_settled(self) -> bool:
+        return super().is_settled and self._is_planned
+
+    @property
+    def _is_planned(self) -> bool:
+        return all([batch.plan is not None for batch in self.flight])  # noqa: C419 - faster than a generator
+
+    def settle(self) -> None:
+        """Of a settled window: all that is left is void."""
+        self._clear()
+
+    def is_troubled(self, now: float) -> bool:
+        """Whether it cannot take a batch just now, for another reason than that it is busy."""
+        return self.is_stalled or not self.is_connected or now < self._rests_until or (self.trouble is not None and bool(self.flight))
+
+    # --- in: answers ---------------------------------------------------------------------------------------------------
+
+    def stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
+        """A try was answered: where the batch is."""
+        if self.acknowledged(batch, now):
+            for each in [*self._before(batch), batch]:
+                self._done.append((each, produced))
+        self._void_dead()
+
+    def refused(self, batch: DueBatch, attempt: int, failure: QmqError, now: float) -> None:
+        super().refused(batch, attempt, failure, now)
+        self._void_dead()
+
+    def _before(self, batch: DueBatch) -> list[DueBatch]:
+        """What is stored if this one is: all before it of its producer."""
+        if not self.is_ordered:
+            return []
+        number = batch.draft.batch_sequence
+        found = [each for each in self.flight if each.producer_id == batch.producer_id and each.draft.batch_sequence < number]
+        for each in found:
+            self._remove(each)
+        return found
+
+    def _forgotten(self, batch: DueBatch) -> None:
+        """Nobody will say whether the broker had this one."""
+        if self._dead is None:
+            self._dead = batch
+            self._mark_out(batch)
+
+    def _reject(self, batch: DueBatch, failure: QmqError) -> None:
+        batch.fault = failure
+        self._mark_out(batch)
+        if self.is_ordered:
+            self._dead = batch
+        else:
+            self._remove(batch)
+            self._void.append(batch)
+
+    @staticmethod
+    def _mark_out(batch: DueBatch) -> None:
+        batch.is_lost, batch.is_out = not batch.is_certain, True
+
+    # --- in: ends ------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Of a window to a broker group: what is certainly not there is void, so that another group may have it."""
+        for batch in [each for each in self.flight if each.is_certain and each.plan is not None]:
+            self._remove(batch)
+            self._void.append(batch)
+
+    def _void_dead(self) -> None:
+        """What will never be there is void when everything before it is decided, and all of it is planned."""
+        if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
+            self._clear()
+
+    def _clear(self) -> None:
+        for batch in self.flight:
+            batch.is_gone = True
+        self._void += self.flight
+        self.flight = []
+        self.is_stalled = False
+        self._dead, self._sent, self._producer_id = None, 0, 0
+
+    # --- in: connections and time --------------------------------------------------------------------------------------
+
+    def stalled(self) -> None:
+        super().stalled()
+        self.trouble = self.trouble or NotConnected(f"broker group {self.group} answers nothing")
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        for batch in self.flight:
+            if batch.is_certain:
+                break
+            batch.is_lost = True

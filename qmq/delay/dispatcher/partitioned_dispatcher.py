@@ -1,0 +1,235 @@
+"""How messages of an ordered subject leave: each goes to the partition that holds its key when it is due, each key in order.
+
+    put ─▶ by logical partition ─▶ partition: batcher ─planned─▶ window ─▶ broker group
+                  ▲                                      │ settled after a change of the route
+                  └──────────── newest route ────────────┘ what is not stored there, and what waits behind it
+
+`Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. Beside that:
+* What an earlier master planned goes first. If the newest route lacks its partition, the logical partitions of its messages wait for it.
+* The route is asked for when a partition refuses as if it were sealed, again and again until it is newer.
+* A message without a key cannot be sent here: it is set aside.
+
+Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on their way: the first is stored, the others
+are refused. The route of version 2 lacks partition 1, and what was refused is certainly not stored: void. Its messages, and then those that
+waited behind them, go to the batchers of 2 and 3, in order, and 2 and 3 take all that comes from now on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from qmq_ordering.route import LpRange, PhysicalPartition
+
+from qmq.client.links import Links
+from qmq.client.ordered.batch_builder import Keys
+from qmq.client.route_book import Ordering
+from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
+from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
+from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delivery.partitioner import Partitioner
+from qmq.errors import InvalidArgument, QmqError, RouteChanged
+
+UNKNOWN_RANGE = LpRange(0, 0)
+"""Of a partition that only a plan names."""
+
+
+class DuePartition(DueWindow):
+    """The window of one partition, what waits behind it, and its connection."""
+
+    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: DueConnectionOwner) -> None:
+        super().__init__(part.group, part.number, is_ordered=True)
+        self.batcher = batcher
+        self.connection = DueConnection(links, self, owner)
+
+
+class PartitionedDispatcher:
+    is_ordered = True
+
+    def __init__(self, owner: DispatcherOwner, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
+        self.subject = owner.subject
+        self._owner = owner
+        self._planner = owner.planner
+        self._locator = owner.planner.links.locator
+        self._loop = asyncio.get_running_loop()
+        self._keys = Keys(ordering.route.logical_partitions)
+        self._partitioner = Partitioner(self._make)
+        self._following: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._begin(ordering, resumed)
+
+    def _begin(self, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
+        self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
+        for batch in resumed:
+            draft = batch.draft
+            part = PhysicalPartition(draft.partition, UNKNOWN_RANGE, draft.broker_group)
+            self._partitioner.resume(part, self._lps(draft.messages)).admit(batch)
+        self._locator.listen(self.subject, self._rerouted)
+        self._learn(ordering)
+
+    def _make(self, part: PhysicalPartition) -> DuePartition:
+        return DuePartition(part, DueBatcher(self._planner.limits, self._owner.suspects), self._planner.links, self)
+
+    def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
+        return self._keys.of_many([message.key for message in messages])
+
+    @property
+    def _partitions(self) -> list[DuePartition]:
+        return list(self._partitioner.partitions.values())
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[DueMessage]) -> None:
+        messages = self._with_key(messages)
+        by_lp, touched = self._partitioner.by_lp, dict[int, DuePartition]()
+        for message, lp in zip(messages, self._lps(messages), strict=True):
+            partition = by_lp[lp]
+            partition.batcher.messages.append(message)
+            touched[partition.partition] = partition
+        for partition in touched.values():
+            self._draft(partition)
+
+    def _with_key(self, messages: Sequence[DueMessage]) -> Sequence[DueMessage]:
+        if all([message.key for message in messages]):  # noqa: C419 - faster than a generator
+            return messages
+        why = InvalidArgument(f"subject {self.subject!r} is ordered, and the message has no key")
+        for message in messages:
+            if not message.key:
+                self._owner.set_aside(message, why)
+        return [message for message in messages if message.key]
+
+    def put_back(self, messages: Sequence[DueMessage]) -> None:
+        messages = self._with_key(messages)
+        by_lp = self._partitioner.by_lp
+        for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
+            by_lp[lp].batcher.messages.appendleft(message)
+
+    def withdraw(self, place: SchedulePlace) -> bool:
+        """Take out what is not planned; False if it is not here."""
+        return any(partition.batcher.withdraw(place) for partition in self._partitions)
+
+    def take_waiting(self) -> list[DueMessage]:
+        """All that is not planned, per key in order."""
+        messages = [message for partition in self._partitions for message in partition.batcher.messages]
+        for partition in self._partitions:
+            partition.batcher.messages.clear()
+        return messages
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Plan and send what can be."""
+        for partition in self._partitions:
+            self._draft(partition)
+            partition.connection.pump()
+
+    def _draft(self, partition: DuePartition) -> None:
+        """Plan what waits for a partition, as long as its broker group takes it."""
+        batcher, connection = partition.batcher, partition.connection
+        if not batcher or self._owner.is_held or self._is_closed:
+            return
+        self._locator.touch(self.subject)
+        while batcher and partition.may_admit(self._loop.time()):
+            messages, size = batcher.take()
+            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._planner.new_id), messages)
+            self._planner.plan(partition, draft, size, lambda: self._planned(connection))
+        if batcher:
+            connection.reach()
+
+    def _planned(self, connection: DueConnection) -> None:
+        if not connection.is_closed:
+            self.changed(connection)
+
+    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
+        """The batch as it travels. Raises MessageTooLarge."""
+        return encoded(batch.draft, self._lps(batch.draft.messages), is_again=batch.is_uncertain)
+
+    # --- what changes --------------------------------------------------------------------------------------------------
+
+    def changed(self, connection: DueConnection) -> None:
+        """For a connection: see `DueConnectionOwner`."""
+        partition = self._partitioner.partitions[connection.window.partition]
+        if partition.is_settled:
+            self._settle()
+            return
+        self.put_back(self._owner.collect(partition))
+        self._draft(partition)
+        connection.pump()
+        if partition.wants_route and self._following is None and not self._is_closed:
+            self._following = self._loop.create_task(self._follow())
+
+    def wants(self, connection: DueConnection) -> bool:
+        """For a connection: whether something waits that could be planned for it."""
+        partition = self._partitioner.partitions.get(connection.window.partition)
+        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
+
+    # --- routes --------------------------------------------------------------------------------------------------------
+
+    def _rerouted(self) -> None:
+        """The locator knows something new about the subject or its groups."""
+        ordering = self._locator.book.ordering(self.subject)
+        if ordering is not None and not self._is_closed:
+            self._learn(ordering)
+
+    def _learn(self, ordering: Ordering) -> None:
+        if ordering.route.version >= self._partitioner.version:
+            self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
+            self._settle()
+            for partition in self._partitions:
+                partition.connection.moved()
+
+    def _settle(self) -> None:
+        """What is settled hands over: what was not stored there, and then what waited behind it, goes by the newest route."""
+        for partition in self._partitioner.settle():
+            partition.settle()
+            partition.connection.close()
+            waiting = [*self._owner.collect(partition), *partition.batcher.messages]
+            for message, lp in zip(waiting, self._lps(waiting), strict=True):
+                self._partitioner.by_lp[lp].batcher.messages.append(message)
+        self.pump()
+
+    async def _follow(self) -> None:
+        """Ask for the route until it is newer; the locator keeps the pauses."""
+        try:
+            while self._partitioner.wants_route and not self._owner.is_held:
+                try:
+                    await self._locator.ordering(self.subject, anew=True)
+                except QmqError as failure:
+                    self._owner.hold(failure)
+        finally:
+            self._following = None
+
+    # --- for people, and the end ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not planned."""
+        return sum([len(partition.batcher) for partition in self._partitions])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is planned and undecided."""
+        return not any(partition.flight for partition in self._partitions)
+
+    def trouble(self) -> tuple[int, str]:
+        """Messages that cannot be delivered now, and why."""
+        now, count, why = self._loop.time(), 0, None
+        for partition in self._partitions:
+            if partition.is_troubled(now) or partition.is_left or partition.wants_route:
+                held = len(partition.batcher) + sum([len(batch.draft.messages) for batch in partition.flight])
+                count += held
+                if held and why is None:
+                    why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")
+        return count, str(why) if why is not None else ""
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._is_closed = True
+        self._locator.unlisten(self.subject, self._rerouted)
+        if self._following is not None:
+            self._following.cancel()
+        for partition in self._partitions:
+            partition.connection.close()

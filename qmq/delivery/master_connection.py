@@ -1,0 +1,249 @@
+"""The connection to a broker group's master: it sends what a window gives, and tells the window of answers, lost connections and time.
+
+It decides nothing about batches: the window does; and its owner looks what is to be done when something changed. It follows the group's
+masters: sent away (NotMaster), or told of another master, it goes there, and answers that the old one still gives are heard. Subclasses say
+how a batch is encoded, whether a connection is needed, and what becomes of the batches when no master will ever be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from qmq import limits
+from qmq.client.connection import Connection
+from qmq.client.links import Links
+from qmq.client.route_book import Master
+from qmq.delivery.in_flight_batch import InFlightBatch
+from qmq.delivery.window import InFlightWindow
+from qmq.errors import NotConnected, NotMaster, PeerError, QmqError, ReadOnly, Unavailable
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame_payloads import Produced
+
+ANSWER_S: Final = 15.0
+"""A broker that has not answered a batch by then is asked again."""
+STALL_S: Final = 1.0
+"""A broker group that has answered nothing for so long while batches are with it is in trouble."""
+INFLIGHT_BYTES_MAX: Final = 8 * limits.MIB
+
+B = TypeVar("B", bound=InFlightBatch)
+
+
+class MasterConnection(Generic[B]):
+    """`target` is under what the locator knows where the batches go; `changed` tells the owner."""
+
+    kind: int = FrameKind.PRODUCE
+    """Or one of the frames of other `acks`."""
+
+    def __init__(self, links: Links, target: str, group: str, window: InFlightWindow[B], changed: Callable[[], None]) -> None:
+        self.group = group
+        self.connection: Connection | None = None
+        self.is_closed = False
+        self._links = links
+        self._target = target
+        self._window = window
+        self._tell = changed
+        self._loop = asyncio.get_running_loop()
+        self._master: Master | None = None
+        self._is_confirmed = False
+        self._room_bytes = 0
+        self._answers = 0
+        self._wake: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
+        self._watch: asyncio.TimerHandle | None = None
+        self._reaching: asyncio.Task[None] | None = None
+
+    # --- what subclasses say -------------------------------------------------------------------------------------------
+
+    def _encode(self, batch: B) -> tuple[bytes, ...]:
+        """The batch as it travels. Raises QmqError."""
+        raise NotImplementedError
+
+    def _stored(self, batch: B, produced: Produced, now: float) -> None:
+        """Let the window know that the batch is stored."""
+        raise NotImplementedError
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether there is something to send, now or soon."""
+        raise NotImplementedError
+
+    async def _gives_up(self, failure: QmqError, failures: int) -> bool:
+        """The master cannot be found, and a pause alone will not help: the subject is gone, or the client is closed. True: give up."""
+        raise NotImplementedError
+
+    def _tick(self, now: float) -> None:
+        """Let the window know what time it is."""
+        self._window.tick(now)
+
+    def _after_answer(self) -> None:
+        """The window has heard an answer."""
+        self._tell()
+
+    # --- the way out ---------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what may leave now, or look for a way if there is need."""
+        if self.is_closed:
+            return
+        connection = self.connection
+        if connection is None:
+            self.reach()
+        elif connection.is_open and connection.stream.is_writable:
+            now = self._loop.time()
+            while (batch := self._window.next(now, self._room_bytes - connection.produce_bytes)) is not None:
+                self._transmit(connection, batch)
+        self._arm()
+
+    def _transmit(self, connection: Connection, batch: B) -> None:
+        attempt = batch.attempts
+        try:
+            if batch.encoded is None:
+                batch.encoded = self._encode(batch)
+        except QmqError as failure:
+            self._loop.call_soon(self._answered, connection, batch, attempt, failure)
+            return
+        left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
+        connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s)
+        if self._watch is None:
+            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
+
+    def flush(self) -> None:
+        """Write now, not at the end of the next round of the event loop."""
+        if self.connection is not None:
+            self.connection.stream.flush()
+
+    # --- the way back --------------------------------------------------------------------------------------------------
+
+    def _answered(self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError) -> None:
+        if isinstance(answer, QmqError):
+            self._is_confirmed = False
+            self._window.refused(batch, attempt, answer, self._loop.time())
+            self._refused(connection, answer)
+        else:
+            self._stored(batch, wire.unpack_one_produced(answer.payload), self._loop.time())
+            self._answers += 1
+            if not self._is_confirmed:
+                self._is_confirmed = True
+                self._links.locator.confirm(self.group)
+        if not self.is_closed:
+            self._after_answer()
+
+    def _refused(self, connection: Connection, failure: QmqError) -> None:
+        """What a refusal says of the group."""
+        if self.is_closed:
+            return
+        if isinstance(failure, ReadOnly):
+            self._links.locator.refresh(self._target)
+        if isinstance(failure, NotMaster) and connection is self.connection and self._master is not None:
+            self._links.locator.doubt(self.group, self._master)
+            self._leave(failure)
+        self._arm()
+
+    def _look(self, answers_before: int) -> None:
+        """Once a second while batches are under way: does the group answer at all?"""
+        self._watch = None
+        if not self._window.flight or self.is_closed:
+            return
+        if self._answers == answers_before and self.connection is not None:
+            self._window.stalled()
+            self._links.locator.refresh(self._target)
+            self._tell()
+        if self._watch is None and not self.is_closed:
+            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        at = self._window.wake_at(self._loop.time())
+        if at < self._wakes_at and not self.is_closed:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wakes_at, self._wake = at, self._loop.call_at(at, self._woken)
+
+    def _woken(self) -> None:
+        self._wakes_at, self._wake = math.inf, None
+        self._tick(self._loop.time())
+        self._tell()
+
+    # --- masters come and go -------------------------------------------------------------------------------------------
+
+    def reach(self, *, ahead: bool = False) -> None:
+        """Find the master and connect, again and again while there is need; `ahead`: once, to be ready soon."""
+        if self._reaching is None and self.connection is None and not self.is_closed and (ahead or self._is_needed):
+            self._reaching = self._loop.create_task(self._reach(ahead))
+
+    async def _reach(self, ahead: bool) -> None:
+        failures = 0
+        try:
+            while (ahead or self._is_needed) and self.connection is None and not self.is_closed:
+                ahead = False
+                try:
+                    self._use(*await self._links.reach(self._target, self.group))
+                except (Unavailable, PeerError) as failure:
+                    failures = 0
+                    self._unreached(failure)
+                except QmqError as failure:
+                    failures += 1
+                    if await self._gives_up(failure, failures):
+                        return
+        finally:
+            self._reaching = None
+        self._changed()
+
+    def _unreached(self, failure: QmqError) -> None:
+        self._window.disconnected(failure)
+        self._tell()
+
+    def _use(self, master: Master, connection: Connection) -> None:
+        if not connection.is_open or self.is_closed:
+            return
+        self._master, self.connection = master, connection
+        self._is_confirmed = False
+        self._room_bytes = min(INFLIGHT_BYTES_MAX, connection.inflight_bytes_max)
+        connection.on_closed[self._lost] = None
+        connection.on_writable[self.pump] = None
+        self._window.connected()
+
+    def moved(self) -> None:
+        """Routes changed: if the group has another master now, go there."""
+        known = self._links.locator.book.master(self.group)
+        if self.connection is not None and known is not None and known != self._master:
+            self._leave(NotConnected(f"broker group {self.group} has another master"))
+            self.pump()
+
+    def _leave(self, cause: QmqError) -> None:
+        if self._detach():
+            self._window.disconnected(cause)
+
+    def _detach(self) -> bool:
+        """Whether there was a connection."""
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return False
+        connection.on_closed.pop(self._lost, None)
+        connection.on_writable.pop(self.pump, None)
+        return True
+
+    def _lost(self) -> None:
+        self._leave(NotConnected(f"the connection to broker group {self.group} ended"))
+        self._loop.call_soon(self._changed)
+
+    def _changed(self) -> None:
+        if not self.is_closed:
+            self._tell()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing more is sent; answers that come late mean nothing."""
+        self.is_closed = True
+        self._detach()
+        for timer in (self._wake, self._watch):
+            if timer is not None:
+                timer.cancel()
+        if self._reaching is not None:
+            self._reaching.cancel()

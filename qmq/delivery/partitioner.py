@@ -1,0 +1,105 @@
+"""The partitioner: which destination takes the messages of which logical partition, through all changes of the route. Pure.
+
+    learn ──▶ new partitions are made; those that the newest route lacks are left
+    settle ─▶ of left partitions whose window is settled, the logical partitions go to the newest route's; the caller cuts what they leave
+
+Rules:
+* All undecided messages of a logical partition are in one destination: the one that `by_lp` names. So order is kept by keeping it in each.
+* A logical partition goes to the newest route's destination when its old one is settled, however many versions lie between, and each left
+  partition for itself: the two sources of a merge need not wait for each other. Until then new messages wait behind, in the old one.
+* The caller puts what a settled partition leaves into the new destinations before anything newer, and first what was sent, then what
+  waited behind it.
+* A route that is older than the known one is not believed.
+
+Worked example: partition 2 holds [0, 500). Version 2 splits it into 3 [0, 250) and 4 [250, 500); version 3 moves 3 to 5. A sender that
+slept through both learns of version 3: its partition 2 is left; settled, it hands over to 5 and 4. It never makes partition 3.
+
+The ordered producer and the delay server use it. Spark's sink does not (`PartitionedRows`): several attempts of one task may run at once
+and must cut the same rows into the same batches, so it cuts nothing until all closed partitions were looked at, and then cuts whole
+chunks of rows, by arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from qmq_ordering.route import PhysicalPartition, Route
+
+
+class PartitionWindow(Protocol):
+    """What is on its way to one partition, and what waits for it: `InFlightWindow` says what these mean."""
+
+    wants_route: bool
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    def leave(self, now: float, *, is_fenced: bool) -> None: ...
+
+    def keep(self) -> None: ...
+
+
+P = TypeVar("P", bound=PartitionWindow)
+
+
+class Partitioner(Generic[P]):
+    """`make` makes the destination of a partition that is used for the first time."""
+
+    def __init__(self, make: Callable[[PhysicalPartition], P]) -> None:
+        self.route: Route | None = None
+        self.partitions: dict[int, P] = {}
+        """By number: those in use, and those left but not settled."""
+        self.by_lp: list[P] = []
+        self._make = make
+
+    @property
+    def version(self) -> int:
+        """Of the newest route known; 0 if none is."""
+        return self.route.version if self.route is not None else 0
+
+    @property
+    def wants_route(self) -> bool:
+        """Whether a partition refused as if it were sealed, and nothing newer is known: ask until there is."""
+        return any(partition.wants_route for partition in self.partitions.values())
+
+    def learn(self, route: Route, fenced: Collection[int], now: float) -> None:
+        """The newest route, and the partitions that are fenced. To be followed by `settle`."""
+        if route.version < self.version:
+            return
+        is_newer = route.version > self.version
+        self.route = route
+        for part in route.partitions:
+            if part.number not in self.partitions:
+                self.partitions[part.number] = self._make(part)
+            elif is_newer:
+                self.partitions[part.number].keep()
+        for number in self.partitions.keys() - {part.number for part in route.partitions}:
+            self.partitions[number].leave(now, is_fenced=number in fenced)
+        if not self.by_lp:
+            self.by_lp = [self.partitions[route.holder(lp).number] for lp in range(route.logical_partitions)]
+
+    def resume(self, part: PhysicalPartition, lps: Iterable[int]) -> P:
+        """A partition that has undecided messages of these logical partitions from before the first route was learned.
+
+        If the newest route lacks it, they belong to it until it is settled. To be followed by `learn` of that route.
+        """
+        partition = self.partitions.get(part.number)
+        if partition is None:
+            partition = self.partitions[part.number] = self._make(part)
+        if self.route is not None and self.route.partition(part.number) is None:
+            for lp in lps:
+                self.by_lp[lp] = partition
+        return partition
+
+    def settle(self) -> list[P]:
+        """Settled partitions hand over their logical partitions, and are forgotten. Those that are, in the order of their numbers."""
+        numbers = sorted([number for number, partition in self.partitions.items() if partition.is_settled])
+        settled = [self.partitions.pop(number) for number in numbers]
+        if settled:
+            assert self.route is not None
+            gone = {id(partition) for partition in settled}
+            for lp, partition in enumerate(self.by_lp):
+                if id(partition) in gone:
+                    self.by_lp[lp] = self.partitions[self.route.holder(lp).number]
+        return settled

@@ -1,0 +1,86 @@
+"""The rules of a retry, for all who send batches: what is retried, after which pause, and the final error. Pure but for jitter.
+
+| sender | sent again under its number | rest after refusals in a row |
+|---|---|---|
+| `PRODUCER`: ordered or not | what `is_worth_another_try` says | `rest_s`: 20 ms to 1 s, or what the broker asks for |
+| `DELAY_SERVER` | also what may be stored, unless a message is at fault | `pause_s`: 30 s at most where somebody has to act |
+| `SINK`: rows to a broker group | as a producer | `rest_s` |
+| `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
+
+What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has a deadline (`InFlightBatch.until`), the
+delay server tries for ever, and Spark's task fails after `qmq.retryMs` without progress.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from qmq.delivery.in_flight_batch import InFlightBatch
+from qmq.errors import CorruptBatch, DeadlineExceeded, InvalidArgument, NumberTaken, Outcome, QmqError, Unavailable, UnknownSubject
+
+_RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 30.0
+
+
+def is_worth_another_try(failure: QmqError) -> bool:
+    """A batch damaged on its way is sent again, and a broker may hear of a new subject later than we do."""
+    return isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
+
+
+def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
+    """The error of a batch that failed: after an unanswered try nobody knows, whatever the last refusal was."""
+    outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
+    if failure is None or isinstance(failure, Unavailable):
+        last = failure or "there was no room at any broker group"
+        error = DeadlineExceeded(f"not stored in time after {batch.attempts} tries; the last: {last}", outcome=outcome)
+        error.__cause__ = failure
+        return error
+    if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
+        code, failure = failure.code, type(failure)(failure.message, outcome=outcome)
+        failure.code = code
+    return failure
+
+
+def rest_s(refusals: int, failure: QmqError) -> float:
+    """How long a window rests after the `refusals`-th refusal in a row, in seconds."""
+    base = _RETRY_S[min(refusals, len(_RETRY_S)) - 1]
+    asked = (failure.retry_after_ms or 0) / 1000 if refusals > 1 else 0.0
+    return max(base, min(asked, 1.0)) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
+
+
+def pause_s(refusals: int, failure: QmqError) -> float:
+    """`rest_s` where a broker is only busy or gone; rising to 30 s where somebody has to do something."""
+    if isinstance(failure, Unavailable | CorruptBatch):
+        return rest_s(refusals, failure)
+    return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+class RetryRules(NamedTuple):
+    """How one kind of sender retries."""
+
+    is_retried: Callable[[QmqError, bool], bool]
+    """(refusal, whether the batch is certainly not stored) -> whether the batch is sent again under its number."""
+    rest_s: Callable[[int, QmqError], float]
+    """(refusals in a row, the last one) -> seconds to rest."""
+
+
+def _is_retried(failure: QmqError, is_certain: bool) -> bool:
+    return is_worth_another_try(failure)
+
+
+def _is_retried_by_delay_server(failure: QmqError, is_certain: bool) -> bool:
+    """A batch that may be stored keeps its number and destination, so only a refusal that no broker will ever take back ends its tries."""
+    return is_worth_another_try(failure) or not (is_certain or isinstance(failure, InvalidArgument))
+
+
+def _is_retried_by_ordered_sink(failure: QmqError, is_certain: bool) -> bool:
+    return is_worth_another_try(failure) or isinstance(failure, NumberTaken)
+
+
+PRODUCER: Final = RetryRules(_is_retried, rest_s)
+DELAY_SERVER: Final = RetryRules(_is_retried_by_delay_server, pause_s)
+SINK: Final = PRODUCER
+ORDERED_SINK: Final = RetryRules(_is_retried_by_ordered_sink, rest_s)

@@ -1,0 +1,223 @@
+"""The in-flight window: numbered batches on their way to one destination (a broker group or a partition), sent again until the fate of each
+is known. Pure: no socket, no loop, no clock; time comes in as a number.
+
+    flight   [ on their way over the connection in use | to be sent, or to be sent again ]
+                       │                       ▲
+                       ├─ stored: out          │
+                       └─ refused, or nobody knows: it and all behind it, in order, after a rest
+
+Rules that every window keeps:
+* Batches leave in order, and at most `window` are on their way. One may always be, however large it is.
+* A refusal begins a new *run* of sending: the window rests, then one batch goes ahead as a probe. Only an answer to a batch of the present
+  run says that all is well again.
+* A lost connection begins a new run too. All that is undecided is sent again over the next connection, in order; answers to earlier tries
+  still count when they come.
+* A partition that a newer route does not have is *left*: nothing new is sent there. Batches of unknown fate are asked about by sending them
+  again. The window is settled when its first undecided batch is certainly not stored, or there is none.
+* A left partition that is *fenced*, and gave no answer that decides anything for `ask_s`, is given up.
+
+Kinds differ in what they add to a flight, and in what a refusal means for good: each overrides the hooks in the section "what a kind of
+window says".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Generic, TypeVar
+
+from qmq.delivery.in_flight_batch import InFlightBatch
+from qmq.delivery.retries import RetryRules
+from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
+
+ASK_S: Final = 0.5
+"""How long a fenced partition is asked before what it may have is given up."""
+UNLIMITED: Final = 1 << 40
+
+B = TypeVar("B", bound=InFlightBatch)
+
+
+class InFlightWindow(Generic[B]):
+    """At most `window` batches are on their way at once."""
+
+    def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
+        self.flight: list[B] = []
+        self.is_connected = False
+        self.is_stalled = False
+        self.is_left = False
+        self.is_fenced = False
+        self.wants_route = False
+        """Whether the partition refused as if it were sealed, and no newer route is known yet."""
+        self.trouble: QmqError | None = None
+        """Why the destination cannot be used just now; None if it can, or was not tried."""
+        self._rules, self._ask_s = rules, ask_s
+        self._sent = 0  # flight[:_sent] are on their way over the connection in use
+        self._run = 0
+        self._window = self._window_max = window
+        self._refusals = 0
+        self._rests_until = 0.0
+        self._quiet_since = 0.0
+        self._is_given_up = False
+
+    # --- what a kind of window says --------------------------------------------------------------------------------------
+
+    def _may_send(self, batch: B) -> bool:
+        """Whether this batch, the first that is to be sent, may leave."""
+        return not (self.is_left and batch.is_certain)
+
+    def _hold_back(self, at: int) -> None:
+        """A batch on its way was refused: what is to be sent again."""
+        self._sent = at
+
+    def _reject(self, batch: B, failure: QmqError) -> None:
+        """The batch itself is at fault: take it out of the flight, and what depends on it."""
+        raise NotImplementedError
+
+    def _forgotten(self, batch: B) -> None:
+        """The first batch of the flight was called out of sequence, so the broker has forgotten the producer."""
+
+    def _give_up(self) -> None:
+        """The partition is fenced and was asked for long enough."""
+        self._is_given_up = True
+
+    # --- out -------------------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int, now: float, room: int = UNLIMITED) -> bool:
+        """Whether one more batch of `size` bytes may leave now. `room`: bytes that may; one batch may always be on its way."""
+        sent = self._sent
+        return self.is_connected and sent < self._window and now >= self._rests_until and (not sent or size <= room)
+
+    def next(self, now: float, room: int = UNLIMITED) -> B | None:
+        """The batch to send now, over the connection in use, if there is one: it counts as sent. Ask until there is none."""
+        if self._sent == len(self.flight) or self.is_settled:
+            return None
+        batch = self.flight[self._sent]
+        if not self.has_room(batch.size, now, room) or not self._may_send(batch):
+            return None
+        self._depart(batch)
+        return batch
+
+    def _depart(self, batch: B) -> None:
+        """The first of those that are to be sent is on its way."""
+        self._sent += 1
+        batch.attempts += 1
+        batch.unanswered += 1
+        batch.run = self._run
+        if self.is_left and not batch.first_question:
+            batch.first_question = batch.attempts
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the partition is left and the fate of every batch that was sent there is known (or given up)."""
+        return self.is_left and (not self.flight or self.flight[0].is_certain or self._is_given_up)
+
+    def wake_at(self, now: float) -> float:
+        """When `tick` and `next` are to be called at the latest; infinity if only events can change anything."""
+        at = self._quiet_since + self._ask_s if self._is_asking_fenced else math.inf
+        return min(at, self._rests_until) if self._rests_until > now else at
+
+    # --- in: answers -----------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, batch: B, now: float) -> bool:
+        """A try was answered: stored. False if the batch was decided before.
+
+        Each try is answered once, in any order, also long after another connection is in use.
+        """
+        batch.unanswered -= 1
+        if batch.is_gone:
+            return False
+        self._remove(batch)
+        self._quiet_since = now
+        if batch.run == self._run:
+            self._window, self._refusals = self._window_max, 0
+            self.trouble, self.is_stalled, self.wants_route = None, False, False
+        return True
+
+    def refused(self, batch: B, attempt: int, failure: QmqError, now: float) -> None:
+        """A try was refused, or nobody knows what became of it."""
+        batch.unanswered -= 1
+        if batch.is_gone:
+            return
+        batch.failure = failure
+        if failure.outcome is not Outcome.NOT_STORED:
+            batch.is_uncertain = True
+        elif isinstance(failure, RouteChanged) and 0 < batch.first_question <= attempt:
+            batch.is_out, self._quiet_since = True, now
+        at = self.flight.index(batch)
+        if attempt == batch.attempts and at < self._sent:
+            self._hold_back(at)
+            self._run += 1
+            if self._rules.is_retried(failure, batch.is_certain):
+                self._rest(batch, failure, now)
+            else:
+                self._reject(batch, failure)
+
+    def _rest(self, batch: B, failure: QmqError, now: float) -> None:
+        if isinstance(failure, RouteChanged):
+            self.wants_route = not self.is_left
+        elif not isinstance(failure, OutOfSequence):
+            self.trouble = failure
+        elif batch is self.flight[0] and not self.is_left:
+            self._forgotten(batch)
+        self._back_off(failure, now)
+
+    def _back_off(self, failure: QmqError, now: float) -> None:
+        """Rest, then let one batch go ahead."""
+        self._window = 1
+        self._refusals += 1
+        self._rests_until = now + self._rules.rest_s(self._refusals, failure)
+
+    def _remove(self, batch: B) -> None:
+        """The batch is decided."""
+        at = self.flight.index(batch)
+        del self.flight[at]
+        self._sent -= at < self._sent
+        self.is_stalled = self.is_stalled and bool(self.flight)
+        batch.is_gone = True
+
+    # --- in: connections and routes --------------------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """A connection to the group's master stands: what is undecided is sent again over it, in order."""
+        self.is_connected, self.is_stalled = True, False
+        self._rests_until = 0.0
+        if not self._refusals:
+            self.trouble = None
+        self._begin_again()
+
+    def disconnected(self, cause: QmqError) -> None:
+        """The connection is left or lost, or none could be had; tries that it owes an answer stay unanswered until somebody says more."""
+        self.is_connected = False
+        self.trouble = cause
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._sent = 0
+        self._run += 1
+
+    def stalled(self) -> None:
+        """Nothing was answered for a while, although batches are on their way."""
+        self.is_stalled = True
+
+    def leave(self, now: float, *, is_fenced: bool) -> None:
+        """A newer route does not have the partition."""
+        if not self.is_left:
+            self.is_left, self.wants_route = True, False
+            self._window, self._refusals, self._rests_until = self._window_max, 0, 0.0
+        if is_fenced and not self.is_fenced:
+            self._quiet_since = now
+        self.is_fenced = is_fenced
+
+    def keep(self) -> None:
+        """A newer route still has the partition: what it refused as changed was not known there yet."""
+        self.wants_route = False
+
+    # --- in: time --------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Give up what was asked for long enough."""
+        if self._is_asking_fenced and now >= self._quiet_since + self._ask_s:
+            self._give_up()
+
+    @property
+    def _is_asking_fenced(self) -> bool:
+        return self.is_left and self.is_fenced and not self._is_given_up and not self.is_settled

@@ -1,0 +1,267 @@
+"""Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
+
+Whoever changes something must still be able to change it back: a rule, a role or a mode that would take `administer` from the caller is
+refused. Principals that a server was told by `--admin` may always, and so may everybody while the mode is `off`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from qmq_coordination.access_records import (
+    MODE,
+    ModeRecord,
+    RoleRecord,
+    decode_role,
+    encode_mode,
+    encode_quota,
+    encode_role,
+    encode_rule,
+    encode_token,
+    ensure_server_token,
+    quota_key,
+    role_key,
+    rule_key,
+    token_key,
+)
+from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
+
+from qmq.clock import Clock
+from qmq.errors import InvalidArgument, RouteConflict
+from qmq.model import check_name
+from qmq.proto.v1 import access_pb2 as pb
+from qmq.proto.v1 import access_pb2_grpc
+from qmq.rpc import answering
+from qmq.security.access_control import AccessControl, Caller
+from qmq.security.access_rules import RULES_MAX, AccessMode, AccessRule, Need, Operation, ResourceKind, RuleBook, on_cluster
+from qmq.security.principal import Principal
+from qmq.security.quotas import Quota
+from qmq.security.rpc_guard import CALLER
+from qmq.security.tokens import TokenRecord, new_token
+
+TRIES: Final = 10
+TOKENS_MAX: Final = 10_000
+
+
+class AccessService(access_pb2_grpc.AccessServicer):
+    def __init__(self, store: CoordinationStore, access: AccessControl, clock: Clock) -> None:
+        self._store, self._access, self._clock = store, access, clock
+
+    # --- questions -----------------------------------------------------------------------------------------------------
+
+    @answering
+    async def WhoAmI(self, request: pb.WhoAmIRequest) -> pb.WhoAmIResponse:
+        caller, book = CALLER.get(), self._access.state.book
+        return pb.WhoAmIResponse(
+            principal=str(caller.principal),
+            how=caller.how,
+            roles=book.roles_of(caller.principal),
+            mode=self._access.mode.value,
+            ends_ms=caller.ends_ms,
+            is_admin=self._may_administer(caller, book),
+        )
+
+    @answering
+    async def ListRules(self, request: pb.ListRulesRequest) -> pb.ListRulesResponse:
+        state = self._access.state
+        return pb.ListRulesResponse(
+            rules=[_rule_message(rule) for _, rule in sorted(state.rules.items())],
+            roles=[pb.Role(name=name, members=sorted(members)) for name, members in sorted(state.roles.items())],
+            mode=state.mode.value,
+        )
+
+    @answering
+    async def TestAccess(self, request: pb.TestAccessRequest) -> pb.TestAccessResponse:
+        principal = Principal.parse(request.principal)
+        need = Need(operation_of(request.operation), kind_of(request.kind), request.name)
+        decision, book = self._access.decide(principal, need), self._access.state.book
+        rule = None if decision.rule is None else _rule_message(decision.rule)
+        return pb.TestAccessResponse(is_allowed=decision.is_allowed, rule=rule, roles=book.roles_of(principal))
+
+    @answering
+    async def ListTokens(self, request: pb.ListTokensRequest) -> pb.ListTokensResponse:
+        return pb.ListTokensResponse(tokens=[_token_message(each) for _, each in sorted(self._access.state.tokens.items())])
+
+    @answering
+    async def ListQuotas(self, request: pb.ListQuotasRequest) -> pb.ListQuotasResponse:
+        return pb.ListQuotasResponse(quotas=[_quota_message(each) for _, each in sorted(self._access.state.quotas.items())])
+
+    # --- rules and roles -----------------------------------------------------------------------------------------------
+
+    @answering
+    async def PutRule(self, request: pb.PutRuleRequest) -> pb.AccessRule:
+        rule = self._rule_of(request.rule)
+        state = self._access.state
+        if len(state.rules) >= RULES_MAX and rule.id not in state.rules:
+            raise InvalidArgument(f"there are {RULES_MAX} rules already: write fewer ones, with patterns and roles")
+        self._require_way_back(RuleBook({**state.rules, rule.id: rule}, state.roles))
+        await self._swap(rule_key(rule.id), lambda _: encode_rule(rule))
+        return _rule_message(rule)
+
+    @answering
+    async def DeleteRule(self, request: pb.DeleteRuleRequest) -> pb.DeleteRuleResponse:
+        state = self._access.state
+        if request.id not in state.rules:
+            raise InvalidArgument(f"there is no rule {request.id!r}: `qmq acl list` shows them")
+        self._require_way_back(RuleBook({name: each for name, each in state.rules.items() if name != request.id}, state.roles))
+        await self._swap(rule_key(request.id), lambda _: None)
+        return pb.DeleteRuleResponse()
+
+    @answering
+    async def ChangeRole(self, request: pb.ChangeRoleRequest) -> pb.Role:
+        check_name("role", request.name)
+        add, remove = ({str(Principal.parse(each)) for each in names} for names in (request.add, request.remove))
+        state, members = self._access.state, frozenset[str]()
+        self._require_way_back(
+            RuleBook(state.rules, {**state.roles, request.name: (state.roles.get(request.name, members) | add) - remove})
+        )
+
+        def changed(item: KeyValue | None) -> bytes | None:
+            nonlocal members
+            known = frozenset() if item is None else decode_role(request.name, item.value).members
+            members = (known | add) - remove
+            return encode_role(RoleRecord(request.name, members)) if members else None
+
+        await self._swap(role_key(request.name), changed)
+        return pb.Role(name=request.name, members=sorted(members))
+
+    @answering
+    async def SetAccessMode(self, request: pb.SetAccessModeRequest) -> pb.SetAccessModeResponse:
+        try:
+            mode = AccessMode(request.mode)
+        except ValueError:
+            raise InvalidArgument(f"the mode is off, watch or enforce, not {request.mode!r}") from None
+        state = self._access.state
+        if mode is AccessMode.ENFORCE:
+            self._require_way_back(state.book, mode)
+        await ensure_server_token(self._store)
+        before, caller = state.mode, CALLER.get()
+        record = ModeRecord(mode, str(caller.principal), self._clock.time_ms())
+        await self._swap(MODE, lambda _: encode_mode(record))
+        return pb.SetAccessModeResponse(mode_before=before.value)
+
+    def _rule_of(self, message: pb.AccessRule) -> AccessRule:
+        operations = frozenset(map(operation_of, message.operations))
+        kind, pattern = kind_of(message.kind), message.pattern or "*"
+        by, at_ms = str(CALLER.get().principal), self._clock.time_ms()
+        name = message.id or _id_of(message, operations, pattern)
+        return AccessRule(name, message.is_deny, message.principal, operations, kind, pattern, by, at_ms).check()
+
+    # --- tokens and quotas ---------------------------------------------------------------------------------------------
+
+    @answering
+    async def CreateToken(self, request: pb.CreateTokenRequest) -> pb.CreateTokenResponse:
+        now_ms = self._clock.time_ms()
+        if request.ends_ms and request.ends_ms <= now_ms:
+            raise InvalidArgument("a token ends in the future, or never")
+        if len(self._access.state.tokens) >= TOKENS_MAX:
+            raise InvalidArgument(f"there are {TOKENS_MAX} tokens already: remove those that nobody uses")
+        by = str(CALLER.get().principal)
+        made = new_token(Principal.parse(request.principal), by=by, now_ms=now_ms, ends_ms=request.ends_ms)
+        await self._swap(token_key(made.record.id), lambda _: encode_token(made.record))
+        return pb.CreateTokenResponse(token=made.token, info=_token_message(made.record))
+
+    @answering
+    async def DeleteTokens(self, request: pb.DeleteTokensRequest) -> pb.DeleteTokensResponse:
+        if bool(request.id) is bool(request.principal):
+            raise InvalidArgument("say which token: its id, or whose")
+        tokens = self._access.state.tokens.values()
+        found = sorted(each.id for each in tokens if each.id == request.id or str(each.principal) == request.principal)
+        if not found:
+            raise InvalidArgument("there is no such token: `qmq user list` shows them")
+        for each in found:
+            await self._swap(token_key(each), lambda _: None)
+        return pb.DeleteTokensResponse(ids=found)
+
+    @answering
+    async def PutQuota(self, request: pb.PutQuotaRequest) -> pb.AccessQuota:
+        message = request.quota
+        name = message.id or "quota-" + _digest(message.principal)
+        quota = Quota.of(check_name("quota", name), message.principal, dict(message.limits))
+        await self._swap(quota_key(name), lambda _: encode_quota(quota))
+        return _quota_message(quota)
+
+    @answering
+    async def DeleteQuota(self, request: pb.DeleteQuotaRequest) -> pb.DeleteQuotaResponse:
+        if request.id not in self._access.state.quotas:
+            raise InvalidArgument(f"there is no quota {request.id!r}: `qmq quota list` shows them")
+        await self._swap(quota_key(request.id), lambda _: None)
+        return pb.DeleteQuotaResponse()
+
+    # --- how -----------------------------------------------------------------------------------------------------------
+
+    def _may_administer(self, caller: Caller, book: RuleBook) -> bool:
+        if str(caller.principal) in self._access.config.admins:
+            return True
+        return book.decide(caller.principal, on_cluster(Operation.ADMINISTER)).is_allowed
+
+    def _require_way_back(self, book: RuleBook, mode: AccessMode | None = None) -> None:
+        """Raises InvalidArgument: by this the caller could not administer any more."""
+        if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may_administer(CALLER.get(), book):
+            who = CALLER.get().principal
+            raise InvalidArgument(
+                f"then {who} could not administer the cluster any more: `qmq acl allow PRINCIPAL administer cluster` for yourself first,"
+                " or start the servers with --admin PRINCIPAL"
+            )
+
+    async def _swap(self, key: str, changed: Callable[[KeyValue | None], bytes | None]) -> None:
+        """Raises RouteConflict if others keep changing the same key, CoordinationError."""
+        for _ in range(TRIES):
+            item = await self._store.get(key)
+            value = changed(item)
+            if value is None and item is None:
+                return
+            condition = absent(key) if item is None else unchanged(item)
+            if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
+                return
+        raise RouteConflict(f"others keep changing {key}: try again")
+
+
+def operation_of(text: str) -> Operation:
+    """Raises InvalidArgument."""
+    try:
+        return Operation(text)
+    except ValueError:
+        known = ", ".join(each.value for each in Operation if each is not Operation.REPLICATE)
+        raise InvalidArgument(f"an operation is one of {known}, not {text!r}") from None
+
+
+def kind_of(text: str) -> ResourceKind:
+    """Raises InvalidArgument."""
+    try:
+        return ResourceKind(text)
+    except ValueError:
+        raise InvalidArgument(f"a resource is a subject, a group or the cluster, not {text!r}") from None
+
+
+def _id_of(message: pb.AccessRule, operations: frozenset[Operation], pattern: str) -> str:
+    """The same for the same rule, so that saying it twice makes one."""
+    parts = (str(message.is_deny), message.principal, ",".join(sorted(each.value for each in operations)), message.kind, pattern)
+    return _digest("\n".join(parts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _rule_message(rule: AccessRule) -> pb.AccessRule:
+    return pb.AccessRule(
+        id=rule.id,
+        is_deny=rule.is_deny,
+        principal=rule.principal,
+        operations=sorted(each.value for each in rule.operations),
+        kind=rule.kind.value,
+        pattern=rule.pattern,
+        by=rule.by,
+        at_ms=rule.at_ms,
+    )
+
+
+def _token_message(record: TokenRecord) -> pb.TokenInfo:
+    return pb.TokenInfo(id=record.id, principal=str(record.principal), ends_ms=record.ends_ms, by=record.by, at_ms=record.at_ms)
+
+
+def _quota_message(quota: Quota) -> pb.AccessQuota:
+    return pb.AccessQuota(id=quota.id, principal=quota.principal, limits=quota.limits())

@@ -1,0 +1,315 @@
+"""The point of a process that decides who somebody is and what they may do: one in each broker, delay server and metaserver.
+
+    TLS peer, token  ──▶  `identify`  ──▶  Caller  ──▶  `require(caller, need, ...)`  ──▶  nothing, or AccessDenied
+
+It answers from memory, by what the coordination store said last (`ClusterView`), and remembers decisions until that changes. A change
+reaches it with the watch, and whoever holds connections is called back (`on_change`) to look again at what they hold.
+
+What if the coordination store is away? The last known rules hold for `stale_ms`. After that everybody but servers and administrators is
+refused: a broker that is cut off must not go on by rules that may have been changed. Before the store was ever heard nobody but servers is
+served, with an error that says to try again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
+from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide
+from qmq.security.access_state import AccessState
+from qmq.security.audit import AuditLog
+from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule
+from qmq.security.quotas import Quota, nearest, nearest_of_subject
+from qmq.security.tokens import check_token, id_of
+
+log = logging.getLogger("qmq.security")
+
+BY_URI: Final = PrincipalRule()
+STALE_MS: Final = 300_000
+DECISIONS_MAX: Final = 50_000
+"""Remembered; then all are forgotten, which costs some µs each."""
+
+
+class Caller(NamedTuple):
+    """Who is at the other end of a connection, and how that is known."""
+
+    principal: Principal = ANONYMOUS
+    how: str = "none"
+    """certificate, token, jwt, server token, none."""
+    address: str = ""
+    token_id: str = ""
+    ends_ms: int = 0
+    """When the token ends, in milliseconds since 1970; 0: never."""
+
+
+class Verifier(Protocol):
+    """Understands tokens that an identity provider signed."""
+
+    def verify(self, token: str) -> tuple[Principal, int]:
+        """Whose token it is, and when it ends in milliseconds since 1970. Raises NotAuthenticated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JwtConfig:
+    """An identity provider whose tokens are taken.
+
+    issuer: what its tokens say in `iss`.
+    keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
+    audience: what its tokens must say in `aud`.
+    claim: which claim names the principal.
+    """
+
+    issuer: str
+    keys: str
+    audience: str = "qmq"
+    claim: str = "sub"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """What a server is told when it starts.
+
+    admins: principals that may do everything, whatever the rules say.
+    rule: how certificates name principals.
+    stale_ms: for how long the last known rules hold while the coordination store is away.
+    jwt: the identity provider whose tokens are taken, too.
+    audit_subject: the subject that the audit log goes to, too; empty for none.
+    """
+
+    admins: frozenset[str] = frozenset()
+    rule: PrincipalRule = BY_URI
+    stale_ms: int = STALE_MS
+    jwt: JwtConfig | None = None
+    audit_subject: str = ""
+
+
+class AccessSource(Protocol):
+    """Where the rules come from: a `ClusterView`."""
+
+    @property
+    def access(self) -> AccessState: ...
+
+    @property
+    def revision(self) -> int:
+        """0 before anything was heard."""
+        ...
+
+    @property
+    def silent_ms(self) -> int: ...
+
+
+class OpenAccess:
+    """Everybody may do everything: of a broker that belongs to no cluster."""
+
+    is_on = False
+    version = 0
+
+    def identify(self, names: CertificateNames | None, token: str, address: str) -> Caller:
+        return Caller(address=address)
+
+    def require(self, caller: Caller, action: str, *needs: Need) -> None:
+        return
+
+    def check(self, caller: Caller) -> None:
+        return
+
+    has_quotas = False
+
+    def quota(self, principal: Principal) -> Quota | None:
+        return None
+
+    def subject_quota(self, subject: str) -> Quota | None:
+        return None
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+class AccessControl(OpenAccess):
+    def __init__(
+        self,
+        source: AccessSource,
+        config: AccessConfig | None = None,
+        *,
+        audit: AuditLog | None = None,
+        verifier: Verifier | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._source, self.config = source, config or AccessConfig()
+        self.audit = audit or AuditLog()
+        self._verifier, self._now_ms = verifier, now_ms
+        self._callbacks: dict[Callable[[], None], None] = {}
+        self._decided: dict[tuple[Principal, Need], Decision] = {}
+        self._rules: dict[Principal, list[AccessRule]] = {}
+        self._decided_at = -1
+        self._quotas: dict[Principal | str, Quota | None] = {}
+        self._quotas_at = -1
+
+    # --- the state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> AccessMode:
+        return self._source.access.mode
+
+    @property
+    def is_on(self) -> bool:  # type: ignore[override]
+        """Whether anything has to be decided."""
+        return self.mode is not AccessMode.OFF or self._source.revision == 0
+
+    @property
+    def is_enforced(self) -> bool:
+        return self.mode is AccessMode.ENFORCE
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        """Rises with each change of the rules."""
+        return self._source.access.version
+
+    @property
+    def state(self) -> AccessState:
+        return self._source.access
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when rules, roles or tokens have changed; what is returned ends that."""
+        self._callbacks[callback] = None
+        return lambda: self._callbacks.pop(callback, None)
+
+    def changed(self) -> None:
+        """The state has changed."""
+        for callback in list(self._callbacks):
+            callback()
+
+    # --- who -----------------------------------------------------------------------------------------------------------
+
+    def identify(self, names: CertificateNames | None, token: str, address: str) -> Caller:
+        """Who a peer is, by its token or else by its certificate. Raises NotAuthenticated: a token that does not hold."""
+        if token:
+            try:
+                return self._by_token(token, address)
+            except NotAuthenticated as failure:
+                self.audit.refuse(
+                    principal=str(ANONYMOUS), how="token", address=address, action="login", on=id_of(token), error=failure.message
+                )
+                raise
+        principal = self.config.rule.principal(names) if names is not None else None
+        return Caller(address=address) if principal is None else Caller(principal, "certificate", address)
+
+    def _by_token(self, token: str, address: str) -> Caller:
+        own = self._source.access.server_token
+        if own and hmac.compare_digest(own.encode(), token.encode()):
+            return Caller(Principal("node", "server"), "server token", address)
+        token_id = id_of(token)
+        if token_id or self._verifier is None:
+            record = self._source.access.tokens.get(token_id)
+            principal = check_token(token, record, self._now_ms())
+            return Caller(principal, "token", address, token_id, record.ends_ms if record is not None else 0)
+        principal, ends_ms = self._verifier.verify(token)
+        return Caller(principal, "jwt", address, "", ends_ms)
+
+    def check(self, caller: Caller) -> None:
+        """Whether the caller still is who it was: its token was neither revoked nor has it ended. Raises NotAuthenticated."""
+        if caller.ends_ms and self._now_ms() >= caller.ends_ms:
+            raise NotAuthenticated("the token has ended: connect again with a new one")
+        if caller.token_id and caller.token_id not in self._source.access.tokens:
+            raise NotAuthenticated("the token was revoked")
+
+    # --- how much ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_quotas(self) -> bool:  # type: ignore[override]
+        return bool(self._source.access.quotas)
+
+    def quota(self, principal: Principal) -> Quota | None:
+        """The limits of a principal, whatever the mode is; None: there are none. Servers have none."""
+        state = self._source.access
+        if not state.quotas or principal.is_server:
+            return None
+        known = self._known_quotas()
+        if principal not in known:
+            known[principal] = nearest(state.quotas.values(), principal, state.book.roles_of(principal))
+        return known[principal]
+
+    def subject_quota(self, subject: str) -> Quota | None:
+        """The limits of a subject; None: there are none."""
+        quotas = self._source.access.quotas
+        if not quotas:
+            return None
+        known = self._known_quotas()
+        if subject not in known:
+            known[subject] = nearest_of_subject(quotas.values(), subject)
+        return known[subject]
+
+    def _known_quotas(self) -> dict[Principal | str, Quota | None]:
+        version = self._source.access.version
+        if self._quotas_at != version or len(self._quotas) > DECISIONS_MAX:
+            self._quotas, self._quotas_at = {}, version
+        return self._quotas
+
+    # --- what ----------------------------------------------------------------------------------------------------------
+
+    def require(self, caller: Caller, action: str, *needs: Need) -> None:
+        """Let an action pass, or raise AccessDenied, NotAuthenticated or Unavailable. In mode `watch` it passes, and the log says so."""
+        if not self.is_on or caller.principal.is_server:
+            return
+        self.check(caller)
+        for need in needs:
+            decision = self.decide(caller.principal, need)
+            if not decision.is_allowed:
+                self._refuse(caller, action, need, decision)
+
+    def decide(self, principal: Principal, need: Need) -> Decision:
+        """What holds for a principal, as of now."""
+        if principal.is_server or str(principal) in self.config.admins:
+            return Decision(True)
+        state = self._source.access
+        if self._source.revision == 0:
+            raise Unavailable("the rules are not known yet: the coordination store has not answered")
+        if state.unreadable or (self._source.silent_ms > self.config.stale_ms and self.mode is AccessMode.ENFORCE):
+            return Decision(False)
+        if need.operation is Operation.PRODUCE and need.name and need.name == self.config.audit_subject:
+            return Decision(False)  # only servers write what they did
+        if self._decided_at != state.version or len(self._decided) > DECISIONS_MAX:
+            self._decided, self._rules, self._decided_at = {}, {}, state.version
+        found = self._decided.get((principal, need))
+        if found is None:
+            found = self._decided[principal, need] = decide(self._rules_for(principal), need)
+        return found
+
+    def _rules_for(self, principal: Principal) -> list[AccessRule]:
+        found = self._rules.get(principal)
+        if found is None:
+            found = self._rules[principal] = self._source.access.book.rules_for(principal)
+        return found
+
+    def _refuse(self, caller: Caller, action: str, need: Need, decision: Decision) -> None:
+        is_watching = self.mode is AccessMode.WATCH
+        self.audit.refuse(
+            principal=str(caller.principal),
+            how=caller.how,
+            address=caller.address,
+            action=action,
+            on=f"{need.kind.value} {need.name}".strip(),
+            result="would be denied" if is_watching else "denied",
+            operation=need.operation.value,
+            rule=decision.rule.id if decision.rule is not None else "",
+        )
+        if not is_watching:
+            raise AccessDenied(self._why(caller, need, decision))
+
+    def _why(self, caller: Caller, need: Need, decision: Decision) -> str:
+        state = self._source.access
+        if state.unreadable:
+            return f"the cluster is closed: the coordination store holds something unreadable at {min(state.unreadable)}"
+        if self._source.silent_ms > self.config.stale_ms:
+            return "the rules may be out of date: the coordination store has been away for too long"
+        if decision.rule is not None:
+            return f"{caller.principal} may not {need}: rule {decision.rule.id!r} denies it"
+        if caller.principal == ANONYMOUS:
+            return f"somebody unknown may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) or a token (QMQ_TOKEN_FILE)"
+        return f"{caller.principal} may not {need}: no rule allows it (`qmq acl allow {caller.principal} ...`)"

@@ -1,0 +1,210 @@
+"""Who may do what: rules, and what they decide together. Pure (docs/ACCESS.md).
+
+    allow  app:billing   produce, consume   subject  billing.*
+    allow  role:support  browse, describe   subject  *
+    deny   app:legacy    *                  subject  payments.*
+
+A rule names a principal, operations, a kind of resource and a pattern. A pattern is a name, a prefix before one `*`, or `*` alone; a
+principal may be given as a pattern of that form too, or as `role:NAME`.
+
+* A rule that denies wins over every rule that allows, whatever their order.
+* What no rule allows is denied.
+* Servers (`node:`, `meta:`) may do everything: they are the cluster. No rule grants that to others.
+* Whoever may do anything with a resource may also describe it, unless that is denied: who produces must be able to find the subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from qmq.errors import InvalidArgument, InvalidName
+from qmq.model import base_group, check_name, is_dead_letters
+from qmq.security.principal import KINDS, Principal
+
+EVERY: Final = "*"
+ROLE: Final = "role:"
+RULES_MAX: Final = 10_000
+PATTERN_CHARS_MAX: Final = 200
+
+
+class Operation(Enum):
+    """What may be done."""
+
+    PRODUCE = "produce"
+    """Send to a subject, delayed too; cancel or move what was sent delayed."""
+    CONSUME = "consume"
+    """Receive, settle, and reset the group. Consuming needs it on the subject and on the group."""
+    BROWSE = "browse"
+    """Read without a group: fetch, find, show bodies, Spark."""
+    DESCRIBE = "describe"
+    """See settings, routes, lag, states; no bodies."""
+    CREATE = "create"
+    DELETE = "delete"
+    CONFIGURE = "configure"
+    """Change settings; pause, replay and purge of a group."""
+    RESHARD = "reshard"
+    """Split, merge and move partitions."""
+    OPERATE = "operate"
+    """Drain, hand over masterships, change replicas."""
+    ADMINISTER = "administer"
+    """Change rules, roles, tokens and quotas."""
+    REPLICATE = "replicate"
+    """Speak as a server. No rule grants it: a certificate or the cluster's own token does."""
+
+
+class ResourceKind(Enum):
+    """On what."""
+
+    SUBJECT = "subject"
+    GROUP = "group"
+    CLUSTER = "cluster"
+
+
+class AccessMode(Enum):
+    """Whether the rules hold."""
+
+    OFF = "off"
+    """Everybody may do everything."""
+    WATCH = "watch"
+    """The same, and what the rules would refuse is recorded."""
+    ENFORCE = "enforce"
+
+
+class Need(NamedTuple):
+    """An operation on one resource. The cluster's name is empty."""
+
+    operation: Operation
+    kind: ResourceKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.operation.value} on {self.kind.value}{' ' + self.name if self.name else ''}"
+
+
+def on_subject(operation: Operation, subject: str) -> Need:
+    """A group's dead-letter queue belongs to the group."""
+    if is_dead_letters(subject):
+        return Need(operation, ResourceKind.GROUP, base_group(subject.split("%", 2)[2]))
+    return Need(operation, ResourceKind.SUBJECT, subject)
+
+
+def on_group(operation: Operation, group: str) -> Need:
+    """A consumer of a broadcast group is a group to brokers, and belongs to its group here."""
+    return Need(operation, ResourceKind.GROUP, base_group(group))
+
+
+def on_cluster(operation: Operation) -> Need:
+    return Need(operation, ResourceKind.CLUSTER)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """One rule. `principal` and `pattern` as in the module's text; no `operations` means all."""
+
+    id: str
+    is_deny: bool
+    principal: str
+    operations: frozenset[Operation]
+    kind: ResourceKind
+    pattern: str = EVERY
+    by: str = ""
+    at_ms: int = 0
+
+    def check(self) -> AccessRule:
+        """Itself. Raises InvalidArgument, InvalidName."""
+        check_name("rule", self.id)
+        check_principal_pattern(self.principal)
+        check_pattern(self.kind.value, self.pattern)
+        if Operation.REPLICATE in self.operations:
+            raise InvalidArgument("no rule makes a server of somebody: a certificate does (`qmq cert server`)")
+        if self.kind is ResourceKind.CLUSTER and self.pattern != EVERY:
+            raise InvalidArgument("there is one cluster: leave its name away")
+        return self
+
+    def covers(self, need: Need) -> bool:
+        """Whether it speaks of this operation on this resource."""
+        return need.kind is self.kind and (not self.operations or need.operation in self.operations) and matches(self.pattern, need.name)
+
+    def __str__(self) -> str:
+        operations = ",".join(sorted(each.value for each in self.operations)) or EVERY
+        where = self.kind.value if self.kind is ResourceKind.CLUSTER else f"{self.kind.value} {self.pattern}"
+        return f"{self.id}: {'deny' if self.is_deny else 'allow'} {self.principal} {operations} {where}"
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name fits a pattern."""
+    return name.startswith(pattern[:-1]) if pattern.endswith(EVERY) else name == pattern
+
+
+def check_pattern(kind: str, pattern: str) -> None:
+    """Raises InvalidArgument, InvalidName."""
+    prefix = pattern[:-1] if pattern.endswith(EVERY) else pattern
+    if EVERY in prefix or not pattern or len(pattern) > PATTERN_CHARS_MAX:
+        raise InvalidArgument(f"a {kind} is a name, a prefix before one '*', or '*', not {pattern!r}")
+    if prefix:
+        try:
+            check_name(kind, prefix)
+        except InvalidName as cause:
+            raise InvalidName(f"{cause.message} (before a '*' too)") from None
+
+
+def check_principal_pattern(text: str) -> None:
+    """Raises InvalidArgument, InvalidName."""
+    if text == EVERY:
+        return
+    if text.startswith(ROLE):
+        check_name("role", text[len(ROLE) :])
+        return
+    kind, separator, name = text.partition(":")
+    if not separator or kind not in KINDS:
+        raise InvalidArgument(f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or for '*', not {text!r}")
+    check_pattern("principal", name)
+
+
+class Decision(NamedTuple):
+    """What the rules say, and which one decided; None: no rule allows it, or none was needed."""
+
+    is_allowed: bool
+    rule: AccessRule | None = None
+
+
+@dataclass(slots=True)
+class RuleBook:
+    """All rules and roles. `roles`: the members of each, as principals."""
+
+    rules: Mapping[str, AccessRule] = field(default_factory=dict)
+    roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def roles_of(self, principal: Principal) -> list[str]:
+        return sorted(name for name, members in self.roles.items() if str(principal) in members)
+
+    def rules_for(self, principal: Principal) -> list[AccessRule]:
+        """Those that are for this principal, by name, by pattern or by role."""
+        text, roles = str(principal), {ROLE + each for each in self.roles_of(principal)}
+        return [each for each in self.rules.values() if each.principal in roles or matches(each.principal, text)]
+
+    def decide(self, principal: Principal, need: Need) -> Decision:
+        if principal.is_server:
+            return Decision(True)
+        return decide(self.rules_for(principal), need)
+
+
+def decide(rules: Iterable[AccessRule], need: Need) -> Decision:
+    """What rules that are all for one principal say."""
+    if need.operation is Operation.REPLICATE:
+        return Decision(False)
+    allowing: AccessRule | None = None
+    for rule in rules:
+        if rule.is_deny:
+            if rule.covers(need):
+                return Decision(False, rule)
+        elif allowing is None and (rule.covers(need) or _lets_describe(rule, need)):
+            allowing = rule
+    return Decision(allowing is not None, allowing)
+
+
+def _lets_describe(rule: AccessRule, need: Need) -> bool:
+    return need.operation is Operation.DESCRIBE and rule.kind is need.kind and matches(rule.pattern, need.name)

@@ -1,0 +1,148 @@
+"""A small certificate authority for a cluster: `qmq cert`. Needs `cryptography` (`pip install qmq[server]`).
+
+    FOLDER/ca.pem, ca.key          the authority; who has the key can speak as anybody: keep it off the servers
+    FOLDER/NAME.pem, NAME.key      a certificate and its key, for one server or one client
+
+A certificate says who it is for in a URI, `spiffe://DOMAIN/KIND/NAME`, and where servers are reached, by DNS names and IP addresses. Keys
+are elliptic (P-256). Files with keys are for their owner only. A certificate is valid from an hour before it is made, for clocks differ.
+
+An authority that a company has already serves as well: QMQ asks for no more than PEM files.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from qmq.errors import InvalidArgument
+from qmq.model import check_name
+from qmq.private_files import make_private
+
+CA: Final = "ca"
+DOMAIN: Final = "qmq"
+KINDS: Final = ("node", "meta", "app", "op")
+"""Broker or delay server, metaserver, application, operator."""
+CA_DAYS: Final = 3650
+DAYS: Final = 365
+EARLIER: Final = timedelta(hours=1)
+
+
+class Issued(NamedTuple):
+    """The files of one certificate."""
+
+    cert: Path
+    key: Path
+    ends_at: datetime
+
+
+def create_authority(folder: Path, *, now: datetime | None = None, days: int = CA_DAYS) -> Issued:
+    """Make an authority. Raises InvalidArgument if the folder has one: its certificates would be worth nothing any more."""
+    if _key_path(folder, CA).exists():
+        raise InvalidArgument(f"{folder} has an authority already: issue certificates with it, or take another folder")
+    make_private(folder)
+    now = now or datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "QMQ authority")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = _builder(name, name, key, now, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
+    return _write(folder, CA, builder.sign(key, hashes.SHA256()), key)
+
+
+def issue(folder: Path, name: str, kind: str, hosts: Sequence[str] = (), *, now: datetime | None = None, days: int = DAYS) -> Issued:
+    """Make a certificate that the folder's authority signs; one that was there is replaced.
+
+    `hosts` are the names and addresses by which a server is reached; a client needs none.
+    Raises InvalidName, InvalidArgument: no such kind, or no authority in the folder.
+    """
+    if kind not in KINDS:
+        raise InvalidArgument(f"a certificate is for one of {', '.join(KINDS)}, not {kind!r}")
+    if check_name("certificate", name) == CA:
+        raise InvalidArgument(f"{CA!r} is the authority's own name")
+    ca, ca_key = _authority(folder)
+    now = now or datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    names = [x509.UniformResourceIdentifier(f"spiffe://{DOMAIN}/{kind}/{name}"), *map(_host, hosts)]
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+    builder = _builder(subject, ca.subject, key, now, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    return _write(folder, name, builder.sign(ca_key, hashes.SHA256()), key)
+
+
+def ends_at(pem: bytes) -> datetime:
+    """When the first certificate of a PEM file ends. Raises ValueError."""
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, days: int) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - EARLIER).not_valid_after(now + timedelta(days=days))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _host(text: str) -> x509.GeneralName:
+    bare = text.strip("[]")
+    try:
+        return x509.IPAddress(ipaddress.ip_address(bare))
+    except ValueError:
+        return x509.DNSName(bare)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        cert = x509.load_pem_x509_certificate(_cert_path(folder, CA).read_bytes())
+        key = serialization.load_pem_private_key(_key_path(folder, CA).read_bytes(), None)
+    except (OSError, ValueError) as cause:
+        raise InvalidArgument(f"{folder} has no authority that can be used ({cause}): `qmq cert ca` makes one") from cause
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidArgument(f"{folder} has an authority of another kind: use its own tools to sign")
+    return cert, key
+
+
+def _cert_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.pem"
+
+
+def _key_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.key"
+
+
+def _write(folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _replace(_key_path(folder, name), secret, 0o600)
+    _replace(_cert_path(folder, name), cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return Issued(_cert_path(folder, name), _key_path(folder, name), cert.not_valid_after_utc)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """All or nothing: a process that reads the file meanwhile has the old one or the new one."""
+    beside = path.with_name(f"{path.name}.new")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(beside, mode)
+    beside.rename(path)

@@ -1,0 +1,37 @@
+"""Access control of a server that follows the coordination store: what all roles put together in the same way."""
+
+from __future__ import annotations
+
+from qmq_coordination.view import ClusterView, ViewChange
+
+from qmq.errors import InvalidArgument
+from qmq.network import Network, TokenNetwork
+from qmq.security.access_control import AccessConfig, AccessControl, Verifier
+from qmq.security.audit import AuditLog
+
+
+def follow_access(view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None) -> AccessControl:
+    """Access control by what a view says, which hears of each change. Raises InvalidArgument."""
+    access = AccessControl(view, config, audit=audit, verifier=None if config is None else _verifier(config))
+
+    def changed(change: ViewChange) -> None:
+        if change.access:
+            access.changed()
+
+    view.on_change(changed)
+    return access
+
+
+def _verifier(config: AccessConfig) -> Verifier | None:
+    if config.jwt is None:
+        return None
+    try:
+        from qmq.security.jwt_tokens import JwtVerifier
+    except ImportError as cause:
+        raise InvalidArgument("tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'") from cause
+    return JwtVerifier(config.jwt)
+
+
+def server_network(network: Network, view: ClusterView) -> Network:
+    """The network of a server, which shows other servers the cluster's token."""
+    return TokenNetwork(network, lambda: view.access.server_token, is_required=False)

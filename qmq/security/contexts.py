@@ -1,0 +1,123 @@
+"""Named clusters of a person or a machine: where a cluster is, and what to show it.
+
+    ~/.config/qmq/contexts.json     (or below XDG_CONFIG_HOME) for its owner only
+
+A context stands for environment variables that are not set: an argument goes before a variable, and a variable before the context. A
+program uses the context that QMQ_CONTEXT names; the command line uses the current one where nothing is named. Secrets are not in the
+file: it names the files that hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import InvalidArgument
+from qmq.model import check_name
+
+CONTEXT_VARIABLE: Final = "QMQ_CONTEXT"
+SERVER_VARIABLE: Final = "QMQ_SERVER"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterContext:
+    """One cluster. Empty: not said."""
+
+    name: str
+    server: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """The environment that it stands for."""
+        named = {
+            SERVER_VARIABLE: self.server,
+            "QMQ_TLS_CA": self.tls_ca,
+            "QMQ_TLS_CERT": self.tls_cert,
+            "QMQ_TLS_KEY": self.tls_key,
+            "QMQ_TOKEN_FILE": self.token_file,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+class ContextFile:
+    """The file of all contexts. Every method raises InvalidArgument for a file that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ) -> ContextFile:
+        base = environment.get("XDG_CONFIG_HOME")
+        return cls((Path(base) if base else Path.home() / ".config") / "qmq" / "contexts.json")
+
+    def load(self) -> tuple[str, dict[str, ClusterContext]]:
+        """(the current one's name or "", all by name)."""
+        try:
+            if self.path.stat().st_mode & 0o077:
+                raise InvalidArgument(f"others may read {self.path}: chmod 600 {self.path}")
+            found = json.loads(self.path.read_text())
+            contexts = {name: ClusterContext(name, **values) for name, values in found["contexts"].items()}
+            return found["current"], contexts
+        except FileNotFoundError:
+            return "", {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+            raise InvalidArgument(f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` writes a new one") from cause
+
+    def add(self, context: ClusterContext) -> None:
+        """Keep a context, in place of the one of its name. The first one is the current one."""
+        check_name("context", context.name)
+        current, contexts = self.load()
+        self._save(current or context.name, {**contexts, context.name: context})
+
+    def use(self, name: str) -> None:
+        """Make it the current one."""
+        _, contexts = self.load()
+        self._save(self._known(name, contexts).name, contexts)
+
+    def remove(self, name: str) -> None:
+        current, contexts = self.load()
+        self._known(name, contexts)
+        self._save("" if current == name else current, {key: each for key, each in contexts.items() if key != name})
+
+    def find(self, name: str) -> ClusterContext:
+        return self._known(name, self.load()[1])
+
+    def _known(self, name: str, contexts: Mapping[str, ClusterContext]) -> ClusterContext:
+        if name not in contexts:
+            raise InvalidArgument(f"there is no context {name!r}: `qmq context list` shows {', '.join(sorted(contexts)) or 'none'}")
+        return contexts[name]
+
+    def _save(self, current: str, contexts: Mapping[str, ClusterContext]) -> None:
+        values = {name: {key: value for key, value in asdict(each).items() if value and key != "name"} for name, each in contexts.items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        beside = self.path.with_name(self.path.name + ".new")
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump({"current": current, "contexts": values}, file, indent=1, sort_keys=True)
+        beside.replace(self.path)
+
+
+def default_server(environment: Mapping[str, str] = os.environ) -> str:
+    """Where a cluster is if nobody says: as the environment or its context has it, else on this machine. Raises InvalidArgument."""
+    return environment_of(environment).get(SERVER_VARIABLE) or "localhost:20880"
+
+
+def environment_of(environment: Mapping[str, str] = os.environ, *, uses_current: bool = False) -> dict[str, str]:
+    """The environment with what a context stands for. `uses_current`: the current one, if none is named. Raises InvalidArgument."""
+    name, file = environment.get(CONTEXT_VARIABLE, ""), ContextFile.of_user(environment)
+    if not name and uses_current:
+        name = file.load()[0]
+    if not name:
+        return dict(environment)
+    variables = file.find(name).variables()
+    if any(each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")):  # files of one kind go together
+        variables = {key: value for key, value in variables.items() if not key.startswith("QMQ_TLS_")}
+    if "QMQ_TOKEN" in environment:
+        variables.pop("QMQ_TOKEN_FILE", None)
+    return {**variables, **environment}

@@ -1,0 +1,45 @@
+"""When a process's own certificate ends: for a metric, and a warning a day in the last week. Needs `cryptography`, which servers have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from qmq.security.authority import ends_at
+from qmq.security.tls import Credentials
+
+log = logging.getLogger("qmq.security")
+
+WARNING: Final = timedelta(days=7)
+AGAIN: Final = timedelta(days=1)
+
+
+def now() -> datetime:
+    """The machine's wall clock: certificates go by it, whatever the process keeps for a time."""
+    return datetime.now(UTC)
+
+
+def left_s(credentials: Credentials, now: datetime) -> float | None:
+    """Seconds until the process's own certificate ends; None without one."""
+    cert = credentials.pem.cert
+    return None if cert is None else (ends_at(cert) - now).total_seconds()
+
+
+class ExpiryWarning:
+    """Says so in the log, once a day."""
+
+    def __init__(self, credentials: Credentials, now: Callable[[], datetime] = now) -> None:
+        self._credentials, self._now = credentials, now
+        self._said: datetime | None = None
+
+    def look(self) -> None:
+        """Called every now and then."""
+        pem, now = self._credentials.pem, self._now()
+        if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
+            return
+        end = ends_at(pem.cert)
+        if end - now < WARNING:
+            self._said = now
+            log.warning("%s ends at %s: replace it and its key; no restart is needed", self._credentials.files.cert, end.isoformat())

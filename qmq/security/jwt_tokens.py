@@ -1,0 +1,182 @@
+"""Tokens of an identity provider: JWTs, checked against the provider's public keys.
+
+What is checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the issuer, the audience, and that the token
+has an end that has not come. Clocks may differ by `LEEWAY_S`.
+
+The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address. They are fetched when the server starts,
+then every `REFRESH_S` and when a token names a key that is not known, by a thread: nobody waits for the provider at a login. While the
+provider is away the last keys hold.
+
+The principal is the claim `sub`, or the claim that is configured: `app:NAME` and `op:NAME` as they are, any other text is an application's
+name. For an address, what stands before the @.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+
+from qmq.errors import CallerError, InvalidArgument, NotAuthenticated
+from qmq.security.access_control import JwtConfig
+from qmq.security.principal import CLIENTS, Principal
+
+log = logging.getLogger("qmq.security")
+
+ALGORITHMS: Final = ("ES256", "EdDSA", "RS256")
+LEEWAY_S: Final = 30
+REFRESH_S: Final = 300.0
+ASK_AGAIN_S: Final = 10.0
+"""At least so long between two fetches: anybody can name an unknown key."""
+FETCH_S: Final = 5.0
+KEYS_BYTES_MAX: Final = 1 << 20
+
+Fetch = Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """By key id; the key of a PEM file has none."""
+
+    by_id: dict[str, Any]
+    fetched_s: float
+
+
+class JwtVerifier:
+    """Raises InvalidArgument if the keys are in a file that cannot be used. `fetch` gives the keys' text, for tests."""
+
+    def __init__(
+        self,
+        config: JwtConfig,
+        *,
+        fetch: Fetch | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._fetch = fetch or _fetch_of(config.keys)
+        self._now_ms, self._monotonic_s = now_ms, monotonic_s
+        self._asked_s = float("-inf")
+        self._keys = _Keys({}, float("-inf"))
+        self._lock = threading.Lock()
+        try:
+            self._load()
+        except (OSError, ValueError, InvalidArgument) as cause:
+            if "://" not in config.keys:
+                raise InvalidArgument(f"{config.keys} holds no keys that can be used: {cause}") from cause
+            log.warning("the keys of %s cannot be fetched, trying again: %s", config.issuer, cause)
+
+    # --- checking ------------------------------------------------------------------------------------------------------
+
+    def verify(self, token: str) -> tuple[Principal, int]:
+        """Whose token it is, and when it ends in milliseconds since 1970. Raises NotAuthenticated."""
+        key = self._key_of(token)
+        try:
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=self._config.audience,
+                issuer=self._config.issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+            )
+            ends_ms, begins_ms = int(claims["exp"]) * 1000, int(claims.get("nbf", 0)) * 1000
+        except (jwt.PyJWTError, ValueError, TypeError) as cause:
+            raise NotAuthenticated(f"the token of {self._config.issuer} does not hold: {cause}") from None
+        now_ms = self._now_ms()
+        if now_ms >= ends_ms + LEEWAY_S * 1000:
+            raise NotAuthenticated("the token has ended: get a new one from the identity provider")
+        if now_ms < begins_ms - LEEWAY_S * 1000:
+            raise NotAuthenticated("the token is not valid yet: do the clocks differ?")
+        return self._principal(claims), ends_ms
+
+    def _principal(self, claims: dict[str, Any]) -> Principal:
+        claim = claims.get(self._config.claim)
+        if not isinstance(claim, str):
+            raise NotAuthenticated(f"the token has no claim {self._config.claim!r}, which says who this is")
+        name = claim.partition("@")[0]
+        try:
+            return Principal.parse(name if name.partition(":")[0] in CLIENTS else f"app:{name}")
+        except CallerError:
+            raise NotAuthenticated(
+                f"the claim {self._config.claim!r} holds no name of a principal: --jwt-claim names another one"
+            ) from None
+
+    def _key_of(self, token: str) -> Any:
+        try:
+            key_id = str(jwt.get_unverified_header(token).get("kid", ""))
+        except jwt.PyJWTError:
+            raise NotAuthenticated("this is no token: neither of this cluster nor of its identity provider") from None
+        keys = self._keys
+        if self._monotonic_s() - keys.fetched_s > REFRESH_S or (key_id not in keys.by_id and "" not in keys.by_id):
+            self._refresh()
+            keys = self._keys
+        found = keys.by_id.get(key_id) or keys.by_id.get("")
+        if found is None:
+            raise NotAuthenticated(f"the token is signed with a key that {self._config.issuer} does not show (yet): try again")
+        return found
+
+    # --- keys ----------------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Fetch the keys in a thread, not too often."""
+        now_s = self._monotonic_s()
+        if now_s - self._asked_s < ASK_AGAIN_S:
+            return
+        self._asked_s = now_s
+        threading.Thread(target=self._load_quietly, name="qmq-jwks", daemon=True).start()
+
+    def _load_quietly(self) -> None:
+        try:
+            self._load()
+        except (OSError, ValueError, InvalidArgument) as cause:
+            log.warning("the keys of %s cannot be fetched, the last ones hold: %s", self._config.issuer, cause)
+
+    def _load(self) -> None:
+        with self._lock:
+            found = _parse(self._fetch())
+            self._keys = _Keys(found, self._monotonic_s())
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """Public keys by id. Raises ValueError, InvalidArgument."""
+    if text.lstrip().startswith(b"-----BEGIN"):
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        return {"": load_pem_public_key(text)}
+    found: dict[str, Any] = {}
+    for each in json.loads(text)["keys"]:
+        if each.get("kty") in ("EC", "RSA", "OKP") and each.get("use", "sig") == "sig":
+            try:
+                found[str(each.get("kid", ""))] = jwt.PyJWK(each).key
+            except jwt.PyJWTError as cause:
+                log.warning("a key of the identity provider is passed over: %s", cause)
+    if not found:
+        raise InvalidArgument("there is no public key in it")
+    return found
+
+
+def _fetch_of(keys: str) -> Fetch:
+    """Raises InvalidArgument for an address without TLS."""
+    if "://" not in keys:
+        return Path(keys).read_bytes
+    if not keys.startswith("https://"):
+        raise InvalidArgument(f"the identity provider's keys come from a file or from https://, not from {keys}")
+
+    def fetch() -> bytes:
+        with urllib.request.urlopen(keys, timeout=FETCH_S) as answer:  # noqa: S310 - https only
+            text: bytes = answer.read(KEYS_BYTES_MAX + 1)
+        if len(text) > KEYS_BYTES_MAX:
+            raise InvalidArgument(f"{keys} answers with more than {KEYS_BYTES_MAX} bytes")
+        return text
+
+    return fetch

@@ -1,0 +1,119 @@
+"""Who speaks: a principal, `KIND:NAME`. Pure.
+
+    node:broker0     a broker or a delay server          from a certificate
+    meta:meta0       a metaserver                        from a certificate
+    app:orders       an application                      from a certificate or a token
+    op:alice         a person or a tool that operates    from a certificate or a token
+    any:anonymous    a peer that showed neither
+
+A certificate says its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; certificates of a company's own authority
+may say it otherwise (`PrincipalRule`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import InvalidArgument, InvalidName
+from qmq.model import check_name
+
+SERVERS: Final = ("node", "meta")
+"""Kinds that may do everything: members of the cluster."""
+CLIENTS: Final = ("app", "op")
+KINDS: Final = (*SERVERS, *CLIENTS)
+_SPIFFE: Final = re.compile(r"spiffe://[^/]+/(?:[^/]+/)*(node|meta|app|op)/([^/]+)")
+
+
+class Principal(NamedTuple):
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def is_server(self) -> bool:
+        return self.kind in SERVERS
+
+    @classmethod
+    def parse(cls, text: str) -> Principal:
+        """The inverse of `str`. Raises InvalidArgument, InvalidName."""
+        kind, separator, name = text.partition(":")
+        if not separator or kind not in KINDS:
+            raise InvalidArgument(f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as app:orders, not {text!r}")
+        return cls(kind, check_name("principal", name))
+
+
+ANONYMOUS: Final = Principal("any", "anonymous")
+
+
+class PrincipalField(Enum):
+    """What of a certificate names its principal."""
+
+    URI = "uri"
+    """A URI `spiffe://DOMAIN/KIND/NAME`."""
+    DNS = "dns"
+    """The first DNS name: `app:NAME`."""
+    EMAIL = "email"
+    """The first address: `op:` and what stands before the @."""
+    COMMON_NAME = "cn"
+    """The common name of the subject: `app:NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateNames:
+    """What a certificate says of its owner."""
+
+    uris: tuple[str, ...] = ()
+    dns: tuple[str, ...] = ()
+    emails: tuple[str, ...] = ()
+    common_name: str = ""
+
+    @classmethod
+    def of_peer(cls, peer: Mapping[str, Any] | None) -> CertificateNames:
+        """Of what `ssl.SSLObject.getpeercert` gives."""
+        peer = peer or {}
+        names: dict[str, list[str]] = {}
+        for kind, value in peer.get("subjectAltName", ()):
+            names.setdefault(kind, []).append(value)
+        common = [value for part in peer.get("subject", ()) for key, value in part if key == "commonName"]
+        return cls(tuple(names.get("URI", ())), tuple(names.get("DNS", ())), tuple(names.get("email", ())), common[0] if common else "")
+
+    @classmethod
+    def of_rpc(cls, context: Mapping[str, Sequence[bytes]]) -> CertificateNames:
+        """Of gRPC's authentication context. It does not tell DNS names from e-mail addresses: an @ does."""
+        names = [each.decode("utf-8", "replace") for each in context.get("x509_subject_alternative_name", ())]
+        common = [each.decode("utf-8", "replace") for each in context.get("x509_common_name", ())]
+        uris = tuple(each for each in names if "://" in each)
+        emails = tuple(each for each in names if "@" in each and "://" not in each)
+        others = tuple(each for each in names if each not in uris and each not in emails)
+        return cls(uris, others, emails, common[0] if common else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalRule:
+    """How a certificate becomes a principal. Names that are no principals' give None: the peer is anonymous."""
+
+    field: PrincipalField = PrincipalField.URI
+
+    def principal(self, names: CertificateNames) -> Principal | None:
+        try:
+            return self._principal(names)
+        except InvalidName:
+            return None
+
+    def _principal(self, names: CertificateNames) -> Principal | None:
+        found = [each for uri in names.uris if (each := _SPIFFE.fullmatch(uri)) is not None]
+        if found and (self.field is PrincipalField.URI or found[0][1] in SERVERS):
+            return Principal(found[0][1], check_name("principal", found[0][2]))
+        if self.field is PrincipalField.DNS and names.dns:
+            return Principal("app", check_name("principal", names.dns[0]))
+        if self.field is PrincipalField.EMAIL and names.emails:
+            return Principal("op", check_name("principal", names.emails[0].partition("@")[0]))
+        if self.field is PrincipalField.COMMON_NAME and names.common_name:
+            return Principal("app", check_name("principal", names.common_name))
+        return None

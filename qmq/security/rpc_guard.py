@@ -1,0 +1,205 @@
+"""Asks the rules before each call of a gRPC server: an interceptor.
+
+What a request needs is in `rpc_operations`. The caller is found by the call's token, or else by the connection's certificate. Changes and
+refusals go to the audit log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+import grpc
+
+from qmq.errors import AccessDenied, Overloaded, QmqError
+from qmq.rpc import abort
+from qmq.security.access_control import AccessControl, Caller
+from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
+from qmq.security.audit import AuditLog
+from qmq.security.principal import CertificateNames, Principal
+from qmq.security.quotas import RateMeter
+from qmq.security.rpc_operations import RPC_RULES, RpcRule
+
+CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=Caller())  # noqa: B039 - a Caller does not change
+"""Who made the call that is served."""
+WAIT_S_MAX: Final = 2.0
+"""A call waits so long for its principal's quota, and is refused where it would be more."""
+METERS_MAX: Final = 10_000
+_BEARER: Final = "Bearer "
+
+KnowsSubject = Callable[[str], bool]
+SubjectOfDelayed = Callable[[str], Awaitable[str]]
+"""The id of a delayed message -> its subject. Raises QmqError."""
+
+
+class RpcGuard(grpc.aio.ServerInterceptor):
+    """`knows_subject` and `subject_of_delayed` are a metaserver's."""
+
+    def __init__(
+        self,
+        access: AccessControl,
+        knows_subject: KnowsSubject = lambda _: True,
+        subject_of_delayed: SubjectOfDelayed | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access = access
+        self._knows_subject, self._subject_of_delayed = knows_subject, subject_of_delayed
+        self._now_s = now_s
+        self._meters: dict[Principal, RateMeter] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+        return grpc.unary_stream_rpc_method_handler(
+            self._stream(method, handler.unary_stream), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def guarded(request: Any, context: Any) -> Any:
+            try:
+                caller, rule = await self._admit(method, request, context)
+            except QmqError as failure:
+                await abort(context, failure, method)
+            answer = await self._served(method, request, context, caller, rule, serve)
+            return self._kept(caller, rule, answer) if rule.keeps is not None else answer
+
+        return guarded
+
+    def _stream(self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                caller, _ = await self._admit(method, request, context)
+            except QmqError as failure:
+                await abort(context, failure, method)
+            async for each in serve(request, context):
+                try:
+                    self._access.check(caller)
+                except QmqError as failure:
+                    await abort(context, failure, method)
+                yield each
+
+        return guarded
+
+    # --- before --------------------------------------------------------------------------------------------------------
+
+    async def _admit(self, method: str, request: Any, context: Any) -> tuple[Caller, RpcRule]:
+        caller = self._identify(context)
+        CALLER.set(caller)
+        rule = RPC_RULES.get(method)
+        if rule is None or rule.servers_only:
+            self._require_server(caller, method)
+            return caller, rule or RpcRule()
+        if self._access.is_on and not caller.principal.is_server:
+            self._access.require(caller, _short(method), *await self._needs(method, request, rule))
+        await self._slow_down(caller.principal)
+        return caller, rule
+
+    async def _slow_down(self, principal: Principal) -> None:
+        """Let a principal wait that asks more often than its quota allows. Raises Overloaded where the wait would be long."""
+        quota = self._access.quota(principal)
+        if quota is None or not quota.requests_per_s:
+            return
+        meter = self._meters.get(principal)
+        if meter is None or meter.rate != quota.requests_per_s:
+            if len(self._meters) >= METERS_MAX:
+                self._meters.clear()
+            meter = self._meters[principal] = RateMeter(quota.requests_per_s, self._now_s())
+        owed_s = meter.owes(self._now_s())
+        if owed_s > WAIT_S_MAX:
+            failure = Overloaded(f"{principal} asks more often than its quota {quota.id!r} allows ({quota.requests_per_s} requests/s)")
+            failure.retry_after_ms = int(owed_s * 1000)
+            raise failure
+        await asyncio.sleep(meter.take(1, self._now_s()))
+
+    def _identify(self, context: Any) -> Caller:
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        shown = metadata.get("authorization", "")
+        token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
+        names = context.auth_context()
+        return self._access.identify(CertificateNames.of_rpc(names) if names else None, token, _address(context.peer()))
+
+    def _require_server(self, caller: Caller, method: str) -> None:
+        if self._access.is_on and not caller.principal.is_server:
+            self._access.require(caller, _short(method), on_cluster(Operation.REPLICATE))
+
+    async def _needs(self, method: str, request: Any, rule: RpcRule) -> tuple[Need, ...]:
+        needs = rule.needs(request)
+        if method.endswith("/Locate") and request.create_if_missing and not self._knows_subject(request.subject):
+            needs = (*needs, on_subject(Operation.CREATE, request.subject))
+        if rule.by_delayed_id is not None and self._subject_of_delayed is not None:
+            try:
+                needs = (*needs, on_subject(rule.by_delayed_id, await self._subject_of_delayed(request.id)))
+            except QmqError:
+                needs = (*needs, on_cluster(Operation.DESCRIBE))  # whether there is such a message is nobody's business either
+        return needs
+
+    # --- behind --------------------------------------------------------------------------------------------------------
+
+    async def _served(
+        self, method: str, request: Any, context: Any, caller: Caller, rule: RpcRule, serve: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Any:
+        if not rule.is_change:
+            return await serve(request, context)
+        on = _on(rule, request)
+        try:
+            answer = await serve(request, context)
+        except BaseException:
+            audited(self._access.audit, caller, _short(method), on, "failed", error=str(context.details() or ""))
+            raise
+        audited(self._access.audit, caller, _short(method), on, "done")
+        return answer
+
+    def _kept(self, caller: Caller, rule: RpcRule, answer: Any) -> Any:
+        """The answer without what the caller may not know of."""
+        assert rule.keeps is not None
+        if not self._access.is_enforced or caller.principal.is_server:
+            return answer
+        field, needs = rule.keeps
+        decide = self._access.decide
+        if decide(caller.principal, on_cluster(Operation.DESCRIBE)).is_allowed:
+            return answer
+        items = list(getattr(answer, field))
+        kept = [each for each in items if all(decide(caller.principal, need).is_allowed for need in needs(each))]
+        answer.ClearField(field)
+        getattr(answer, field).extend(kept)
+        return answer
+
+
+def audited(audit: AuditLog, caller: Caller, action: str, on: str, result: str, **more: object) -> None:
+    """Tell the audit log of an act."""
+    audit.write(principal=str(caller.principal), how=caller.how, address=caller.address, action=action, on=on, result=result, **more)
+
+
+def _on(rule: RpcRule, request: Any) -> str:
+    """What a change is about."""
+    needs = rule.needs(request)
+    named = ", ".join(f"{each.kind.value} {each.name}".strip() for each in needs)
+    return named or str(getattr(request, "id", ""))
+
+
+def _short(method: str) -> str:
+    return method.rpartition("/")[2]
+
+
+def _address(peer: str) -> str:
+    """gRPC's `ipv4:127.0.0.1:5000` as the data port says it."""
+    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else "unix"
+
+
+def require_caller() -> Caller:
+    """Who made the call that is served. Raises AccessDenied outside of one."""
+    caller = CALLER.get()
+    if not caller.address:
+        raise AccessDenied("this is asked within a call only")
+    return caller

@@ -1,0 +1,164 @@
+"""What each RPC needs, as a table: method -> the operations on the resources that its request names. Pure.
+
+A method that is not in the table is refused while the rules are enforced, and a test fails for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from qmq.security.access_rules import Need, Operation, on_cluster, on_group, on_subject
+
+O = Operation  # noqa: E741 - the table below is read by columns
+
+Needs = Callable[[Any], tuple[Need, ...]]
+"""A request -> what it needs."""
+
+
+class RpcRule(NamedTuple):
+    """What one method needs.
+
+    is_change: whether it changes something, which the audit log tells.
+    by_delayed_id: the operation on the subject of the delayed message whose id the request has.
+    keeps: which of an answer's items somebody may see who may not describe the cluster; (the field, the item -> what it needs).
+    servers_only: no rule grants it.
+    """
+
+    needs: Needs = lambda _: ()
+    is_change: bool = False
+    by_delayed_id: Operation | None = None
+    keeps: tuple[str, Needs] | None = None
+    servers_only: bool = False
+
+
+def _subject(operation: Operation) -> Needs:
+    return lambda request: (on_subject(operation, request.subject),)
+
+
+def _subject_or_cluster(operation: Operation) -> Needs:
+    """Of a request that may leave the subject away, and then means all."""
+    return lambda request: (on_subject(operation, request.subject) if request.subject else on_cluster(operation),)
+
+
+def _group(operation: Operation) -> Needs:
+    return lambda request: (on_group(operation, request.group),)
+
+
+def _group_or_cluster(operation: Operation) -> Needs:
+    return lambda request: (on_group(operation, request.group) if request.group else on_cluster(operation),)
+
+
+def _cluster(operation: Operation) -> Needs:
+    return lambda _: (on_cluster(operation),)
+
+
+def _locate(request: Any) -> tuple[Need, ...]:
+    return (on_subject(O.DESCRIBE, request.subject),)
+
+
+def _consume(request: Any) -> tuple[Need, ...]:
+    return on_subject(O.CONSUME, request.subject), on_group(O.CONSUME, request.group)
+
+
+def _named_group(request: Any) -> tuple[Need, ...]:
+    return (on_group(O.DESCRIBE, request.group),) if request.group else ()
+
+
+def _pause(request: Any) -> tuple[Need, ...]:
+    """Pausing a client stops whatever it consumes."""
+    group = request.pause.group
+    return (on_group(O.CONFIGURE, group) if group else on_cluster(O.OPERATE),)
+
+
+META_RULES: Final[Mapping[str, RpcRule]] = {
+    # subjects
+    "Locate": RpcRule(_locate),  # creating one as well needs `create`: see RpcGuard
+    "Watch": RpcRule(),  # tells that something about a name changed, nothing else; every client listens to it
+    "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
+    "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
+    "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
+    "DeleteSubject": RpcRule(_subject(O.DELETE), is_change=True),
+    "DeleteDeadLetters": RpcRule(_subject(O.DELETE), is_change=True),
+    "ListSubjects": RpcRule(keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))),
+    # groups
+    "DescribeGroups": RpcRule(_named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))),
+    "ResetGroup": RpcRule(_consume, is_change=True),  # as in Kafka: who consumes may say from where
+    "DeleteGroup": RpcRule(_group(O.DELETE), is_change=True),
+    "SetGroupSettings": RpcRule(_group(O.CONFIGURE), is_change=True),
+    "DescribeGroupSettings": RpcRule(_group_or_cluster(O.DESCRIBE)),
+    "SetPause": RpcRule(_pause, is_change=True),
+    "ListPauses": RpcRule(keeps=("pauses", lambda item: (on_group(O.DESCRIBE, item.group) if item.group else on_cluster(O.DESCRIBE),))),
+    "DescribeDeadLetters": RpcRule(_group_or_cluster(O.DESCRIBE)),
+    "DescribeParked": RpcRule(_group(O.DESCRIBE)),
+    "Unpark": RpcRule(_group(O.CONFIGURE), is_change=True),
+    "SyncMember": RpcRule(_consume),
+    # messages
+    "FindMessage": RpcRule(_subject(O.BROWSE)),
+    "FindTime": RpcRule(_subject(O.DESCRIBE)),
+    "TraceMessage": RpcRule(_subject(O.BROWSE)),
+    "ShowDelayed": RpcRule(by_delayed_id=O.BROWSE),
+    "CancelDelayed": RpcRule(by_delayed_id=O.PRODUCE, is_change=True),
+    "MoveDelayed": RpcRule(by_delayed_id=O.PRODUCE, is_change=True),
+    "ListDelayed": RpcRule(_subject_or_cluster(O.BROWSE)),
+    "DescribeDelays": RpcRule(_cluster(O.DESCRIBE)),
+    # routes
+    "ChangeRoute": RpcRule(_subject(O.RESHARD), is_change=True),
+    "DescribeRoute": RpcRule(_subject(O.DESCRIBE)),
+    "RouteHistory": RpcRule(_subject(O.DESCRIBE)),
+    "SetReshardPolicy": RpcRule(lambda r: (on_subject(O.RESHARD, r.policy.subject),), is_change=True),
+    "ExplainReshard": RpcRule(_subject(O.DESCRIBE)),
+    # the cluster
+    "DescribeCluster": RpcRule(_cluster(O.DESCRIBE)),
+    "SetGroupMode": RpcRule(_cluster(O.OPERATE), is_change=True),
+    "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
+    "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
+}
+"""Of the metaserver."""
+
+ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
+    "WhoAmI": RpcRule(),
+    "ListRules": RpcRule(_cluster(O.ADMINISTER)),
+    "PutRule": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "DeleteRule": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "SetAccessMode": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "TestAccess": RpcRule(_cluster(O.ADMINISTER)),
+    "ChangeRole": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "CreateToken": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "ListTokens": RpcRule(_cluster(O.ADMINISTER)),
+    "DeleteTokens": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "PutQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "DeleteQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "ListQuotas": RpcRule(_cluster(O.ADMINISTER)),
+}
+"""Of the metaserver's administration of access."""
+
+_SERVER: Final = RpcRule(servers_only=True)
+_OPERATE: Final = RpcRule(_cluster(O.OPERATE))
+_DESCRIBE: Final = RpcRule(_cluster(O.DESCRIBE))
+
+CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
+    "DescribeReplica": _DESCRIBE,
+    "DescribeQueues": _DESCRIBE,
+    "DescribeGroups": _DESCRIBE,
+    "DescribeLanes": _DESCRIBE,
+    "DescribeParked": _DESCRIBE,
+    "DescribeDelay": _DESCRIBE,
+    "FindTime": _DESCRIBE,
+    "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
+    "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
+    "ResetGroup": RpcRule(_consume, is_change=True),
+    "ReadLog": RpcRule(_cluster(O.BROWSE)),  # all messages of a broker group: `qmq spark` reads the log's actions by it
+    **dict.fromkeys(("DeleteGroup", "DropSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
+    **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
+    **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
+}
+"""Of the control ports of brokers and delay servers, which metaservers and other replicas call. Whoever uses QMQ calls a metaserver."""
+
+RPC_RULES: Final[Mapping[str, RpcRule]] = {
+    **{f"/qmq.v1.Meta/{name}": rule for name, rule in META_RULES.items()},
+    **{f"/qmq.v1.Access/{name}": rule for name, rule in ACCESS_RULES.items()},
+    **{f"/qmq.v1.BrokerControl/{name}": rule for name, rule in CONTROL_RULES.items()},
+    **{f"/qmq.v1.DelayControl/{name}": rule for name, rule in CONTROL_RULES.items()},
+}
+"""By the method's whole name."""

@@ -1,0 +1,213 @@
+"""TLS from PEM files, which are read again when they change.
+
+    TlsFiles       where the files are, and what is asked of the other side
+    Credentials    what the files hold now: contexts for the data plane, credentials for gRPC
+
+A process has one `Credentials` for all of its ports and connections. Whoever renews certificates replaces the files; within `LOOK_S` new
+connections use the new certificate, and connections that stand are left alone. Files that do not fit each other, because one of them was
+replaced and the other one was not yet, or that hold nothing usable, change nothing: the process goes on with what it had, says so in its
+log once, and looks again.
+
+TLS 1.3 is spoken; `allows_tls12` accepts peers that know nothing newer. The name or address in a server's certificate must be the one that
+the connection was opened to.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from qmq.errors import InvalidArgument, TlsFailed
+from qmq.security.contexts import environment_of
+
+if TYPE_CHECKING:
+    import grpc
+
+log = logging.getLogger("qmq.security")
+
+LOOK_S: Final = 10.0
+"""How often the files are looked at: certificates are renewed days before they end."""
+ALPN: Final = "qmq"
+CA_VARIABLE: Final = "QMQ_TLS_CA"
+CERT_VARIABLE: Final = "QMQ_TLS_CERT"
+KEY_VARIABLE: Final = "QMQ_TLS_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where a process finds its certificates: PEM files.
+
+    ca: the certificates of those who sign for the other side.
+    cert, key: this process's own certificate, with the chain behind it, and its private key without a password. A server needs them;
+        a client needs them where servers ask clients for a certificate.
+    requires_clients: whether a server takes only clients that show a certificate which `ca` signed.
+    allows_tls12: whether TLS 1.2 is spoken besides 1.3.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+    requires_clients: bool = True
+    allows_tls12: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) is not (self.key is None):
+            raise InvalidArgument("a certificate and its key go together: give both, or neither")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Tls | None:
+        """What QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY say, or the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
+        environment = environment_of() if environment is None else environment
+        ca, cert, key = (environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
+        if not ca:
+            if cert or key:
+                raise InvalidArgument(f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: who signs the servers' certificates")
+            return None
+        return cls(Path(ca), Path(cert) if cert else None, Path(key) if key else None)
+
+
+class Pem(NamedTuple):
+    """What the files hold. `version` counts how often that changed."""
+
+    version: int
+    ca: bytes
+    cert: bytes | None
+    key: bytes | None
+
+
+Signature = tuple[tuple[int, int, int], ...]
+"""(inode, size, time of the last change in nanoseconds) of each file: a file that was replaced has another."""
+
+
+class Credentials:
+    """The certificates of a process. `monotonic_s` is a clock for `LOOK_S`.
+
+    Raises InvalidArgument if the files cannot be read, or are not what they should be.
+    """
+
+    def __init__(self, files: Tls, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self.files = files
+        self._monotonic_s = monotonic_s
+        self._signature = self._sign()
+        self._pem = self._read(1)
+        self._looked_s = monotonic_s()
+        self._rejected: Signature | None = None
+        self._client_context: tuple[int, ssl.SSLContext] | None = None
+
+    # --- what the files hold -------------------------------------------------------------------------------------------
+
+    @property
+    def pem(self) -> Pem:
+        """What the files hold, as of the last look, which is made now if it is time."""
+        if self._monotonic_s() - self._looked_s >= LOOK_S:
+            self.look()
+        return self._pem
+
+    def look(self) -> None:
+        """Look at the files now. What cannot be used changes nothing, and is said once."""
+        self._looked_s = self._monotonic_s()
+        try:
+            signature = self._sign()
+            if signature in (self._signature, self._rejected):
+                return
+            self._rejected = signature
+            self._pem = self._read(self._pem.version + 1)
+        except InvalidArgument as cause:
+            log.error("new certificates are not used, the old ones are: %s", cause)
+            return
+        self._signature, self._rejected = signature, None
+        log.info("new certificates are in use")
+
+    def _paths(self) -> tuple[Path, ...]:
+        return tuple(path for path in (self.files.ca, self.files.cert, self.files.key) if path is not None)
+
+    def _sign(self) -> Signature:
+        try:
+            found = [path.stat() for path in self._paths()]
+        except OSError as cause:
+            raise InvalidArgument(f"a certificate cannot be read: {cause}") from cause
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+    def _read(self, version: int) -> Pem:
+        try:
+            contents = [None if path is None else path.read_bytes() for path in (self.files.ca, self.files.cert, self.files.key)]
+            pem = Pem(version, contents[0] or b"", contents[1], contents[2])
+            self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
+        except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
+            names = ", ".join(map(str, self._paths()))
+            raise InvalidArgument(f"these are no certificates that fit each other: {names} ({cause})") from cause
+        return pem
+
+    # --- contexts for the data plane -----------------------------------------------------------------------------------
+
+    def _fill(self, context: ssl.SSLContext, pem: Pem) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2 if self.files.allows_tls12 else ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols([ALPN])
+        context.load_verify_locations(cadata=pem.ca.decode("ascii"))
+        if self.files.cert is not None and self.files.key is not None:
+            context.load_cert_chain(self.files.cert, self.files.key)
+        return context
+
+    def server_context(self) -> ssl.SSLContext:
+        """For listening, with what the files hold now. Raises InvalidArgument without a certificate."""
+        if self.files.cert is None:
+            raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
+        context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.pem)
+        context.verify_mode = ssl.CERT_REQUIRED if self.files.requires_clients else ssl.CERT_OPTIONAL
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For connecting, with what the files hold now."""
+        pem = self.pem
+        if self._client_context is None or self._client_context[0] != pem.version:
+            self._client_context = pem.version, self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
+        return self._client_context[1]
+
+    # --- credentials for gRPC ------------------------------------------------------------------------------------------
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server; each handshake uses what the files hold then. Raises InvalidArgument without a certificate."""
+        import grpc
+
+        if self.files.cert is None:
+            raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
+        given = self.pem.version
+
+        def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration([(pem.key or b"", pem.cert or b"")], root_certificates=pem.ca)
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            pem = self.pem
+            if pem.version == given:
+                return None
+            given = pem.version
+            return configuration(pem)
+
+        # The stubs deny that the function may answer None: nothing has changed.
+        return grpc.dynamic_ssl_server_credentials(configuration(self.pem), newer, self.files.requires_clients)  # type: ignore[arg-type]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a gRPC channel, with what the files hold now."""
+        import grpc
+
+        pem = self.pem
+        return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+
+    @property
+    def version(self) -> int:
+        """Counts how often the files have changed: who keeps channels makes them anew when it differs."""
+        return self.pem.version
+
+
+def tls_failed(address: str, reason: object) -> TlsFailed:
+    """The error for a connection that did not come to be because of TLS."""
+    return TlsFailed(
+        f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name who signed the server's certificate, is the server's name in that"
+        " certificate, and does the server speak TLS?"
+    )

@@ -1,0 +1,140 @@
+"""The machine's network with TLS: every TCP connection is encrypted, and the server's name is checked. Sockets in the file system are
+without TLS.
+
+asyncio keeps the context of a listening socket for good. So a listener whose certificates have changed listens once more on the same
+socket, with a new context, and stops the old one: the kernel's queue of connections is the same, and connections that stand are not
+touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from qmq.errors import InvalidArgument
+from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, TokenNetwork, TokenSource, bind, no_token, parse
+from qmq.security.client_tokens import Token, token_source
+from qmq.security.tls import LOOK_S, Credentials, Tls
+
+if TYPE_CHECKING:
+    import grpc
+
+HANDSHAKE_S: Final = 10.0
+"""How long a peer may take for a handshake; asyncio gives it a minute."""
+
+
+class TlsListener(ServerListener):
+    """A listener whose certificates can be renewed."""
+
+    def __init__(
+        self,
+        server: asyncio.Server,
+        port: int,
+        listening: socket.socket,
+        factory: Factory,
+        credentials: Credentials,
+        on_look: Callable[[], None],
+    ) -> None:
+        super().__init__(server, port)
+        self._listening, self._factory, self._credentials = listening, factory, credentials
+        self._version = credentials.version
+        self._on_look = on_look
+        self._looking = asyncio.ensure_future(self._look_for_ever())
+
+    def close(self) -> None:
+        self._looking.cancel()
+        super().close()
+        self._listening.close()
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._on_look()
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Use the present certificates for new connections."""
+        if self._credentials.version == self._version:
+            return
+        version, context = self._credentials.version, self._credentials.server_context()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            self._factory, sock=self._listening.dup(), backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        super().close()
+        self._server, self._version = server, version
+
+
+class TlsNetwork(Network):
+    """`credentials` are for all ports and all connections. `on_look` is called whenever a listener looks at the certificates."""
+
+    def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
+        self.credentials: Credentials = credentials
+        self._on_look = on_look
+
+    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
+        if host.startswith(UNIX):
+            return await super().listen(host, port, factory)
+        context = self.credentials.server_context()
+        loop = asyncio.get_running_loop()
+        listening = await loop.run_in_executor(None, _listening, host, port)
+        try:
+            server = await loop.create_server(
+                factory, sock=listening.dup(), backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except BaseException:
+            listening.close()
+            raise
+        return TlsListener(server, listening.getsockname()[1], listening, factory, self.credentials, self._on_look)
+
+    async def connect(self, address: str, factory: Factory) -> None:
+        place = parse(address)
+        if place.path:
+            await super().connect(address, factory)
+            return
+        host = place.host.strip("[]")
+        await asyncio.get_running_loop().create_connection(
+            factory,
+            host,
+            place.port,
+            ssl=self.credentials.client_context(),
+            server_hostname=host,
+            ssl_handshake_timeout=HANDSHAKE_S,
+        )
+
+    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
+        from qmq.rpc_channel import RpcChannel
+
+        credentials = None if address.startswith(UNIX) else self.credentials
+        return RpcChannel(address, credentials=credentials, token=token)
+
+    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        return bind(server, host, port, None if host.startswith(UNIX) else self.credentials.server_credentials())
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens on the first address of a host. Raises OSError if the port is taken, InvalidArgument for no host."""
+    bare = host.strip("[]")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as cause:
+        raise InvalidArgument(f"{host} is no address to listen on: {cause}") from cause
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setblocking(False)
+        found.bind(place)
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def network_of(tls: Tls | None = None, token: Token = None) -> Network:
+    """With TLS and a token as they are given, or as the environment says. Raises InvalidArgument."""
+    tls, source = tls or Tls.from_environment(), token_source(token)
+    found = NETWORK if tls is None else TlsNetwork(Credentials(tls))
+    return found if source is None else TokenNetwork(found, source)

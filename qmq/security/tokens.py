@@ -1,0 +1,77 @@
+"""Random tokens for applications and people without certificates. Pure but for `secrets`.
+
+    qmq_ID_SECRET      ID names the record in the coordination store, SECRET is 32 random bytes, base64 without padding
+
+The coordination store has the SHA-256 of the token only. A secret of 256 random bits needs no slow hash: nobody guesses it, and a slow hash
+at each login is an attack on the broker by itself. Comparing takes the same time wherever two digests differ.
+
+A token is sent only over TLS, over a socket of the machine or to a loopback address; a client refuses otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from qmq.errors import InvalidArgument, NotAuthenticated
+from qmq.security.principal import Principal
+
+PREFIX: Final = "qmq_"
+ID_CHARS: Final = 12
+SECRET_BYTES: Final = 32
+_TOKEN: Final = re.compile(r"qmq_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What is kept of a token. `ends_ms`: milliseconds since 1970, 0 for never."""
+
+    id: str
+    principal: Principal
+    digest: str
+    ends_ms: int = 0
+    by: str = ""
+    at_ms: int = 0
+
+
+class NewToken(NamedTuple):
+    """A token, which is shown once, and its record."""
+
+    token: str
+    record: TokenRecord
+
+    def __repr__(self) -> str:
+        return f"NewToken({self.record.id})"
+
+
+def new_token(principal: Principal, *, by: str, now_ms: int, ends_ms: int = 0) -> NewToken:
+    """Make a token. Raises InvalidArgument for a server's principal: servers show certificates."""
+    if principal.is_server:
+        raise InvalidArgument(f"{principal} is a server, which shows a certificate: `qmq cert server`")
+    number = secrets.token_hex(ID_CHARS // 2)
+    token = f"{PREFIX}{number}_{secrets.token_urlsafe(SECRET_BYTES)}"
+    return NewToken(token, TokenRecord(number, principal, digest_of(token), ends_ms, by, now_ms))
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def id_of(token: str) -> str:
+    """The record's id; empty if this is no token of ours."""
+    found = _TOKEN.fullmatch(token)
+    return found[1] if found is not None else ""
+
+
+def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principal:
+    """Whose token it is. Raises NotAuthenticated, with the same words whether the token is unknown or wrong."""
+    known = record.digest if record is not None else digest_of("")
+    if not hmac.compare_digest(known, digest_of(token)) or record is None:
+        raise NotAuthenticated("the token is not known: it was revoked, or belongs to another cluster")
+    if record.ends_ms and now_ms >= record.ends_ms:
+        raise NotAuthenticated(f"token {record.id} has ended: `qmq user token {record.principal}` makes a new one")
+    return record.principal

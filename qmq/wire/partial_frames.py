@@ -1,0 +1,34 @@
+"""How much memory frames take that have come in part, over all connections of a server. Pure.
+
+One frame is bounded by its kind, and its buffer grows as its bytes come. Still, a thousand connections that each send all of a large frame
+but its end would hold 16 GiB. So there is one budget: when it is exceeded, the connection goes whose frame has grown least recently. An
+upload that is slow and steady goes on as long as others stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+
+class PartialFrames:
+    """`on_exceeded` is called with the reader whose connection must end; its memory counts as free from then on."""
+
+    def __init__(self, bytes_max: int, on_exceeded: Callable[[Hashable], None]) -> None:
+        self._bytes_max = bytes_max
+        self._on_exceeded = on_exceeded
+        self._held: dict[Hashable, int] = {}
+        """The bytes of each reader; who received last comes last."""
+        self.bytes = 0
+
+    def received(self, reader: Hashable, held_bytes: int) -> None:
+        """A reader has received bytes of a frame that takes so much memory now."""
+        self.bytes += held_bytes - self._held.pop(reader, 0)
+        self._held[reader] = held_bytes
+        while self.bytes > self._bytes_max:
+            stalled = next(iter(self._held))
+            self.ended(stalled)
+            self._on_exceeded(stalled)
+
+    def ended(self, reader: Hashable) -> None:
+        """The frame is whole, or the connection has ended."""
+        self.bytes -= self._held.pop(reader, 0)

@@ -1,0 +1,114 @@
+"""What TLS and access rules cost: nodes of three forms run side by side, and are measured in turns.
+
+    .venv/bin/python scripts/bench_security.py [--rounds 5] [--messages 200000]
+
+plain: no TLS, mode off. tls: mutual TLS 1.3. enforce: mutual TLS, and the rules are enforced with 200 of them.
+One process is the client; producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+import qmq
+from qmq.security.authority import create_authority, issue
+
+FORMS: Final = ("plain", "tls", "enforce")
+SIZES: Final = (100, 1024)
+ALONE: Final = 2_000
+RULES: Final = 200
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--messages", type=int, default=200_000)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_measure(Path(folder), given.rounds, given.messages))
+
+
+async def _measure(folder: Path, rounds: int, messages: int) -> None:
+    create_authority(folder)
+    papers = {name: qmq.Tls(folder / "ca.pem", *issue(folder, name, kind, hosts)[:2]) for name, kind, hosts in _NAMES}
+    found: dict[tuple[str, str], list[float]] = {}
+    async with AsyncExitStack() as stack:
+        clients = {form: await stack.enter_async_context(_node(folder / "data" / form, form, papers)) for form in FORMS}
+        for number in range(rounds + 1):
+            for form, mq in clients.items():
+                for name, value in (await _round(mq, messages, f"r{number}")).items():
+                    if number:  # the first one warms up
+                        found.setdefault((name, form), []).append(value)
+    print("| | " + " | ".join(FORMS) + " | tls / plain | enforce / plain |")
+    print("|---|---|---|---|---|---|")
+    for name in dict.fromkeys(name for name, _ in found):
+        values = [median(found[name, form]) for form in FORMS]
+        ratios = [median(one / other for one, other in zip(found[name, form], found[name, "plain"], strict=True)) for form in FORMS[1:]]
+        print(f"| {name} | " + " | ".join(f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values), end="")
+        print(f" | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+
+
+_NAMES: Final = (("node", "node", ["127.0.0.1"]), ("bench", "op", []))
+
+
+@asynccontextmanager
+async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncIterator[qmq.Client]:
+    words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay"]
+    words += [word for port in ("--port", "--data-port", "--control-port") for word in (port, "0")]
+    if form != "plain":
+        own = papers["node"]
+        words += ["--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key)]
+    process = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = (await asyncio.to_thread(process.stdout.readline)).split(" ready at ")[1].split()[0]
+        async with qmq.connect(address, tls=None if form == "plain" else papers["bench"]) as mq:
+            if form == "enforce":
+                for kind in ("cluster", "subject", "group"):
+                    await mq.access.put_rule("op:bench", [], kind)
+                for number in range(RULES):
+                    await mq.access.put_rule(f"app:a{number}", ["produce"], "subject", f"s{number}.*")
+                await mq.access.set_mode("enforce")
+            yield mq
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _round(mq: qmq.Client, messages: int, name: str) -> dict[str, float]:
+    found = {}
+    for size in SIZES:
+        subject, body = f"{name}-{size}", bytes(size)
+        bodies, count = [body] * 1000, messages * 100 // (size + 100) // 1000
+        begin = time.perf_counter()
+        for _ in range(count):
+            await mq.send_many(subject, bodies)
+        found[f"send {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
+        begin, left = time.perf_counter(), count * 1000
+        async for batch in mq.consumer(subject, group="g").batches():
+            left -= len(batch)
+            if left <= 0:
+                break
+        found[f"consume {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
+    took: list[float] = []
+    for _ in range(ALONE):
+        begin = time.perf_counter()
+        await mq.send(f"{name}-alone", b"x" * 100)
+        took.append((time.perf_counter() - begin) * 1e6)
+    marks: list[Any] = quantiles(took, n=100)
+    found["one awaited send, p50 µs"], found["one awaited send, p99 µs"] = marks[49], marks[98]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""An unordered subject's rows over its broker groups; and all delayed rows over the delay groups. Pure.
+
+It is no `Balancer` (qmq/delivery/balancer.py): attempts of one task may run at once, so who gets a batch is not a matter of turns.
+
+Rules:
+* Before anything is sent, every broker group that may have rows of the subject is looked at. A batch's number says which row it begins with
+  (`row_identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id
+  is read.
+* A batch belongs to the broker group that ranks highest for its first row, among those that take messages: attempts agree without asking.
+  A broker that says that it is drained refuses whoever asks, so the batch goes to the next one; whatever is not known stays.
+* Delayed rows of an ordered subject go to its home alone (`qmq/client/delay_home.py`), one batch after another.
+
+What is left to chance: an operator who drains and resumes a broker group, or places the subject anew, between the sends of two attempts
+that run at the same time, or that ask metaservers of which one does not know it yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packet_window import WINDOW, PacketWindow
+from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
+from pyspark_qmq.sink.row_sender import RowSender
+from pyspark_qmq.source_model import Routes
+from qmq.client.delay_home import DelayHome
+from qmq.delivery.retries import SINK, RetryRules
+from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
+
+CLOSED_S: Final = 1.0
+"""How long a broker group that refused as drained is passed over before it is asked again."""
+
+
+class BalancedRows(RowSender[str]):
+    """A `SubjectCore`. `home`: of delayed rows of an ordered subject."""
+
+    def __init__(
+        self,
+        subject: str,
+        writer: RowWriter,
+        retry_s: float,
+        *,
+        is_delayed: bool = False,
+        home: DelayHome | None = None,
+        rules: RetryRules = SINK,
+    ) -> None:
+        super().__init__(subject, retry_s, rules)
+        self._writer, self._is_delayed, self._home = writer, is_delayed, home
+        self._groups: Mapping[str, bool] = {}
+        self._looked: set[str] = set()
+        self._runs: dict[int, int] = {}
+        self._skip = 0  # the next rows, which are in a batch that begins before them
+        self._fresh: deque[Load] = deque()
+        self._ready: deque[Load] = deque()
+        self._closed_until: dict[str, float] = {}
+
+    # --- what is to be found out ---------------------------------------------------------------------------------------
+
+    def asks(self, now: float) -> list[Ask]:
+        if now < self._rests_until or not self._is_waiting:
+            return []
+        if self._wants_location:
+            return [Locate(self._subject, self._is_delayed)]
+        return [Look(self._target(group)) for group in self._groups if group not in self._looked]
+
+    def _target(self, group: str) -> RowTarget:
+        return RowTarget(self._subject, 0, group, self._is_delayed)
+
+    def located(self, where: Where, now: float) -> None:
+        if isinstance(where, Routes):
+            raise OrderMismatch(f"subject {self._subject!r} is ordered, and was not when the write began")
+        self._groups, self._wants_location = where, False
+        self._succeeded()
+        self._place(now)
+
+    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
+        self._looked.add(target.broker_group)
+        self._runs |= found.runs
+        self._succeeded()
+        self._place(now)
+
+    # --- where rows go -------------------------------------------------------------------------------------------------
+
+    def put(self, load: Load) -> None:
+        self._fresh.append(load)
+
+    def _place(self, now: float) -> None:
+        if self._wants_location or not self._looked.issuperset(self._groups):
+            return
+        while self._fresh:
+            self._ready.extend(self._undone(self._fresh.popleft()))
+        while self._ready:
+            group = self._choose(self._ready[0], now)
+            if group is None:
+                self._stuck(ReadOnly(f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"), now)
+                return
+            load = self._ready.popleft()
+            self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
+
+    def _undone(self, load: Load) -> Iterator[Load]:
+        """What of it is not stored, in pieces that are whole runs of the subject's rows."""
+        rows = load.rows
+        keeps = np.ones(len(rows), np.bool_)
+        keeps[: self._skip] = False
+        self._skip = max(self._skip - len(rows), 0)
+        if self._runs:
+            self._strike(load, keeps)
+        self.found += len(rows) - int(keeps.sum())
+        chosen = np.flatnonzero(keeps)
+        if len(chosen):
+            for each in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
+                yield load.pick(each)
+
+    def _strike(self, load: Load, keeps: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
+        rows = load.rows
+        for first in [first for first in self._runs if rows[0] <= first <= rows[-1]]:
+            at, count = int(np.searchsorted(rows, first)), self._runs.pop(first)
+            if rows[at] != first:
+                raise InvalidArgument(
+                    f"row {first} of Spark partition {self._writer.partition} is stored as one to {self._subject!r}, and is none now: the "
+                    "plan before the sink is not deterministic, so nobody can tell what is stored. Sort the rows before they are written; "
+                    "to go on with this epoch's rows perhaps stored twice, name the writer anew by qmq.txnId"
+                )
+            keeps[at : at + count] = False
+            self._skip = max(self._skip, at + count - len(rows))
+
+    def _choose(self, load: Load, now: float) -> str | None:
+        open_groups = {group: is_open and self._closed_until.get(group, 0.0) <= now for group, is_open in self._groups.items()}
+        if self._home is not None:
+            return next((group for group, is_home in self._home.choose(open_groups, now).items() if is_home), None)
+        first_row = int(load.rows[0])
+        takes = [group for group, is_open in open_groups.items() if is_open]
+        return max(takes, key=lambda group: rank(self._writer, first_row, self._target(group)), default=None)
+
+    def _window(self, group: str) -> PacketWindow:
+        found = self._windows.get(group)
+        if found is None:
+            most = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
+            found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rules=self._rules)
+        return found
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+        group = packet.to.broker_group
+        window = self._windows[group]
+        self._answered(window, packet, attempt, failure, now)
+        refused = window.take_refused()
+        if refused:
+            self._closed_until[group] = now + CLOSED_S
+            self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._fresh or self._ready)
+
+    def _unsent(self) -> Iterable[Load]:
+        return (*self._fresh, *self._ready)

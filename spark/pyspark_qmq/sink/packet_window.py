@@ -1,0 +1,144 @@
+"""What is under way to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
+
+    flight ──stored──▶ gone
+      │ OutOfSequence although all before it is stored, or another attempt's batch has the number: the queue is to be looked at again
+      │ RouteChanged: the partition may be closed; whoever knows the route takes the flight over
+      └ ReadOnly (no ordered partition): refused for now, and it may go to another queue
+
+Rule: whatever was sent and not answered is asked about again at the same queue, for `retry_s` without any progress; then the task fails,
+and Spark repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget
+from qmq.delivery.retries import RetryRules
+from qmq.delivery.window import InFlightWindow
+from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, QmqError, ReadOnly
+
+WINDOW: Final = 8
+"""Packets in flight to one queue: enough to keep a broker busy, and much less than it remembers (64)."""
+
+
+class PacketWindow(InFlightWindow[Packet]):
+    """Begins with the number `number` if the queue's numbers have no gaps."""
+
+    def __init__(self, to: RowTarget, retry_s: float, *, rules: RetryRules, number: int = 0, window: int = WINDOW) -> None:
+        super().__init__(window, rules)
+        self.to = to
+        self.number = number
+        self.stored = 0
+        self._retry_s = retry_s
+        self._returned: list[Load] = []
+        self._is_miscounted = False
+        self._last_failure: QmqError | None = None
+        self.connected()  # the task connects when something is to be sent
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    def put(self, load: Load, now: float, number: int | None = None) -> None:
+        """Send these rows too, under this number; None: under the next one."""
+        if number is None:
+            number, self.number = self.number, self.number + 1
+        if not self.flight:
+            self._quiet_since = now
+        self.flight.append(Packet(load, self.to, number, size=load.size))
+
+    def _may_send(self, packet: Packet) -> bool:
+        return not self._is_miscounted
+
+    def take(self) -> list[Load]:
+        """All of the flight, in order: the queue is closed, and somebody else finds out what of it is there."""
+        taken = [packet.load for packet in self.flight]
+        for packet in list(self.flight):
+            self._remove(packet)
+        return taken
+
+    def take_refused(self) -> list[Load]:
+        """Certainly not stored, because the queue takes nothing for now: it may go to another one."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    def wake_at(self, now: float) -> float:
+        """When to ask `next` again and to `check`, at the latest; infinity if only answers change anything."""
+        return min(super().wake_at(now), self._quiet_since + self._retry_s) if self.flight else math.inf
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> int:
+        """What became of a try: None is stored. Gives the rows that are stored by it. Raises what must not be tried again."""
+        if failure is not None:
+            self.refused(packet, attempt, failure, now)
+            return 0
+        if not self.acknowledged(packet, now):
+            return 0
+        self._last_failure = None
+        self.stored += 1
+        return len(packet.load.rows)
+
+    def refused(self, packet: Packet, attempt: int, failure: QmqError, now: float) -> None:
+        is_current = attempt == packet.attempts and packet in self.flight[: self._sent]
+        if is_current:
+            self._last_failure = failure
+        if is_current and isinstance(failure, ReadOnly) and self.to.partition == 0:
+            packet.unanswered -= 1
+            self._remove(packet)  # the others are not held back: each gets its answer
+            self._returned.append(packet.load)
+        else:
+            super().refused(packet, attempt, failure, now)
+
+    def _rest(self, packet: Packet, failure: QmqError, now: float) -> None:
+        if isinstance(failure, NumberTaken) and packet is self.flight[0]:
+            self._forgotten(packet)
+        super()._rest(packet, failure, now)
+
+    def _forgotten(self, packet: Packet) -> None:
+        """The queue counts otherwise than we do: another attempt may have come further."""
+        self._is_miscounted = True
+
+    def _reject(self, packet: Packet, failure: QmqError) -> None:
+        raise failure
+
+    def broken(self, failure: QmqError, now: float) -> None:
+        """The connection is lost, or none could be had: all that is not answered is asked again."""
+        for packet in self.flight:
+            packet.is_uncertain, packet.unanswered = packet.is_uncertain or packet.unanswered > 0, 0
+        self._begin_again()
+        if self.flight:
+            self._last_failure = failure
+            self._back_off(failure, now)
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether the queue counts otherwise than we do, and no try is under way whose answer could still come."""
+        return self._is_miscounted and not any(packet.unanswered for packet in self.flight)
+
+    def looked(self, number: int, done: Done, now: float) -> int:
+        """The queue was looked at again, and this number comes next: what of the flight is not there is numbered anew.
+
+        Gives how many rows were found.
+        """
+        self._is_miscounted = False
+        self._begin_again()
+        found = [packet for packet in self.flight if done.left(packet.load) is None]
+        for packet in found:
+            self._remove(packet)
+        for packet in self.flight:
+            packet.number, packet.encoded = number, None
+            number += 1
+        self.number = number
+        if found:
+            self._quiet_since = now
+        return sum(len(packet.load.rows) for packet in found)
+
+    def check(self, now: float) -> None:
+        """Raises the last trouble when nothing was achieved for `retry_s`."""
+        if not self.flight or now < self._quiet_since + self._retry_s:
+            return
+        text = f"{self.to} did not take a batch for {self._retry_s:g} s; the last trouble: {self._last_failure or 'no answer'}"
+        kind = NotConnected if isinstance(self._last_failure, NotConnected) else DeadlineExceeded
+        raise kind(text, outcome=Outcome.UNKNOWN) from self._last_failure

@@ -1,0 +1,180 @@
+"""An ordered subject's rows to its partitions, through splits, merges and moves. Pure.
+
+It is no `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must cut the same batches.
+
+    put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
+               ▲                                     │ the partition is closed
+               └──── all that is not in it ──────────┘
+
+Rules:
+* A partition is looked at before anything is sent there, and each partition that the history gains meanwhile: an attempt that is thought
+  dead may have come further. Of one that is closed only the answer of its sealed self counts.
+* A refusal only says where to look: what a closed partition has, it says itself when it is looked at, sealed. Also where nothing was sent
+  that is not answered: an attempt that is thought dead may have come further there than this one.
+* Nothing is cut while a partition that was closed is not looked at: a merge has several sources. Then all that is not stored is cut by
+  chunks, in their order, by the newest route. So each attempt, however it came there, sends the same rows as the same batches in the same
+  order to the same partition, where numbers without gaps keep the first of two alike; and a key's rows stay in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+import numpy as np
+
+from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.packet_window import PacketWindow
+from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.row_identity import RowTarget
+from pyspark_qmq.sink.row_sender import RowSender
+from pyspark_qmq.source_model import RoutePartition, Routes
+from qmq.delivery.retries import ORDERED_SINK, RetryRules
+from qmq.errors import OrderMismatch, QmqError
+
+
+class PartitionedRows(RowSender[int]):
+    """A `SubjectCore`.
+
+    `may_skip` says of a closed partition that none of this epoch's rows can be in it: it was closed before the epoch began.
+    """
+
+    def __init__(
+        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rules: RetryRules = ORDERED_SINK
+    ) -> None:
+        super().__init__(subject, retry_s, rules)
+        self._may_skip = may_skip
+        self._open: dict[int, RoutePartition] = {}
+        self._closed: dict[int, RoutePartition] = {}
+        self._ends = np.empty(0, np.int64)
+        self._numbers = np.empty(0, np.int64)
+        self._version = 0
+        self._looked: dict[int, int] = {}
+        """Partitions of which all is known, and the number that came next there."""
+        self._known: dict[int, int] = {}
+        """Of partitions that were closed meanwhile: below this number all is known."""
+        self._done = Done()
+        self._waiting: deque[Load] = deque()
+        self._left: list[Load] = []
+        """What was sent to partitions that are closed now, and may be there."""
+
+    # --- what is to be found out ---------------------------------------------------------------------------------------
+
+    def asks(self, now: float) -> list[Ask]:
+        if now < self._rests_until or self.is_idle:
+            return []
+        if self._wants_location:
+            return [Locate(self._subject)]
+        closed = [
+            Look(self._target(part), is_final=True, from_number=self._known.get(part.number, 0))
+            for part in self._closed.values()
+            if part.number not in self._looked
+        ]
+        new = [Look(self._target(part)) for part in self._open.values() if part.number not in self._looked]
+        return [*closed, *new, *[Look(window.to) for window in self._windows.values() if window.wants_look]]
+
+    def _target(self, part: RoutePartition) -> RowTarget:
+        return RowTarget(self._subject, part.number, part.broker_group)
+
+    def located(self, where: Where, now: float) -> None:
+        if not isinstance(where, Routes):
+            raise OrderMismatch(f"subject {self._subject!r} is not ordered, and was when the write began")
+        self._succeeded()
+        self._wants_location = False
+        if where.version >= self._version:
+            self._learn(where)
+        for window in self._windows.values():
+            window.keep()
+        self._place(now)
+
+    def _learn(self, routes: Routes) -> None:
+        sources = {source for part in routes.partitions.values() for source in part.sources}
+        closed = {number: part for number, part in routes.partitions.items() if number in sources}
+        for number in closed.keys() & self._open.keys():
+            self._leave(number)
+        self._version = routes.version
+        self._open = {number: part for number, part in routes.partitions.items() if number not in sources}
+        self._closed = {number: part for number, part in closed.items() if not self._may_skip(self._target(part))}
+        tiles = sorted(self._open.values(), key=lambda part: part.lps.first)
+        self._ends = np.array([part.lps.end for part in tiles])
+        self._numbers = np.array([part.number for part in tiles])
+
+    def _leave(self, number: int) -> None:
+        """What a partition had while it was open is not all that it has; what was sent there may be there or not."""
+        known = self._looked.pop(number, 0)
+        window = self._windows.pop(number, None)
+        if window is not None:
+            known = window.flight[0].number if window.flight else window.number
+            self._left += window.take()
+        self._known[number] = known
+
+    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
+        self._succeeded()
+        self._looked[target.partition] = found.number
+        self._done.add(found.rows, found.ids)
+        window = self._windows.get(target.partition)
+        if window is not None and window.wants_look:
+            self.found += window.looked(found.number, self._done, now)
+        self._place(now)
+
+    # --- where rows go -------------------------------------------------------------------------------------------------
+
+    def put(self, load: Load) -> None:
+        self._waiting.append(load)
+
+    def _place(self, now: float) -> None:
+        if self._wants_location or not self._open or not self._looked.keys() >= self._open.keys() | self._closed.keys():
+            return
+        if self._left:
+            self._waiting = deque(sorted([*_joined(self._left), *self._waiting], key=attrgetter("number")))
+            self._left = []
+        while self._waiting:
+            self._cut_one(self._waiting.popleft(), now)
+
+    def _cut_one(self, load: Load, now: float) -> None:
+        rest = self._done.left(load)
+        self.found += len(load.rows) - (0 if rest is None else len(rest.rows))
+        if rest is None:
+            return
+        assert rest.lps is not None
+        tiles = np.searchsorted(self._ends, rest.lps, "right")
+        for tile in np.unique(tiles).tolist():
+            piece = rest.pick(np.flatnonzero(tiles == tile))
+            self._window(int(self._numbers[tile])).put(piece, now)
+
+    def _window(self, number: int) -> PacketWindow:
+        found = self._windows.get(number)
+        if found is None:
+            to = self._target(self._open[number])
+            found = self._windows[number] = PacketWindow(to, self._retry_s, number=self._looked[number], rules=self._rules)
+        return found
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+        window = self._windows.get(packet.to.partition)
+        if window is None:
+            return
+        self._answered(window, packet, attempt, failure, now)
+        self._wants_location |= window.wants_route
+        self._place(now)
+
+    def wake_at(self, now: float) -> float:
+        at = super().wake_at(now)
+        return min(at, self._rests_until) if self._wants_location else at
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._waiting or self._left)
+
+    def _unsent(self) -> Iterable[Load]:
+        return (*self._waiting, *self._left)
+
+
+def _joined(loads: list[Load]) -> list[Load]:
+    """The pieces of each chunk as one load again, so that they are cut as if they had never been apart."""
+    by_chunk: dict[int, list[Load]] = {}
+    for load in loads:
+        by_chunk.setdefault(load.number, []).append(load)
+    return [pieces[0] if len(pieces) == 1 else Load.join(pieces) for pieces in by_chunk.values()]

@@ -1,0 +1,104 @@
+"""Producers of large batches take turns, so that one round of the event loop brings no more than so many bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support import node_config, running
+
+import qmq
+from qmq.broker.round_budget import RoundBudget
+from qmq.limits import MIB
+
+BUDGET = 100
+
+
+class Producer:
+    """Brings its batches one after another, each when it is read."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.is_read = True
+
+    def wait_for_turn(self) -> None:
+        self.is_read = False
+
+    def take_turn(self) -> None:
+        self.is_read = True
+
+
+@given(st.lists(st.lists(st.integers(1, 80), max_size=12), min_size=1, max_size=12))
+def test_a_round_brings_little_more_than_the_budget_and_all_come_to_their_end(batches: list[list[int]]) -> None:
+    planned = list[Callable[[], None]]()
+    budget = RoundBudget(planned.append, BUDGET, 0)
+    producers = [Producer(list(each)) for each in batches]
+    largest = max((size for each in batches for size in each), default=0)
+    rounds = 0
+    while any(each.sizes for each in producers):
+        brought = 0
+        for each in producers:
+            if each.is_read and each.sizes:
+                size = each.sizes.pop(0)
+                brought += size
+                budget.took(each, size)
+        turn, planned[:] = list(planned), []
+        for call in turn:
+            call()
+        assert rounds == 0 or brought <= 2 * BUDGET + len(producers) * largest
+        rounds += 1
+        assert rounds < 1_000
+    while planned:
+        turn, planned[:] = list(planned), []
+        for call in turn:
+            call()
+    assert all(each.is_read for each in producers)
+
+
+def test_who_went_over_is_read_again_in_that_order() -> None:
+    planned = list[Callable[[], None]]()
+    budget = RoundBudget(planned.append, BUDGET, 1)
+    first, second, third, small = (Producer([]) for _ in range(4))
+    for each in (first, second, third):
+        budget.took(each, 80)
+    budget.took(small, 1)
+    assert [each.is_read for each in (first, second, third, small)] == [True, False, False, True]
+    planned.pop()()
+    assert second.is_read
+    assert third.is_read
+    assert not planned
+
+
+def test_a_producer_within_the_budget_never_waits() -> None:
+    planned = list[Callable[[], None]]()
+    budget, producer = RoundBudget(planned.append, BUDGET), Producer([])
+    for _ in range(5):
+        for _ in range(4):
+            budget.took(producer, BUDGET // 4)
+        assert producer.is_read
+        planned.pop()()
+
+
+async def test_large_batches_of_many_producers_are_all_stored(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node:
+        clients = [qmq.connect(node.address) for _ in range(12)]
+        try:
+            await asyncio.gather(*[send(mq, number) for number, mq in enumerate(clients)])
+            async with clients[0].consumer("s", "g") as consumer:
+                found = set[bytes]()
+                while len(found) < 12 * 4:
+                    found |= {message.body[:4] for message in await consumer.pull(48, timedelta(seconds=20))}
+        finally:
+            for mq in clients:
+                await mq.close()
+
+
+async def send(mq: qmq.Client, number: int) -> None:
+    producer = mq.producer("s", batch_messages=1)
+    tickets = [producer.send(b"%02d%02d" % (number, each) + bytes(MIB)) for each in range(4)]
+    for ticket in tickets:
+        await ticket

@@ -1,0 +1,423 @@
+"""A cluster without sockets, and a ledger in memory.
+
+A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; when the script
+is at its end, all is well. Whoever sends what is not planned and committed in the ledger breaks an assertion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from memory_ledger import Line, MemoryLedger, due
+from qmq_ordering.hashing import logical_partition
+from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.route import Route as OrderedRoute
+
+from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind
+from qmq.batch_columns import parse_header
+from qmq.client.links import Links
+from qmq.client.locator import Locator, Pushed
+from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
+from qmq.delay.interfaces import DueMessage
+from qmq.errors import (
+    InvalidArgument,
+    MessageTooLarge,
+    NotConnected,
+    NotMaster,
+    OrderMismatch,
+    Outcome,
+    OutOfSequence,
+    Overloaded,
+    QmqError,
+    ReadOnly,
+    RightLapsed,
+    RouteChanged,
+    UnknownSubject,
+)
+from qmq.model import Order
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import Frame, FrameKind
+
+LPS = 8
+WAY_S = 0.002
+"""From one end of a connection to the other."""
+
+
+# --- brokers -------------------------------------------------------------------------------------------------------------
+
+
+class Fault(Enum):
+    """What may become of a request."""
+
+    NONE = auto()
+    BUSY = auto()
+    REFUSED = auto()
+    """With `World.refusal`."""
+    UNKNOWN = auto()
+    """Stored, and answered: nobody knows."""
+    UNKNOWN_NOT = auto()
+    """Not stored, and answered: nobody knows."""
+    CUT = auto()
+    """Stored, and the connection breaks before the answer."""
+    CUT_NOT = auto()
+    """The connection breaks before it arrives."""
+    SILENT = auto()
+    """Stored, and never answered."""
+    DEPOSED = auto()
+    """The master is another one from now on."""
+    LATE = auto()
+    """Answered late."""
+
+
+@dataclass
+class Stored:
+    """A batch in a queue."""
+
+    producer_id: int
+    number: int
+    view: BatchView
+
+
+@dataclass
+class FakeQueue:
+    """What a subject's partition holds on a group, and the rules by which it takes batches."""
+
+    part: PhysicalPartition | None
+    log: list[Stored] = field(default_factory=list)
+    is_sealed: bool = False
+    bases: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def take(self, view: BatchView, body_bytes_max: int) -> int:
+        """Raises as a broker does."""
+        key = (view.header.producer_id, view.header.batch_sequence)
+        if any(len(body) > body_bytes_max for body in view.bodies()):
+            raise MessageTooLarge("a body is too large")
+        if self.part is not None:
+            lps = view.logical_partitions()
+            if lps is None or view.keys() is None:
+                raise OrderMismatch("keys are missing")
+            if not all(self.part.range.first <= lp < self.part.range.end for lp in lps):
+                raise InvalidArgument("another partition's")
+        if key in self.bases:
+            return self.bases[key]
+        if self.is_sealed:
+            raise RouteChanged("sealed")
+        if self.part is not None and key[1] and (key[0], key[1] - 1) not in self.bases:
+            raise OutOfSequence("an earlier batch is missing")
+        self.bases[key] = sum(each.view.count for each in self.log)
+        self.log.append(Stored(*key, view))
+        return self.bases[key]
+
+
+class FakeGroup:
+    """A broker group. `address` is its master's; it may be away, drained, or silent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch = 1
+        self.is_away = False
+        self.is_drained = False
+        self.is_silent = False
+        self.failure: QmqError | None = None
+        """What everything new is refused with."""
+        self.queues: dict[tuple[str, int], FakeQueue] = {}
+        self.arrived: list[BatchView] = []
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}:{self.epoch}"
+
+
+class FakeStream:
+    is_writable = True
+
+
+class FakeConnection:
+    """What a connection uses of a `Connection`."""
+
+    def __init__(self, world: World, group: FakeGroup) -> None:
+        self.world, self.group, self.epoch = world, group, group.epoch
+        self.is_open = True
+        self.inflight_bytes_max = 1 << 24
+        self.produce_bytes = 0
+        self.stream = FakeStream()
+        self.on_closed: dict[Callable[[], None], None] = {}
+        self.on_writable: dict[Callable[[], None], None] = {}
+        self._pending: dict[int, Callable[[Frame | QmqError], None]] = {}
+        self._next = 0
+        self._line = Line()
+
+    def request(self, kind: int, on_answer: Callable[[Frame | QmqError], None], *buffers: bytes, timeout_s: float) -> None:
+        assert kind == FrameKind.PRODUCE
+        loop = asyncio.get_running_loop()
+        self._next += 1
+        number = self._next
+        self._pending[number] = on_answer
+        if not self.is_open:
+            loop.call_soon(self.answer, number, NotConnected("it ended", outcome=Outcome.UNKNOWN))
+            return
+        loop.call_at(self._line.at(WAY_S), self.world.arrive, self, number, b"".join(buffers))
+        loop.call_later(timeout_s, self.answer, number, NotConnected("no answer in time", outcome=Outcome.UNKNOWN))
+
+    def answer(self, number: int, answer: wire.Produced | QmqError) -> None:
+        on_answer = self._pending.pop(number, None)
+        if on_answer is not None:
+            if isinstance(answer, QmqError):
+                on_answer(answer)
+            else:
+                on_answer(Frame(FrameKind.PRODUCED, number, 0, memoryview(wire.pack_produced([answer]))))
+
+    def cut(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            for number in list(self._pending):
+                self.answer(number, NotConnected("it ended", outcome=Outcome.UNKNOWN))
+            for each in list(self.on_closed):
+                each()
+
+
+class FakeLinks(Links):
+    """Real ones but for the connections."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(Locator(world.locate, world.watch), "test")
+        self._world = world
+        self.opened: dict[str, FakeConnection] = {}
+
+    async def _open(self, address: str) -> Any:
+        await asyncio.sleep(WAY_S)
+        name, _, epoch = address.partition(":")
+        group = self._world.groups[name]
+        if group.is_away or int(epoch) != group.epoch:
+            raise NotConnected(f"nobody answers at {address}")
+        found = self.opened.get(address)
+        if found is None or not found.is_open:
+            found = self.opened[address] = FakeConnection(self._world, group)
+            self._world.connections.append(found)
+        return found
+
+
+class FakeSubject:
+    """Where a subject is. `route` is None if it is unordered."""
+
+    def __init__(self, name: str, groups: Sequence[FakeGroup], *, is_ordered: bool) -> None:
+        self.name, self.groups = name, list(groups)
+        self.body_bytes_max = 1 << 20
+        self.route: OrderedRoute | None = None
+        self.fenced: set[int] = set()
+        if is_ordered:
+            width = LPS // len(groups)
+            parts = [PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), each.name) for at, each in enumerate(groups)]
+            self.route = OrderedRoute(1, LPS, len(parts) + 1, tuple(parts))
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, groups: int = 2, faults: Sequence[Fault] = ()) -> None:
+        self.groups = {name: FakeGroup(name) for name in (f"g{number}" for number in range(groups))}
+        self.subjects: dict[str, FakeSubject] = {}
+        self.faults = deque(faults)
+        self.connections: list[FakeConnection] = []
+        self.ledger = MemoryLedger()
+        self.refusal: QmqError = RightLapsed("lapsed")
+        self.located: list[str] = []
+        self._ids = 100
+        self._pushes: list[asyncio.Queue[Pushed]] = []
+
+    def add(self, name: str = "s", *, is_ordered: bool = False, groups: Sequence[str] | None = None) -> FakeSubject:
+        """A new subject, on all groups unless said otherwise."""
+        its = [self.groups[each] for each in groups or self.groups]
+        subject = self.subjects[name] = FakeSubject(name, its, is_ordered=is_ordered)
+        self._open(subject)
+        return subject
+
+    def _open(self, subject: FakeSubject) -> None:
+        if subject.route is None:
+            for group in subject.groups:
+                group.queues.setdefault((subject.name, 0), FakeQueue(None))
+        else:
+            for part in subject.route.partitions:
+                self.groups[part.group].queues.setdefault((subject.name, part.number), FakeQueue(part))
+
+    def dispatcher(self, **options: int) -> DueDispatcher:
+        """A life of a master."""
+        self.links = FakeLinks(self)
+        return DueDispatcher(self.links, self.ledger, new_producer_id=self.new_id, **options)
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    # --- changes ---
+
+    def seal(self, subject: str, *numbers: int) -> None:
+        """Partitions are closed."""
+        for number in numbers:
+            self.queue(subject, number).is_sealed = True
+
+    def publish(self, subject: str, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
+        """The next route; nobody is told. The sources are sealed now, unless they are fenced."""
+        its = self.subjects[subject]
+        route = its.route
+        assert route is not None
+        if not fenced:
+            self.seal(subject, *sources)
+        made = [PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)]
+        parts = sorted([part for part in route.partitions if part.number not in sources] + made, key=lambda part: part.range)
+        its.route = OrderedRoute(route.version + 1, LPS, route.next_number + len(made), tuple(parts))
+        its.fenced.update(sources if fenced else ())
+        self._open(its)
+
+    def push(self, **changed: Sequence[str]) -> None:
+        """Tell who watches."""
+        for queue in self._pushes:
+            queue.put_nowait(Pushed(**changed))
+
+    def depose(self, group: FakeGroup) -> None:
+        """Another replica is master; the connections to the old one stand."""
+        group.epoch += 1
+
+    def away(self, name: str) -> None:
+        """The group is gone; its connections break."""
+        group = self.groups[name]
+        group.is_away = True
+        for connection in self.connections:
+            if connection.group is group:
+                connection.cut()
+
+    def back(self, name: str) -> None:
+        """With another master, which closes what was fenced before it serves."""
+        self.groups[name].epoch += 1
+        self.groups[name].is_away = False
+        for (subject, number), queue in self.groups[name].queues.items():
+            queue.is_sealed |= number in self.subjects[subject].fenced
+
+    # --- what the dispatcher ask ---
+
+    def watch(self) -> AsyncIterator[Pushed]:
+        queue: asyncio.Queue[Pushed] = asyncio.Queue()
+        self._pushes.append(queue)
+
+        async def pushed() -> AsyncIterator[Pushed]:
+            while True:
+                yield await queue.get()
+
+        return pushed()
+
+    def locate(self, subject: str) -> Awaitable[Placement]:
+        return self._locate(subject)
+
+    async def _locate(self, name: str) -> Placement:
+        self.located.append(name)
+        await asyncio.sleep(WAY_S)
+        subject = self.subjects.get(name)
+        if subject is None:
+            raise UnknownSubject(f"there is no subject {name!r}")
+        routes = [SubjectRoute(each.name, "" if each.is_away else each.address, each.epoch, not each.is_drained) for each in subject.groups]
+        if subject.route is None:
+            return Placement(routes)
+        return Placement(routes, Ordering(Order.STRICT, subject.route, frozenset(subject.fenced)))
+
+    def arrive(self, connection: FakeConnection, number: int, payload: bytes) -> None:
+        """A request comes to a broker."""
+        group, loop = connection.group, asyncio.get_running_loop()
+        view = BatchView(_placed(payload), payload[ENVELOPE_BYTES:])
+        assert self.ledger.is_committed(view.header.producer_id, view.header.batch_sequence), "sent, and not planned"
+        if group.is_away or not connection.is_open or group.is_silent:
+            return
+        group.arrived.append(view)
+        fault = self.faults.popleft() if self.faults else Fault.NONE
+        if fault is Fault.DEPOSED:
+            self.depose(group)
+        if fault is Fault.CUT_NOT:
+            connection.cut()
+            return
+        answer = self._answer(connection, view, fault)
+        if fault is Fault.CUT:
+            connection.cut()
+        elif fault is not Fault.SILENT:
+            loop.call_later(0.7 if fault is Fault.LATE else WAY_S, connection.answer, number, answer)
+
+    def _answer(self, connection: FakeConnection, view: BatchView, fault: Fault) -> wire.Produced | QmqError:
+        group = connection.group
+        if connection.epoch != group.epoch:
+            return NotMaster("not the master")
+        if fault is Fault.BUSY:
+            return Overloaded("busy")
+        if fault is Fault.REFUSED:
+            return self.refusal
+        if fault is Fault.UNKNOWN_NOT:
+            return NotMaster("staged", outcome=Outcome.UNKNOWN)
+        try:
+            base = self._store(group, view)
+        except QmqError as failure:
+            return failure
+        return NotMaster("written", outcome=Outcome.UNKNOWN) if fault is Fault.UNKNOWN else wire.Produced(base, 1)
+
+    def _store(self, group: FakeGroup, view: BatchView) -> int:
+        subject = self.subjects.get(view.subject)
+        if subject is None:
+            raise UnknownSubject("it is gone")
+        partition = view.header.partition
+        if subject.route is not None and partition == 0:
+            raise OrderMismatch("the subject is ordered")
+        if subject.route is None and partition:
+            raise InvalidArgument("partition 0 only")
+        queue = group.queues.get((view.subject, partition))
+        if queue is None:
+            raise RouteChanged("not known here")
+        is_known = (view.header.producer_id, view.header.batch_sequence) in queue.bases
+        if group.is_drained and not is_known and queue.part is None:
+            raise ReadOnly("drained")
+        if group.failure is not None and not is_known:
+            raise group.failure
+        return queue.take(view, subject.body_bytes_max)
+
+    # --- what is stored ---
+
+    def queue(self, subject: str, partition: int = 0, group: str | None = None) -> FakeQueue:
+        """The only queue of that name, or the group's."""
+        groups = [each for each in self.groups.values() if group in (None, each.name)]
+        return next(each.queues[subject, partition] for each in groups if (subject, partition) in each.queues)
+
+    def stored(self, subject: str = "s") -> list[bytes]:
+        """All bodies, partition by partition in the order of their numbers."""
+        return [body for view in self.views(subject) for body in view.bodies()]
+
+    def views(self, subject: str = "s") -> list[BatchView]:
+        """All batches, partition by partition."""
+        queues = [(number, queue) for each in self.groups.values() for (name, number), queue in each.queues.items() if name == subject]
+        return [stored.view for _, queue in sorted(queues, key=lambda each: each[0]) for stored in queue.log]
+
+    def per_key(self, subject: str = "s") -> dict[bytes, list[int]]:
+        """Of each key what is stored, in the order in which it is read."""
+        found: dict[bytes, list[int]] = {}
+        for view in self.views(subject):
+            for key, body in zip(view.keys() or [], view.bodies(), strict=True):
+                found.setdefault(key, []).append(int(body))
+        return found
+
+
+def _placed(payload: bytes) -> Envelope:
+    parse_header(payload[ENVELOPE_BYTES:])
+    return Envelope(Kind.DATA, len(payload), 0, 0, 1, 1, 1, 0)
+
+
+def lp(key: bytes) -> int:
+    """Its logical partition."""
+    return logical_partition(key, LPS)
+
+
+KEYS = [b"key-%d" % number for number in range(24)]
+
+
+def keyed(count: int, *, begin: int = 0, keys: list[bytes] = KEYS) -> list[DueMessage]:
+    """Messages with keys, one after another."""
+    return [due(number, key=keys[number % len(keys)]) for number in range(begin, begin + count)]

@@ -1,0 +1,224 @@
+"""DueDispatcher of ordered subjects: the route is chosen when a message is due, and each key stays in order through changes and crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_brokers import KEYS, Fault, World, keyed, lp
+from jumping_time import play, until
+from memory_ledger import MemoryLedger, due, places
+
+from qmq.delay.interfaces import DueMessage
+from qmq.errors import DiskFull, Overloaded, QmqError, RightLapsed
+
+
+def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for message in messages:
+        found.setdefault(message.key, []).append(int(message.body))
+    return found
+
+
+def all_done(world: World, count: int) -> bool:
+    states = list(world.ledger.states.values())
+    return len(states) == count and set(states) == {"done"}
+
+
+@pytest.mark.parametrize("failure", [Overloaded("busy"), RightLapsed("lapsed"), DiskFull("full")])
+def test_what_is_refused_in_the_middle_takes_all_behind_it_along(failure: QmqError) -> None:
+    async def scene() -> None:
+        world = World(1, [Fault.NONE, Fault.REFUSED, Fault.NONE, Fault.NONE, Fault.REFUSED] * 5)
+        world.add(is_ordered=True)
+        world.refusal = failure
+        dispatcher = world.dispatcher(batch_messages=10)
+        messages = keyed(600)
+        dispatcher.put(messages)
+        await until(lambda: all_done(world, 600))
+        assert world.per_key() == expected(messages)
+        assert not any(what == "void" for what, _ in world.ledger.log)
+        await dispatcher.stop()
+
+    play(scene)
+
+
+def test_a_sealed_partition_keeps_what_it_has_and_the_rest_goes_by_the_next_route_before_anything_newer() -> None:
+    async def scene() -> None:
+        world = World(2)
+        world.add(is_ordered=True)
+        dispatcher = world.dispatcher(batch_messages=10)
+        first = keyed(400)
+        dispatcher.put(first)
+        await until(lambda: len(world.queue("s", 1).log) > 3)
+        world.seal("s", 1)
+        await asyncio.sleep(1)
+        newer = keyed(400, begin=400)
+        dispatcher.put(newer)
+        await asyncio.sleep(1)
+        assert all(int(body) < 400 for body in world.stored() if lp(KEYS[int(body) % len(KEYS)]) < 4)
+        world.publish("s", [1], [(0, 2, "g0"), (2, 4, "g1")])
+        await until(lambda: all_done(world, 800))
+        assert world.per_key() == expected(first + newer)
+        voids = [plan.batch_sequence for what, plan in world.ledger.log if what == "void"]
+        assert len(voids) > 1
+        assert voids == sorted(voids, reverse=True), "a crash between them must leave no gap in what is open"
+        assert world.queue("s", 1).log
+        assert world.queue("s", 3).log
+        assert world.queue("s", 4).log
+        await dispatcher.stop()
+
+    play(scene)
+
+
+def test_hazard_17_a_delayed_message_gets_its_route_when_it_is_due() -> None:
+    """A partition is closed, and its keys are elsewhere, by the time of delivery: the message goes where its key is then, and in order."""
+
+    async def scene() -> None:
+        world = World(2)
+        world.add(is_ordered=True)
+        dispatcher = world.dispatcher()
+        dispatcher.put(keyed(24))
+        await until(lambda: all_done(world, 24))
+        world.publish("s", [1], [(0, 4, "g1")])
+        world.publish("s", [2, 3], [(0, 8, "g0")])
+        dispatcher.put(keyed(24, begin=24))
+        await until(lambda: all_done(world, 48))
+        assert world.per_key() == expected(keyed(48))
+        assert sorted(int(body) for each in world.queue("s", 4).log for body in each.view.bodies()) == list(range(24, 48))
+        assert world.queue("s", 3).log == []
+        await dispatcher.stop()
+        again = world.dispatcher()
+        world.publish("s", [4], [(0, 4, "g0"), (4, 8, "g1")])
+        again.put(keyed(24, begin=48))
+        await until(lambda: all_done(world, 72))
+        assert world.per_key() == expected(keyed(72))
+        await again.stop()
+
+    play(scene)
+
+
+def test_a_fenced_partition_that_does_not_answer_is_given_up_and_its_messages_keep_their_ids() -> None:
+    async def scene() -> None:
+        world = World(2, [Fault.NONE, Fault.SILENT, Fault.SILENT])
+        world.add(is_ordered=True, groups=["g0"])
+        world.subjects["s"].groups.append(world.groups["g1"])
+        dispatcher = world.dispatcher(batch_messages=10)
+        messages = keyed(60, keys=KEYS)
+        dispatcher.put(messages)
+        await until(lambda: len(world.queue("s", 1).log) >= 3)
+        world.away("g0")
+        await asyncio.sleep(5)
+        assert dispatcher.planned > 0
+        world.publish("s", [1], [(0, 8, "g1")], fenced=True)
+        world.push(subjects=["s"])
+        world.groups["g1"].failure = DiskFull("full")
+        await until(lambda: dispatcher.resent > 0)
+        assert not any(dispatcher.withdraw(message.place) for message in messages if message.body in world.stored()), (
+            "they may be delivered"
+        )
+        world.groups["g1"].failure = None
+        await until(lambda: all_done(world, 60))
+        bodies = {view_id: body for view in world.views() for view_id, body in zip(view.message_ids() or [], view.bodies(), strict=True)}
+        assert bodies == {message.message_id: message.body for message in messages}
+        newer = {key: numbers[-len(expected(messages)[key]) :] for key, numbers in world.per_key().items()}
+        assert all(numbers == sorted(numbers) for numbers in newer.values())
+        await dispatcher.stop()
+
+    play(scene)
+
+
+def test_a_message_too_large_for_an_ordered_subject_waits_alone_and_the_others_keep_their_order() -> None:
+    async def scene() -> None:
+        world = World(1)
+        world.add(is_ordered=True).body_bytes_max = 10
+        dispatcher = world.dispatcher(batch_messages=50)
+        messages = keyed(300)
+        messages[137] = due(137, key=KEYS[0], body=b"0" * 20)
+        dispatcher.put(messages)
+        await until(lambda: len(world.stored()) == 299)
+        assert world.per_key() == expected(messages[:137] + messages[138:])
+        assert dispatcher.troubles()[0][1] == 1
+        world.subjects["s"].body_bytes_max = 30
+        await until(lambda: all_done(world, 300), 60)
+        await dispatcher.stop()
+
+    play(scene)
+
+
+def test_a_partition_that_has_forgotten_the_producer_gets_a_new_one() -> None:
+    async def scene() -> None:
+        world = World(1)
+        world.add(is_ordered=True)
+        dispatcher = world.dispatcher()
+        dispatcher.put(keyed(12))
+        await until(lambda: all_done(world, 12))
+        world.queue("s", 1).bases.clear()
+        dispatcher.put(keyed(12, begin=12))
+        await until(lambda: all_done(world, 24))
+        assert world.per_key() == expected(keyed(24))
+        assert dispatcher.resent == 0
+        await dispatcher.stop()
+
+    play(scene)
+
+
+# --- after a crash -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_open_plans_of_an_earlier_master_are_sent_under_their_numbers_and_stored_once(is_ordered: bool) -> None:
+    async def scene() -> None:
+        world = World(2, [Fault.SILENT, Fault.NONE, Fault.SILENT])
+        world.add(is_ordered=is_ordered)
+        first = world.dispatcher(batch_messages=5)
+        messages = keyed(120)
+        first.put(messages)
+        await until(lambda: len(world.stored()) >= 30)
+        await first.stop()
+        again = await after_crash(world, messages, batch_messages=5)
+        await until(lambda: all_done(world, 120))
+        assert sorted(map(int, world.stored())) == list(range(120))
+        if is_ordered:
+            assert world.per_key() == expected(messages)
+        assert again.planned == 0
+        await again.stop()
+
+    play(scene)
+
+
+def test_what_an_earlier_master_left_in_a_partition_that_is_gone_goes_before_anything_newer_of_its_keys() -> None:
+    async def scene() -> None:
+        world = World(2)
+        world.add(is_ordered=True)
+        world.groups["g0"].is_silent = True
+        first = world.dispatcher(batch_messages=5)
+        messages = keyed(60)
+        first.put(messages)
+        await until(lambda: any(plan.partition == 1 for plan in world.ledger.open()))
+        await asyncio.sleep(0.1)
+        await first.stop()
+        world.groups["g0"].is_silent = False
+        world.publish("s", [1], [(0, 4, "g1")])
+        again = await after_crash(world, messages, batch_messages=5)
+        again.put(keyed(60, begin=60))
+        await until(lambda: all_done(world, 120))
+        assert world.per_key() == expected(keyed(120))
+        assert world.queue("s", 1).log == []
+        await again.stop()
+
+    play(scene)
+
+
+async def after_crash(world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int) -> Any:
+    """Another master takes over what of the log is left, and delivers on."""
+    by_place = {message.place: message for message in messages}
+    log = world.ledger.log[: max(kept if kept is not None else len(world.ledger.log), world.ledger.committed)]
+    committed, world.ledger = world.ledger.committed, MemoryLedger(log)
+    assert world.ledger.committed >= committed
+    dispatcher = world.dispatcher(**options)
+    for plan in world.ledger.open():
+        dispatcher.resume(plan, [by_place[place] for place in places(plan)])
+    states = world.ledger.states
+    dispatcher.put([message for message in messages if states.get(message.place, "pending") == "pending"])
+    return dispatcher

@@ -1,0 +1,269 @@
+"""Access rules on a running node: real ports, tokens, one client for each principal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support import NodeConfig, eventually, node_config, running
+
+import qmq
+from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
+from qmq.node.dev_node import Node
+from qmq.security.access_control import AccessConfig
+
+ADMIN = "op:admin"
+
+
+class Cluster(NamedTuple):
+    """A node whose rules are enforced, and the administrator's client."""
+
+    node: Node
+    admin: qmq.Client
+
+    async def token(self, principal: str) -> str:
+        made = await self.admin.access.create_token(principal)
+        await eventually(lambda: made.info.id in self.node.view.access.tokens)
+        return made.token
+
+    @asynccontextmanager
+    async def client(self, principal: str) -> AsyncIterator[qmq.Client]:
+        async with qmq.connect(self.node.address, token=await self.token(principal)) as mq:
+            yield mq
+
+    async def allow(self, principal: str, operations: str, kind: str, pattern: str = "*", *, is_deny: bool = False) -> str:
+        named = [] if operations == "*" else operations.split(",")
+        rule = await self.admin.access.put_rule(principal, named, kind, pattern, is_deny=is_deny)
+        await eventually(lambda: rule.id in self.node.view.access.rules)
+        return rule.id
+
+    async def deny(self, principal: str, operations: str, kind: str, pattern: str = "*") -> str:
+        return await self.allow(principal, operations, kind, pattern, is_deny=True)
+
+
+@asynccontextmanager
+async def guarded(
+    tmp_path: Path, mode: str = "enforce", *, delay: bool = False, access: AccessConfig | None = None
+) -> AsyncIterator[Cluster]:
+    config: NodeConfig = replace(node_config(tmp_path, delay=delay), access=access or AccessConfig())
+    async with running(config) as node:
+        async with qmq.connect(node.address) as first:
+            made = await first.access.create_token(ADMIN)
+            await first.access.put_rule(ADMIN, [], "cluster")
+            await first.access.put_rule(ADMIN, [], "subject")
+            await first.access.put_rule(ADMIN, [], "group")
+            if mode == "watch":
+                await first.access.set_mode(mode)
+        async with qmq.connect(node.address, token=made.token) as admin:
+            if mode == "enforce":
+                await admin.access.set_mode(mode)
+            await eventually(lambda: node.view.access.mode.value == mode)
+            yield Cluster(node, admin)
+
+
+async def test_a_principal_does_what_it_may_and_nothing_else(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow("app:orders", "produce,create", "subject", "orders.*")
+        async with cluster.client("app:orders") as orders:
+            await orders.send("orders.new", b"1")
+            with pytest.raises(AccessDenied, match=r"app:orders may not .*payments"):
+                await orders.send("payments", b"1")
+            with pytest.raises(AccessDenied):
+                await orders.metadata.find_message("orders.new", "0" * 32)
+            consumer = orders.consumer("orders.new", group="billing")
+            with pytest.raises(AccessDenied, match="consume on"):
+                await anext(consumer)
+
+
+async def test_consuming_needs_the_subject_and_the_group(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.send("orders", b"1")
+        await cluster.allow("app:billing", "consume", "subject", "orders")
+        async with cluster.client("app:billing") as billing:
+            with pytest.raises(AccessDenied, match="group billing"):
+                await anext(billing.consumer("orders", group="billing"))
+            await cluster.allow("app:billing", "consume", "group", "billing")
+            message = await anext(billing.consumer("orders", group="billing", ack="explicit"))
+            assert message.body == b"1"
+            await message.ack()
+
+
+async def test_nobody_unknown_is_served(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster, qmq.connect(cluster.node.address) as stranger:
+        with pytest.raises(AccessDenied, match="QMQ_TOKEN_FILE"):
+            await stranger.send("orders", b"1")
+        assert (await stranger.access.whoami()).principal == "any:anonymous"
+        with pytest.raises(AccessDenied):
+            await stranger.access.rules()
+
+
+@pytest.mark.parametrize("token", ["qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43])
+async def test_a_token_that_nobody_was_given_is_refused(tmp_path: Path, token: str) -> None:
+    async with guarded(tmp_path) as cluster, qmq.connect(cluster.node.address, token=token) as stranger:
+        with pytest.raises(NotAuthenticated) as refused:
+            await stranger.send("orders", b"1")
+        assert token not in str(refused.value)
+
+
+async def test_a_revoked_token_ends_the_connection_that_showed_it(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow("app:orders", "*", "subject")
+        await cluster.allow("app:orders", "*", "group")
+        async with cluster.client("app:orders") as orders:
+            await orders.send("orders", b"1")
+            receiving = asyncio.ensure_future(anext(orders.consumer("empty", group="g")))
+            await eventually(lambda: orders.connections == 1)
+            await cluster.admin.access.delete_tokens(principal="app:orders")
+            with pytest.raises(NotAuthenticated):
+                await receiving
+            with pytest.raises(NotAuthenticated):
+                await orders.send("orders", b"2")
+
+
+async def test_a_right_that_is_taken_ends_consumption_under_way(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.send("orders", b"1")
+        await cluster.allow("app:billing", "consume", "group")
+        rule = await cluster.allow("app:billing", "consume", "subject")
+        async with cluster.client("app:billing") as billing:
+            messages = billing.consumer("orders", group="billing", ack="explicit")
+            await (await anext(messages)).ack()
+            waiting = asyncio.ensure_future(anext(messages))
+            await cluster.admin.access.delete_rule(rule)
+            with pytest.raises(AccessDenied, match="consume on subject orders"):
+                await waiting
+
+
+async def test_a_rule_that_denies_reaches_a_producer_that_was_allowed(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow("app:orders", "produce,create", "subject")
+        async with cluster.client("app:orders") as orders:
+            await orders.send("orders", b"1")
+            rule = await cluster.deny("app:orders", "produce", "subject", "orders")
+            with pytest.raises(AccessDenied, match=rule):
+                await orders.send("orders", b"2")
+            assert (await cluster.admin.access.test("app:orders", "produce", "subject", "orders")).rule.id == rule
+
+
+async def test_watching_lets_everything_pass_and_says_what_it_would_refuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="qmq.audit"):
+        async with guarded(tmp_path, "watch") as cluster, qmq.connect(cluster.node.address) as stranger:
+            await stranger.send("orders", b"1")
+    told = audit(caplog)
+    assert {"action": "PRODUCE", "on": "subject orders", "result": "would be denied", "operation": "produce"}.items() <= next(
+        each for each in told if each["action"] == "PRODUCE"
+    ).items()
+
+
+async def test_delayed_messages_are_delivered_and_cancelled_by_who_may_produce(tmp_path: Path) -> None:
+    async with guarded(tmp_path, delay=True) as cluster:
+        await cluster.admin.send("orders", b"0")
+        await cluster.allow("app:orders", "produce", "subject", "orders")
+        await cluster.allow("app:other", "produce", "subject", "other")
+        async with cluster.client("app:orders") as orders, cluster.client("app:other") as other:
+            soon = await orders.send("orders", b"soon", delay=timedelta(milliseconds=50))
+            late = await orders.send("orders", b"late", delay=timedelta(days=1))
+            assert soon.delayed_id is not None
+            assert late.delayed_id is not None
+            with pytest.raises(AccessDenied):
+                await other.delayed.cancel(late.delayed_id)
+            await orders.delayed.cancel(late.delayed_id)
+            consumer = cluster.admin.consumer("orders", group="g", start="earliest")
+            assert {(await anext(consumer)).body, (await anext(consumer)).body} == {b"0", b"soon"}
+
+
+async def test_lists_show_what_somebody_may_see(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for subject in ("orders", "payments"):
+            await cluster.admin.send(subject, b"1")
+        await cluster.allow("app:orders", "describe", "subject", "orders")
+        async with cluster.client("app:orders") as orders:
+            assert [each.settings.name for each in await orders.metadata.list_subjects()] == ["orders"]
+        assert len(list(await cluster.admin.metadata.list_subjects())) == 2
+
+
+async def test_an_administrator_cannot_lock_everybody_out(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        own = next(each.id for each in (await cluster.admin.access.rules()).rules if each.kind == "cluster")
+        with pytest.raises(InvalidArgument, match="administer"):
+            await cluster.admin.access.delete_rule(own)
+        with pytest.raises(InvalidArgument, match="administer"):
+            await cluster.admin.access.put_rule("*", ["administer"], "cluster", is_deny=True)
+        async with running(node_config(tmp_path / "other")) as node, qmq.connect(node.address) as stranger:
+            with pytest.raises(InvalidArgument, match="administer"):
+                await stranger.access.set_mode("enforce")
+
+
+async def test_rules_hold_behind_a_restart(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        token = await cluster.token("app:orders")
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address, token=token) as orders:
+        with pytest.raises(AccessDenied):
+            await orders.send("orders", b"1")
+
+
+async def test_a_renewed_token_is_shown_on_the_connection_that_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.client.connection.REAUTH_S", 0.0)
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow("app:orders", "*", "subject")
+        file = tmp_path / "token"
+        file.write_text(await cluster.token("app:orders"))
+        tokens = iter([file.read_text(), await cluster.token("app:orders")])
+        shown = [next(tokens)]
+        async with qmq.connect(cluster.node.address, token=lambda: shown[0]) as orders:
+            await orders.send("orders", b"1")
+            shown[0] = next(tokens)
+            first = file.read_text().split("_")[1]
+            data = cluster.node._part._running.data
+            await eventually(lambda: all(each.access.caller.token_id != first for each in data._connections if each.client == orders.name))
+            await cluster.admin.access.delete_tokens(token_id=first)
+            await orders.send("orders", b"2")
+
+
+async def test_a_token_is_not_sent_to_another_machine_in_plain_text() -> None:
+    async with qmq.connect("192.0.2.1:20880", token="qmq_" + "0" * 12 + "_" + "A" * 43) as mq:
+        with pytest.raises(InvalidArgument, match="plain text"):
+            await mq.access.whoami()
+
+
+def audit(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "qmq.audit"]
+
+
+async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with guarded(tmp_path) as cluster:
+            token = await cluster.token("app:orders")
+            async with qmq.connect(cluster.node.address, token=token) as orders:
+                with pytest.raises(AccessDenied):
+                    await orders.send("orders", b"1")
+                with pytest.raises(AccessDenied):
+                    await orders.metadata.delete_subject("orders")
+            await cluster.admin.metadata.create_subject(qmq.SubjectConfig("orders"))
+            await cluster.admin.metadata.delete_subject("orders")
+            server_token = cluster.node.view.access.server_token
+    told = audit(caplog)
+    assert any(each["action"] == "DeleteSubject" and each["result"] == "denied" and each["principal"] == "app:orders" for each in told)
+    assert any(each["action"] == "DeleteSubject" and each["result"] == "done" and each["principal"] == ADMIN for each in told)
+    assert any(each["action"] == "SetAccessMode" and each["result"] == "done" for each in told)
+    everything = "\n".join(record.getMessage() for record in caplog.records)
+    assert token.split("_", 2)[2] not in everything
+    assert server_token not in everything
+
+
+async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path) -> None:
+    async with guarded(tmp_path, access=AccessConfig(audit_subject="audit.log")) as cluster:
+        consumer = cluster.admin.consumer("audit.log", group="g")
+        told = [json.loads((await anext(consumer)).body) for _ in range(5)]
+        assert [each["action"] for each in told] == ["CreateToken", "PutRule", "PutRule", "PutRule", "SetAccessMode"]
+        assert told[4]["principal"] == ADMIN
+        with pytest.raises(AccessDenied):
+            await cluster.admin.send("audit.log", b"{}")

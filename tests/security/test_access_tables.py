@@ -1,0 +1,39 @@
+"""Nothing can be asked that the access tables do not know."""
+
+from __future__ import annotations
+
+from qmq.broker import connection, connection_access
+from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
+from qmq.security.rpc_operations import RPC_RULES
+from qmq.wire.frame import FrameKind
+
+ANSWERS = {
+    FrameKind.WELCOME,
+    FrameKind.PRODUCED,
+    FrameKind.ATTACHED,
+    FrameKind.MESSAGES,
+    FrameKind.FETCHED,
+    FrameKind.OK,
+    FrameKind.ERROR,
+    FrameKind.SETTLED,
+    FrameKind.LANE_ATTACHED,
+    FrameKind.LANE_MESSAGES,
+    FrameKind.FOUND,
+}
+
+
+def test_every_kind_of_frame_that_may_be_sent_has_its_operations() -> None:
+    assert set(connection_access.FRAME_OPERATIONS) == set(FrameKind) - ANSWERS
+    assert set(connection._HANDLERS) <= set(connection_access.FRAME_OPERATIONS)
+
+
+def test_every_rpc_has_its_operations() -> None:
+    files = (access_pb2, control_pb2, delay_pb2, meta_pb2)
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    assert methods <= set(RPC_RULES)
+    by_service = {service.full_name: {method.name for method in service.methods} for service in services}
+    controls = by_service["qmq.v1.BrokerControl"] | by_service["qmq.v1.DelayControl"]
+    known = {each.rpartition("/")[2] for each in RPC_RULES if "Control/" in each}
+    assert known == controls, "the table has methods that are gone"
+    assert {each for each in RPC_RULES if "Control/" not in each} <= methods, "the table has methods that are gone"

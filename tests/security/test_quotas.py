@@ -1,0 +1,143 @@
+"""Quotas: who uses more than it may is slowed down, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from support import eventually, node_config, running
+from test_access import guarded
+
+import qmq
+from qmq.broker.throttle import Throttle
+from qmq.errors import InvalidArgument, Overloaded
+from qmq.security.access_control import OpenAccess
+from qmq.security.principal import Principal
+from qmq.security.quotas import Quota, nearest_of_subject
+
+ORDERS = Principal("app", "orders")
+
+
+class Limited(OpenAccess):
+    """One quota for everybody."""
+
+    def __init__(self, **limits: int) -> None:
+        self._quota = Quota("q", "*", **limits)
+
+    def quota(self, principal: Principal) -> Quota | None:
+        return self._quota
+
+
+class Batch(NamedTuple):
+    """As much of a batch as is counted."""
+
+    region: bytes
+    header: SimpleNamespace
+    queue: SimpleNamespace
+
+
+def sent(size: int, messages: int, subject: str = "s") -> list[Any]:
+    return [Batch(bytes(size), SimpleNamespace(count=messages), SimpleNamespace(id=SimpleNamespace(subject=subject)))]
+
+
+def test_bytes_and_messages_are_counted_over_all_connections_of_a_principal() -> None:
+    now = [0.0]
+    throttle = Throttle(Limited(produce_bytes_per_s=1000, produce_messages_per_s=10), lambda: now[0])
+    assert throttle.produced(ORDERS, sent(1000, 1)) == 0.0
+    assert throttle.produced(ORDERS, sent(500, 1)) == pytest.approx(0.5)
+    now[0] = 0.5
+    assert throttle.produced(ORDERS, sent(0, 13)) == pytest.approx(0.3)
+    assert throttle.produced(Principal("app", "other"), sent(1000, 10)) == 0.0
+    assert throttle.fetched(ORDERS, 1 << 30) == 0.0
+
+
+def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
+    class Subjects(OpenAccess):
+        def subject_quota(self, subject: str) -> Quota | None:
+            return nearest_of_subject([Quota("q", "subject:pay*", produce_bytes_per_s=1000), Quota("r", "*", 1)], subject)
+
+    throttle = Throttle(Subjects(), lambda: 0.0)
+    assert throttle.produced(ORDERS, sent(1000, 1, "pay.in")) == 0.0
+    assert throttle.produced(Principal("app", "other"), sent(500, 1, "pay.in")) == pytest.approx(0.5)
+    assert throttle.produced(ORDERS, sent(1000, 1, "pay.out")) == 0.0
+    assert throttle.produced(ORDERS, sent(100_000, 1, "orders")) == 0.0
+
+
+def test_connections_are_counted_and_given_back() -> None:
+    throttle = Throttle(Limited(connections=2), lambda: 0.0)
+    throttle.admit(ORDERS)
+    throttle.admit(ORDERS)
+    with pytest.raises(Overloaded, match="2 connections"):
+        throttle.admit(ORDERS)
+    throttle.ended(ORDERS)
+    throttle.admit(ORDERS)
+
+
+async def test_a_producer_over_its_quota_is_slowed_down_and_loses_nothing(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow("app:orders", "produce,create", "subject")
+        await cluster.admin.access.put_quota("app:orders", {"produce_bytes_per_s": 200_000})
+        await eventually(lambda: bool(cluster.node.view.access.quotas))
+        throttle = cluster.node._part._running.data.throttle
+        async with cluster.client("app:orders") as orders:
+            for number in range(4):
+                await orders.send("orders", bytes([number]) * 100_000)
+            assert throttle.paused_s > 0
+            before = throttle.paused_s
+            await cluster.admin.send("orders", b"admin" * 100_000)
+            assert throttle.paused_s == before, "the administrator has no quota"
+        consumer = cluster.admin.consumer("orders", group="g")
+        assert sum([len((await anext(consumer)).body) for _ in range(5)]) == 900_000
+
+
+async def test_a_consumer_over_its_quota_is_slowed_down_and_gets_all(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.send_many("orders", [bytes(50_000) for _ in range(10)])
+        for kind in ("subject", "group"):
+            await cluster.allow("app:orders", "consume", kind)
+        await cluster.admin.access.put_quota("app:*", {"fetch_bytes_per_s": 400_000})
+        await eventually(lambda: bool(cluster.node.view.access.quotas))
+        async with cluster.client("app:orders") as orders:
+            consumer = orders.consumer("orders", group="g", pull_bytes=100_000)
+            assert sum([len((await anext(consumer)).body) for _ in range(10)]) == 500_000
+        assert cluster.node._part._running.data.throttle.paused_s > 0
+
+
+async def test_a_connection_over_the_quota_is_refused_and_says_why(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as first:
+        await first.access.put_quota("*", {"connections": 1})
+        await eventually(lambda: bool(node.view.access.quotas))
+        await first.send("orders", b"1")
+        async with qmq.connect(node.address) as second:
+            sending = asyncio.ensure_future(second.send("orders", b"2"))
+            await eventually(lambda: node.broker.tallies.accepted >= 2)
+            assert not sending.done(), "it is tried again"
+            await first.access.delete_quota((await first.access.quotas())[0].id)
+            await sending
+
+
+async def test_questions_over_the_quota_wait_and_then_are_refused(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        await mq.access.put_quota("*", {"requests_per_s": 5})
+        await eventually(lambda: bool(node.view.access.quotas))
+        found = await asyncio.gather(*[mq.metadata._call("ListPauses", _no_pauses(), retry_s=0) for _ in range(40)], return_exceptions=True)
+        refused = [each for each in found if isinstance(each, Overloaded)]
+        assert refused
+        assert refused[0].retry_after_ms
+        assert len(refused) < 40
+
+
+def _no_pauses() -> object:
+    from qmq.proto.v1 import meta_pb2
+
+    return meta_pb2.ListPausesRequest()
+
+
+@pytest.mark.parametrize("limits", [{"connections": -1}, {"produce_bytes_per_s": 1 << 60}])
+async def test_a_limit_that_is_none_is_refused(tmp_path: Path, limits: dict[str, int]) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        with pytest.raises(InvalidArgument, match="from 0"):
+            await mq.access.put_quota("app:orders", limits)

@@ -1,0 +1,140 @@
+"""Three replicas and a metaserver that speak TLS only: replication, fail-over, repair and control calls go through it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from faulty_store import SharedStore
+from qmq_coordination.view import ClusterView
+from qmq_replication.peer_proof import PeerHello
+from support import eventually
+
+import qmq
+from qmq.errors import AccessDenied
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK
+from qmq.node.environment import environment_with
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.security.authority import create_authority, issue
+from qmq.security.tls import Credentials, Tls
+from qmq.security.tls_network import TlsNetwork
+from qmq.wire.frame import Frame, FrameKind, frame
+from qmq.wire.frame_payloads import unpack_error
+from qmq.wire.frame_stream import FrameStream
+
+HOST = "127.0.0.1"
+NAMES = ("a", "b", "c")
+
+
+def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
+    made = issue(folder, name, kind, hosts)
+    return Tls(folder / "ca.pem", made.cert, made.key)
+
+
+@asynccontextmanager
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
+    folder = tmp_path / "papers"
+    create_authority(folder)
+    store, nodes = SharedStore(), dict[str, ReplicaNode]()
+    view = ClusterView(store)
+    await view.start()
+    meta = MetaServer(store, view, MetaConfig(HOST, 0), network=environment_with(papers(folder, "meta0", "meta", HOST)).network)
+    await meta.start()
+    try:
+        for name in NAMES:
+            config = ReplicaConfig("g", name, NAMES, tmp_path / name, EtcdOptions((f"{HOST}:1",)), host=HOST, data_port=0, control_port=0)
+            nodes[name] = ReplicaNode(config, store, doors=environment_with(papers(folder, name, "node", HOST)))
+            await nodes[name].start()
+        yield nodes, meta.address, papers(folder, "orders", "app")
+    finally:
+        for node in nodes.values():
+            await node.stop()
+        await meta.stop()
+        await view.stop()
+        await store.end()
+
+
+async def test_what_a_secured_group_acknowledged_survives_the_loss_of_its_master(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, address, client), qmq.connect(address, tls=client) as mq:
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        await mq.send_many("s", [b"%d" % number for number in range(500)])
+        master = next(name for name, node in nodes.items() if node.broker.is_serving)
+        await nodes.pop(master).stop()
+        await mq.send("s", b"500")
+        async with mq.consumer("s", "g") as consumer:
+            found = list[bytes]()
+            while len(found) < 501:
+                found += (await consumer.pull(600, timedelta(seconds=20))).bodies
+        assert found == [b"%d" % number for number in range(501)]
+        cluster = await mq.metadata.cluster()
+        assert len(cluster.groups) == 1
+
+
+async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, _, _):
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        node = nodes["a"]
+        heard, ended = [], []
+        stream = FrameStream(
+            on_frames=heard.extend, on_closed=ended.append, on_writable=lambda: None, on_violation=ended.append, frame_bytes_max=1 << 20
+        )
+        await NETWORK.connect(node.address, lambda: stream)
+        stream.put(b"\x00" * 64)
+        stream.flush()
+        await eventually(lambda: ended)
+        assert not heard
+
+
+@pytest.mark.parametrize("options", [{}, {"requires_clients": False}])
+def test_environments_encrypt_only_with_certificates(tmp_path: Path, options: dict[str, bool]) -> None:
+    create_authority(tmp_path)
+    made = issue(tmp_path, "a", "node", [HOST])
+    assert environment_with(None).network.credentials is None
+    assert environment_with(Tls(tmp_path / "ca.pem", made.cert, made.key, **options)).network.credentials is not None
+
+
+async def test_a_replicated_group_goes_on_while_rules_are_enforced(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, address, orders):
+        admin = papers(tmp_path / "papers", "admin", "op")
+        async with qmq.connect(address, tls=admin) as operator, qmq.connect(address, tls=orders) as mq:
+            await operator.access.put_rule("op:admin", [], "cluster")
+            await operator.access.put_rule("app:orders", ["produce", "create", "consume"], "subject", "orders*")
+            await operator.access.put_rule("app:orders", ["consume"], "group", "*")
+            await operator.access.set_mode("enforce")
+            await eventually(lambda: all(node.access.is_enforced for node in nodes.values()))
+            await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+            await mq.send("orders", b"before")
+            with pytest.raises(AccessDenied, match="app:orders may not"):
+                await mq.send("payments", b"1")
+            master = next(node for node in nodes.values() if node.broker.is_serving)
+            await master.standing.transfer("")
+            await mq.send("orders", b"behind")
+            consumer = mq.consumer("orders", group="g")
+            assert [(await anext(consumer)).body for _ in range(2)] == [b"before", b"behind"]
+            assert (await mq.access.whoami()).how == "certificate"
+            with pytest.raises(AccessDenied):
+                await mq.metadata.transfer("g")
+
+
+async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforced(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, address, orders):
+        admin = papers(tmp_path / "papers", "admin", "op")
+        async with qmq.connect(address, tls=admin) as operator:
+            await operator.access.put_rule("op:admin", [], "cluster")
+            await operator.access.set_mode("enforce")
+        await eventually(lambda: all(node.access.is_enforced for node in nodes.values()))
+        heard: list[Frame] = []
+        stream = FrameStream(
+            on_frames=heard.extend, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
+        )
+        await TlsNetwork(Credentials(orders)).connect(nodes["a"].address, lambda: stream)
+        stream.put(frame(FrameKind.REPLICA_HELLO, 1, PeerHello("g", "b", "a", "nonce").pack()))
+        stream.flush()
+        await eventually(lambda: bool(heard))
+        assert heard[0].kind == FrameKind.ERROR
+        assert isinstance(unpack_error(heard[0].payload), AccessDenied)

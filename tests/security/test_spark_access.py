@@ -1,0 +1,44 @@
+"""Spark's connections show the token that the environment names."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.metaservers import Metadata
+from test_access import guarded
+
+from qmq.errors import AccessDenied, InvalidArgument
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+FETCH = wire.Fetch("orders", 0, 0, 1, 0, 1000, [], [], [], 0)
+
+
+async def test_a_reader_may_browse_what_its_token_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.send("orders", b"1")
+        await cluster.allow("app:reports", "browse", "subject", "orders")
+        file = tmp_path / "token"
+        file.write_text(await cluster.token("app:reports") + "\n")
+        monkeypatch.setenv("QMQ_TOKEN_FILE", str(file))
+
+        def read(subject: str) -> int:
+            metadata = Metadata(cluster.node.address)
+            metadata.locate(subject)
+            metadata.close()
+            with BlockingConnection.connect(cluster.node.data_address) as channel:
+                return len(channel.call(FrameKind.FETCH, replace(FETCH, subject=subject).pack()))
+
+        assert await asyncio.to_thread(read, "orders") > 0
+        with pytest.raises(AccessDenied, match="app:reports"):
+            await asyncio.to_thread(read, "payments")
+
+
+def test_a_token_does_not_leave_the_machine_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_TOKEN", "qmq_" + "0" * 12 + "_" + "A" * 43)
+    with pytest.raises(InvalidArgument, match="plain text"):
+        Metadata("192.0.2.1:20880", retry_ms=0).list_subjects()

@@ -1,0 +1,321 @@
+"""TLS through real sockets: a node, its clients, and strangers with the wrong papers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from support import eventually, node_config, running
+
+import qmq
+from qmq.broker.broker_config import BrokerConfig
+from qmq.client.connection import connect
+from qmq.errors import InvalidArgument, NotConnected, TlsFailed
+from qmq.node.dev_node import Node
+from qmq.security.authority import create_authority, issue
+from qmq.security.tls import LOOK_S, Credentials, Tls
+from qmq.security.tls_network import TlsListener, TlsNetwork, network_of
+from qmq.wire.frame import FrameKind
+from qmq.wire.frame_payloads import Find
+
+HOST = "127.0.0.1"
+QUESTION = Find("s", 0, "0" * 16, 1, 1).pack()
+NOW = datetime.now(UTC)
+
+
+class Papers:
+    """An authority in a folder, and the certificates that it signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        create_authority(folder)
+        self.server = self.of("broker0", "node", HOST, "localhost")
+        self.client = self.of("orders", "app")
+
+    def of(self, name: str, kind: str, *hosts: str, now: datetime | None = None, days: int = 7) -> Tls:
+        made = issue(self.folder, name, kind, hosts, now=now, days=days)
+        return Tls(self.folder / "ca.pem", made.cert, made.key)
+
+    @property
+    def ca_only(self) -> Tls:
+        return Tls(self.folder / "ca.pem")
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path / "papers")
+
+
+@asynccontextmanager
+async def secured(folder: Path, tls: Tls, clock: FakeClock | None = None, hello_timeout_ms: int = 10_000) -> AsyncIterator[Node]:
+    network = TlsNetwork(Credentials(tls, clock or FakeClock()))
+    node = Node(node_config(folder, delay=True, broker=BrokerConfig(hello_timeout_ms=hello_timeout_ms)), network=network)
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+class FakeClock:
+    """Monotonic seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def exchange(mq: qmq.Client) -> bytes:
+    await mq.send("s", b"hello")
+    async with mq.consumer("s", "g") as consumer:
+        found = await consumer.pull(1, timedelta(seconds=20))
+        await found.ack()
+    return found[0].body
+
+
+async def refused(address: str, tls: Tls | None) -> str:
+    """Why a client with these papers gets nowhere."""
+    async with qmq.connect(address, tls=tls) as mq:
+        with pytest.raises(qmq.QmqError) as failed:
+            await mq.metadata.list_subjects()
+        return str(failed.value)
+
+
+async def test_messages_go_through_encrypted_ports_both_ways(tmp_path: Path, papers: Papers) -> None:
+    async with secured(tmp_path / "data", papers.server) as node, qmq.connect(node.address, tls=papers.client) as mq:
+        assert await exchange(mq) == b"hello"
+        receipt = await mq.send("s", b"later", delay=timedelta(milliseconds=100))
+        async with mq.consumer("s", "g") as consumer:
+            assert (await consumer.pull(1, timedelta(seconds=20))).bodies == [b"later"]
+        assert receipt.due_ms
+
+
+async def test_a_large_body_arrives_whole(tmp_path: Path, papers: Papers) -> None:
+    body = bytes(range(256)) * 4096 * 3
+    async with secured(tmp_path / "data", papers.server) as node, qmq.connect(node.address, tls=papers.client) as mq:
+        await mq.send("s", body)
+        async with mq.consumer("s", "g") as consumer:
+            assert (await consumer.pull(1, timedelta(seconds=20)))[0].body == body
+
+
+async def test_a_client_needs_no_certificate_where_none_is_required(tmp_path: Path, papers: Papers) -> None:
+    server = replace(papers.server, requires_clients=False)
+    async with secured(tmp_path / "data", server) as node, qmq.connect(node.address, tls=papers.ca_only) as mq:
+        assert await exchange(mq) == b"hello"
+
+
+async def test_the_environment_says_where_certificates_are(tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_TLS_CA", str(papers.client.ca))
+    monkeypatch.setenv("QMQ_TLS_CERT", str(papers.client.cert))
+    monkeypatch.setenv("QMQ_TLS_KEY", str(papers.client.key))
+    async with secured(tmp_path / "data", papers.server) as node, qmq.connect(node.address) as mq:
+        assert await exchange(mq) == b"hello"
+
+
+async def test_a_client_with_wrong_papers_gets_nowhere(tmp_path: Path, papers: Papers) -> None:
+    strange = Papers(tmp_path / "strange")
+    long_ago, later = NOW - timedelta(days=30), NOW + timedelta(days=30)
+    expired, early = papers.of("expired", "app", now=long_ago), papers.of("early", "app", now=later)
+    wrong = {
+        "no certificate": papers.ca_only,
+        "no TLS": None,
+        "another authority's certificate": replace(strange.client, ca=papers.client.ca),
+        "an expired certificate": expired,
+        "a certificate of the future": early,
+    }
+    async with secured(tmp_path / "data", papers.server) as node:
+        assert "TLS" in await refused(node.address, None)
+        assert "E314" in await refused(node.address, strange.client)
+        for what, each in wrong.items():
+            assert await data_port_refuses(node.data_address, each), what
+        async with qmq.connect(node.address, tls=papers.client) as mq:
+            assert await exchange(mq) == b"hello"
+
+
+async def test_a_client_with_tls_is_told_that_a_server_has_none(tmp_path: Path, papers: Papers) -> None:
+    async with running(node_config(tmp_path)) as node:
+        assert "does the server speak TLS" in await refused(node.address, papers.client)
+        with pytest.raises((TlsFailed, NotConnected)):
+            await connect(node.data_address, "app", network_of(papers.client))
+
+
+async def data_port_refuses(address: str, tls: Tls | None) -> bool:
+    """Whether a connection ends before it is greeted."""
+    with pytest.raises((NotConnected, qmq.QmqError)):
+        await connect(address, "stranger", network_of(tls))
+    return True
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name", "expired", "early"])
+async def test_a_client_trusts_no_server_with_wrong_papers(tmp_path: Path, papers: Papers, wrong: str) -> None:
+    servers = {
+        "authority": Papers(tmp_path / "strange").server,
+        "name": papers.of("elsewhere", "node", "broker9.example"),
+        "expired": papers.of("expired", "node", HOST, now=NOW - timedelta(days=30)),
+        "early": papers.of("early", "node", HOST, now=NOW + timedelta(days=30)),
+    }
+    network = TlsNetwork(Credentials(replace(servers[wrong], requires_clients=False)))
+    listener = await network.listen(HOST, 0, asyncio.Protocol)
+    try:
+        with pytest.raises(TlsFailed, match=r"certificate"):
+            await connect(f"{HOST}:{listener.port}", "app", TlsNetwork(Credentials(papers.client)))
+    finally:
+        listener.close()
+
+
+async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Path, papers: Papers) -> None:
+    async with secured(tmp_path / "data", papers.server, hello_timeout_ms=200) as node:
+        host, _, port = node.data_address.rpartition(":")
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(bytes(64))
+            await reader.read()
+            writer.close()
+        server = node._part._running.data
+        await eventually(lambda: not server.connections)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@pytest.mark.parametrize(("allows", "versions"), [(False, {"TLSv1.3"}), (True, {"TLSv1.2", "TLSv1.3"})])
+async def test_old_versions_of_tls_are_refused(papers: Papers, allows: bool, versions: set[str]) -> None:
+    network = TlsNetwork(Credentials(replace(papers.server, requires_clients=False, allows_tls12=allows)))
+    listener = await network.listen(HOST, 0, asyncio.Protocol)
+    spoken = set[str]()
+    for version in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = ssl.create_default_context(cafile=str(papers.client.ca))
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.minimum_version = context.maximum_version = version
+        try:
+            _, writer = await asyncio.open_connection(HOST, listener.port, ssl=context)
+        except (ssl.SSLError, OSError):
+            continue
+        spoken.add(writer.get_extra_info("ssl_object").version())
+        writer.close()
+        await writer.wait_closed()
+    listener.close()
+    assert spoken == versions
+
+
+async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_path: Path, papers: Papers) -> None:
+    clock = FakeClock()
+    async with secured(tmp_path / "data", papers.server, clock) as node, qmq.connect(node.address, tls=papers.client) as mq:
+        assert await exchange(mq) == b"hello"
+        before = await serial_at(node.data_address, papers)
+        papers.of("broker0", "node", HOST, "localhost", days=9)
+        assert await serial_at(node.data_address, papers) == before, "it is not time to look yet"
+        clock.now_s += LOOK_S
+        listener = node._part._running.data._listener
+        assert isinstance(listener, TlsListener)
+        await listener.look()
+        assert await serial_at(node.data_address, papers) != before
+        assert await control_serial(node.address, papers) == await serial_at(node.data_address, papers)
+        assert mq.connections == 1
+        assert await exchange(mq) == b"hello"
+        assert mq.connections == 1
+
+
+async def serial_at(address: str, papers: Papers) -> str:
+    """The serial number of the certificate that a server shows."""
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=Credentials(papers.client).client_context(), server_hostname=host)
+    found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+    writer.close()
+    await writer.wait_closed()
+    return str(found)
+
+
+async def control_serial(address: str, papers: Papers) -> str:
+    context = Credentials(papers.client).client_context()
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=host)
+    found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+    writer.close()
+    return str(found)
+
+
+def test_files_that_do_not_fit_each_other_change_nothing(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    credentials = Credentials(papers.server, clock)
+    first = credentials.pem
+    assert papers.server.key is not None
+    key = papers.server.key.read_bytes()
+    papers.server.key.write_bytes(Path(str(papers.client.key)).read_bytes())
+    for _ in range(3):
+        clock.now_s += LOOK_S
+        assert credentials.pem == first
+    assert caplog.text.count("new certificates are not used") == 1
+    papers.server.key.write_bytes(key + b"\n")
+    clock.now_s += LOOK_S
+    assert credentials.version == first.version + 1
+
+
+def test_a_renewed_certificate_reaches_calls_of_a_channel(papers: Papers) -> None:
+    clock = FakeClock()
+    credentials = Credentials(papers.client, clock)
+    assert isinstance(credentials.channel_credentials(), grpc.ChannelCredentials)
+    papers.of("orders", "app", days=9)
+    clock.now_s += LOOK_S
+    assert credentials.version == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({"ca": "nowhere.pem"}, "cannot be read"),
+        ({"ca": "garbage"}, "no certificates that fit"),
+        ({"key": "garbage"}, "no certificates that fit"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(tmp_path: Path, papers: Papers, files: dict[str, str], what: str) -> None:
+    (tmp_path / "garbage").write_bytes(b"\xff\x00garbage")
+    with pytest.raises(InvalidArgument, match=what):
+        Credentials(replace(papers.server, **{name: tmp_path / path for name, path in files.items()}))
+
+
+def test_a_certificate_without_its_key_is_refused(papers: Papers) -> None:
+    with pytest.raises(InvalidArgument, match="go together"):
+        Tls(papers.client.ca, papers.client.cert)
+    with pytest.raises(InvalidArgument, match="QMQ_TLS_CA"):
+        Tls.from_environment({"QMQ_TLS_CERT": "a", "QMQ_TLS_KEY": "b"})
+    assert Tls.from_environment({}) is None
+
+
+async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
+    tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the Spark sink's does: one thread receives, another one sends."""
+    for name, path in (("CA", papers.client.ca), ("CERT", papers.client.cert), ("KEY", papers.client.key)):
+        monkeypatch.setenv(f"QMQ_TLS_{name}", str(path))
+    async with secured(tmp_path / "data", papers.server) as node:
+        async with qmq.connect(node.address) as mq:
+            await mq.send("s", b"x")
+        assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(range(500))
+
+
+def _ask_from_two_threads(address: str) -> list[int]:
+    count, heard = 500, list[int]()
+    with BlockingConnection.connect(address) as connection:
+        first = connection.send(FrameKind.FIND, QUESTION)
+
+        def receive() -> None:
+            for _ in range(count):
+                heard.append(connection.receive().request_id - first)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        for _ in range(count - 1):
+            connection.send(FrameKind.FIND, QUESTION)
+        receiver.join(60)
+    return heard
