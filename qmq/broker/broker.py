@@ -26,6 +26,7 @@ from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
 from qmq.broker.broker_parts import BrokerParts
 from qmq.broker.committer import Alone
+from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
@@ -33,6 +34,7 @@ from qmq.broker.load_meters import LoadMeters
 from qmq.broker.ordered_writes import Admission
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, FindQueue, read_batches
+from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.clock import Clock
 from qmq.errors import (
@@ -121,9 +123,6 @@ class Broker:
         self.tallies = BrokerCounters()
         if is_serving:
             self.tallies.begin(store)
-        self.dispatch = Dispatch(self)
-        self.lanes = Lanes(self)
-        self.fetching = Fetching(self)
         self._look_up = look_up
         self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
@@ -134,24 +133,32 @@ class Broker:
         self.leisurely: dict[Flushable, None] = {}
         """Outboxes that may wait for the next tick."""
         self._is_scheduled = False
+        self._begin_on(store)
 
     # --- serving -------------------------------------------------------------------------------------------------------
 
+    def _begin_on(self, store: Store) -> None:
+        """This is the store now: who answers consumers begins anew on it."""
+        self.store = store
+        parts = ServingParts(
+            store, self.clock, self.config, self.loop, self.tallies, self.responses, self.rules, self.mends, turns=self, queues=self
+        )
+        self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
+        self.lanes = Lanes(parts, self.routing)
+        self.fetching = Fetching(parts, self)
+
     def serve(self, store: Store) -> None:
         """Begin to serve from this store: everything in it is committed."""
-        self.store = store
         self.tallies.begin(store)
         self._routes.clear()
-        self.dispatch = Dispatch(self)
-        self.lanes = Lanes(self)
-        self.fetching = Fetching(self)
+        self._begin_on(store)
         self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
 
     def reopened(self, store: Store) -> None:
-        """This is the store now; the caller closes the one before. A broker that serves is only told of one with the same entries."""
-        self.store = store
+        """This is the store now, of a broker that does not serve; the caller closes the one before."""
+        self._begin_on(store)
 
     def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
         """The coordination store has news. `master_address` None: it says nothing of a master."""

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from qmq import headers, limits
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.batch_columns import parse_header, tag_bloom, tag_hash
+from qmq.broker.serving_parts import ServingParts
+from qmq.broker.sessions import QueueGroup
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.file_descriptors import shortage_is_overload
@@ -31,10 +34,7 @@ from qmq.log.share import Dying
 from qmq.log.store import Intake
 from qmq.model import MessageId, dead_letter_subject
 from qmq.targeted import failures, is_directed
-
-if TYPE_CHECKING:
-    from qmq.broker.broker import Broker
-    from qmq.broker.sessions import QueueGroup
+from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
 
@@ -47,6 +47,8 @@ _OTHERS_BYTES: Final = 600
 AGAIN_MS: Final = 10_000
 """How long a share rests whose dead messages could not be copied."""
 _PRODUCER_BIT: Final = 1 << 62
+
+Append = Callable[[list[Intake]], list[Produced]]
 
 
 @dataclass(slots=True)
@@ -98,8 +100,13 @@ class Letter(NamedTuple):
 class DeadLetterWriter:
     """Of one broker, while it serves."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: ServingParts, append: Append) -> None:
+        """`append` stores what the broker itself sends; what is there already is not stored again. It raises DiskFull."""
+        self._store = parts.store
+        self._clock = parts.clock
+        self._mends = parts.mends
+        self._turns = parts.turns
+        self._append_own = append
         self._fresh: dict[int, QueueGroup] = {}
         self._graves: dict[int, Grave] = {}
         self.buried = 0
@@ -125,9 +132,9 @@ class DeadLetterWriter:
         """Copy what may be copied, some of each share: others have work too."""
         if not self._graves:
             return
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         for key, grave in list(self._graves.items()):
-            grave.committed(self._broker.store.committed_index)
+            grave.committed(self._store.committed_index)
             if now_ms < grave.not_before_ms:
                 continue
             try:
@@ -141,7 +148,7 @@ class DeadLetterWriter:
                 waiting, state = grave.state.share.dying_messages(), grave.state
                 log.warning("%d messages of group %s on %s wait to be buried: %s", waiting, state.name, state.queue.id, failure)
                 if isinstance(failure, LogDamaged):
-                    self._broker.mends(failure)
+                    self._mends(failure)
             except (AssertionError, OSError):
                 raise
             except Exception:
@@ -160,8 +167,8 @@ class DeadLetterWriter:
             count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)
             done.append((letters[0].number, count))
         queue_id = state.queue.id
-        self._broker.store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
-        self._broker.schedule()
+        self._store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
+        self._turns.schedule()
         return True
 
     def _letters(self, state: QueueGroup, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
@@ -209,7 +216,7 @@ class DeadLetterWriter:
 
     def _opened(self, state: QueueGroup, entry: IndexEntry) -> Opened | None:
         """None if what was stored there is no batch of messages. Raises LogDamaged; InvalidArgument: a library is not installed here."""
-        stored = self._broker.store.read(state.queue, entry)
+        stored = self._store.read(state.queue, entry)
         try:
             return Opened(BatchView.parse(b"".join(stored)))
         except (InvalidArgument, AssertionError, OSError, MemoryError):
@@ -221,7 +228,7 @@ class DeadLetterWriter:
     def _copies(self, state: QueueGroup, letters: list[Letter]) -> Intake | None:
         """A batch of copies of all, or, if there is none that holds them all, of the first one; None if that cannot be copied either."""
         subject = dead_letter_subject(state.name)
-        queue = self._broker.store.open_queue(subject, 0)
+        queue = self._store.open_queue(subject, 0)
         for part in (letters, letters[:1]):
             try:
                 return intake_of(subject, queue, state, part)
@@ -239,7 +246,7 @@ class DeadLetterWriter:
 
     def _append(self, copies: Intake) -> int:
         """How many of them, from the first one on, are in the dead-letter queue now. Raises DiskFull."""
-        produced = self._broker.append_own([copies])[0]
+        produced = self._append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.buried += entry.count
         return min(entry.count, copies.header.count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from qmq import limits
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
@@ -17,6 +17,7 @@ from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.failure_counts import failures_in
 from qmq.broker.pull_results import TagFilter, check_tags, collect, lay_out
 from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
+from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.file_descriptors import shortage_is_overload
@@ -27,9 +28,6 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.settle_payloads import Verdict
-
-if TYPE_CHECKING:
-    from qmq.broker.broker import Broker
 
 log = logging.getLogger("qmq.broker")
 
@@ -50,16 +48,24 @@ class Served(Enum):
 class Dispatch:
     """Consumption on one broker while it serves. Made anew whenever the broker begins to serve."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.groups = QueueGroups(broker.tallies)
+    def __init__(self, parts: ServingParts, dead_letters: DeadLetterWriter) -> None:
+        self._store = parts.store
+        self._clock = parts.clock
+        self._config = parts.config
+        self._loop = parts.loop
+        self._responses = parts.responses
+        self._rules = parts.rules
+        self._mends = parts.mends
+        self._turns = parts.turns
+        self._queues = parts.queues
+        self.groups = QueueGroups(parts.counters)
         self.to_wake: dict[int, QueueGroup] = {}
         """Groups that something happened to during this turn."""
         self._waiting: dict[int, QueueGroup] = {}
         """Groups in which a pull waited when it was looked last."""
         self._looked_ms = 0
-        self.burials = DeadLetterWriter(broker)
-        for queue in broker.store.queues.values():
+        self.burials = dead_letters
+        for queue in parts.store.queues.values():
             for group in queue.shares:
                 self.burials.found(self.groups.state(queue, group))
 
@@ -68,7 +74,7 @@ class Dispatch:
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
         """Let a consumer take part in its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
         _check_attach(request)
-        queue = self._broker.find_queue(request.subject.encode(), request.partition).queue
+        queue = self._queues.find_queue(request.subject.encode(), request.partition).queue
         if queue.is_ordered:
             raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
         if request.start == wire.RESUME and not _can_resume(queue, request):
@@ -79,35 +85,35 @@ class Dispatch:
         names = (request.subject, request.partition, request.group)
         if is_new:
             begin = queue.start_sequence if request.start == "earliest" else queue.next_sequence
-            self._broker.store.act(Begin(*names, "", begin, self._broker.clock.time_ms()))
+            self._store.act(Begin(*names, "", begin, self._clock.time_ms()))
         holder = state.share.holders.get(request.consumer)
         is_known = holder is not None and holder.incarnation == request.incarnation
         is_resumed = is_known and holder is not None and request.received < holder.next_pull
         if not is_resumed:
             self._put_back(state, request.consumer, Cause.AGAIN)
-            self._broker.store.act(Join(*names, request.consumer, request.incarnation, self._lease_ms(request.lease_ms), request.received))
+            self._store.act(Join(*names, request.consumer, request.incarnation, self._lease_ms(request.lease_ms), request.received))
         elif holder is not None and request.received + 1 < holder.next_pull:
-            self._broker.store.act(Return(*names, request.consumer, request.received))
-        state.seen_ms[request.consumer] = self._broker.clock.monotonic_ms()
+            self._store.act(Return(*names, request.consumer, request.received))
+        state.seen_ms[request.consumer] = self._clock.monotonic_ms()
         session = self.groups.attach(peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all))
         self.wake(state)
-        self._broker.schedule()
+        self._turns.schedule()
         holder = state.share.holders[request.consumer]
         attempts_max = self._settings(state).attempts_max
         return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max)
 
     def _lease_ms(self, asked_ms: int) -> int:
         """What is granted; one that an older version granted may be longer."""
-        return min(asked_ms, self._broker.config.lease_ms_max)
+        return min(asked_ms, self._config.lease_ms_max)
 
     def _settings(self, state: QueueGroup) -> GroupSettings:
         """How the group's messages are tried again. Those of a dead-letter queue never die."""
         subject = state.queue.id.subject
-        found = self._broker.rules.settings(subject, base_group(state.name))
+        found = self._rules.settings(subject, base_group(state.name))
         return replace(found, attempts_max=0) if is_dead_letters(subject) else found
 
     def _failures(self, state: QueueGroup) -> Failures:
-        return failures_in(self._broker.store, state.queue, state.reader)
+        return failures_in(self._store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
         """Answer a PULL now or when there is something. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
@@ -117,7 +123,7 @@ class Dispatch:
         if sum([each.session is session for each in session.group.waiters]) >= limits.SESSION_PULLS_MAX:
             raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session wait already: wait for their answers")
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
-        until = self._broker.clock.monotonic_ms() + wait_ms
+        until = self._clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
         waiter = Waiter(session, request_id, request.messages_max, bytes_max, until)
         session.group.waiters.append(waiter)
@@ -126,7 +132,7 @@ class Dispatch:
         if not wait_ms and waiter in session.group.waiters:
             session.group.waiters.remove(waiter)
             self._answer_empty(waiter)
-        self._broker.schedule()
+        self._turns.schedule()
 
     def _wake_when_due(self, state: QueueGroup) -> None:
         """Somebody waits: look again when the next message that came back may go out."""
@@ -136,8 +142,8 @@ class Dispatch:
         if state.timer is not None:
             state.timer.cancel()
         state.wakes_ms = due_ms
-        delay_ms = min(max(due_ms - self._broker.clock.time_ms(), 1), _DUE_WAIT_MS)
-        state.timer = self._broker.loop.call_later(delay_ms / 1000, self._due, state)
+        delay_ms = min(max(due_ms - self._clock.time_ms(), 1), _DUE_WAIT_MS)
+        state.timer = self._loop.call_later(delay_ms / 1000, self._due, state)
 
     def _due(self, state: QueueGroup) -> None:
         state.timer, state.wakes_ms = None, -1
@@ -148,7 +154,7 @@ class Dispatch:
 
         A consumer that is paused, or must acknowledge or read its answers first, keeps its place, and does not keep others waiting.
         """
-        if self._broker.is_paused:
+        if self._turns.is_paused:
             return
         blocked: list[Waiter] = []
         while state.waiters:
@@ -157,10 +163,10 @@ class Dispatch:
                 with shortage_is_overload():
                     served = self._serve(waiter)
             except QmqError as failure:
-                if isinstance(failure, LogDamaged) and self._broker.mends(failure):
+                if isinstance(failure, LogDamaged) and self._mends(failure):
                     blocked.append(waiter)
                     break
-                self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
+                self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
                 continue
             if served is Served.NOT:
                 blocked.append(waiter)
@@ -185,7 +191,7 @@ class Dispatch:
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
         found = collect(
-            self._broker.store,
+            self._store,
             queue,
             state.name,
             share,
@@ -193,30 +199,30 @@ class Dispatch:
             session.tags,
             room,
             min(waiter.bytes_max, room_bytes),
-            self._broker.clock.time_ms(),
+            self._clock.time_ms(),
         )
         if not found.pulled:
             return Served.NOT
-        ranges, buffers, batches = lay_out(self._broker.store, queue, found)
+        ranges, buffers, batches = lay_out(self._store, queue, found)
         first = holder.next_pull
         queue_id = queue.id
-        self._broker.store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
+        self._store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
         if not ranges:
             if share.next_sequence < queue.visible_sequence:
                 self.to_wake[id(state)] = state
-            self._broker.schedule()
+            self._turns.schedule()
             return Served.NOT
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
         session.outstanding.handed(found.bytes)
         state.tally.handed_out(found.messages, found.bytes, found.retried)
-        self._broker.schedule()
+        self._turns.schedule()
         return Served.YES
 
     def _is_paused(self, session: Session) -> bool:
         state = session.group
-        return self._broker.rules.is_paused(state.queue.id.subject, state.name, session.consumer, session.peer.client)
+        return self._rules.is_paused(state.queue.id.subject, state.name, session.consumer, session.peer.client)
 
     def _answer_empty(self, waiter: Waiter) -> None:
         head = wire.pack_delivery(waiter.session.number, 0, [], 0)
@@ -243,22 +249,22 @@ class Dispatch:
         asked = sum([each.last - each.first + 1 for each in settlements])
         state.tally.settled(settlements, asked - settled)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
-        self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
-        self._broker.schedule()
+        self._turns.schedule()
 
     def _act_settled(self, state: QueueGroup, consumer: str, decided: Decided, cause: Cause) -> int:
         """Do what was decided; how many messages it settled."""
         queue_id = state.queue.id
         deaths = state.share.deaths
-        done = self._broker.store.act(
+        done = self._store.act(
             SettleAction(
                 queue_id.subject,
                 queue_id.partition,
                 state.name,
                 consumer,
-                self._broker.clock.time_ms(),
+                self._clock.time_ms(),
                 decided.settlements,
                 decided.errors,
                 int(cause),
@@ -300,30 +306,30 @@ class Dispatch:
     def _leave(self, state: QueueGroup, consumer: str, *, expired: bool) -> None:
         self._put_back(state, consumer, Cause.LOST if expired else Cause.LEFT)
         queue_id = state.queue.id
-        self._broker.store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
+        self._store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
         self.wake(state)
-        self._broker.schedule()
+        self._turns.schedule()
 
     def _session(self, number: int, peer: Peer) -> Session:
         session = self.groups.session(number, peer)
         if session is None:
             raise UnknownConsumer(f"no consumer is attached here as session {number}: attach again")
-        session.group.seen_ms[session.consumer] = self._broker.clock.monotonic_ms()
+        session.group.seen_ms[session.consumer] = self._clock.monotonic_ms()
         return session
 
     def reset(self, state: QueueGroup, sequence: int) -> None:
         """Move the group to `sequence`; everything handed out is void."""
         queue_id = state.queue.id
-        self._broker.store.act(Reset(queue_id.subject, queue_id.partition, state.name, "", sequence))
+        self._store.act(Reset(queue_id.subject, queue_id.partition, state.name, "", sequence))
         self.wake(state)
-        self._broker.schedule()
+        self._turns.schedule()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Answer pulls that waited long enough; take from consumers whose lease has ended."""
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         self.burials.work()
         for key, state in list(self._waiting.items()):
             for waiter in state.take_late(now_ms):
@@ -339,7 +345,7 @@ class Dispatch:
         for state in self.groups:
             if BROADCAST in state.name:
                 self._forget_idle(state, now_ms)
-            for consumer in state.expired(now_ms, self._broker.config.lease_ms_max):
+            for consumer in state.expired(now_ms, self._config.lease_ms_max):
                 log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
                 state.tally.leases_lost += 1
                 self._leave(state, consumer, expired=True)
@@ -350,13 +356,13 @@ class Dispatch:
             state.idle_since_ms = -1
         elif state.idle_since_ms < 0:
             state.idle_since_ms = now_ms
-        elif now_ms - state.idle_since_ms >= self._broker.config.broadcast_idle_ms:
+        elif now_ms - state.idle_since_ms >= self._config.broadcast_idle_ms:
             log.info("%s has been away from %s for too long: its progress is forgotten", state.name, state.queue.id)
             self.forget(state)
 
     def forget(self, state: QueueGroup) -> None:
         """The group is gone, with its progress. It has no consumers, and nothing of it is dying."""
-        self._broker.store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
+        self._store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
         self.groups.drop(state)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
@@ -398,7 +404,7 @@ class Dispatch:
         if state.timer is not None:
             state.timer.cancel()
         for waiter in state.waiters:
-            self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
+            self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
         state.waiters.clear()
 
 

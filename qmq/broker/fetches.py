@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ import numpy.typing as npt
 from qmq import limits
 from qmq.batch_columns import UNREADABLE, Layout, parse_header
 from qmq.broker.pull_results import TagFilter, check_tags
+from qmq.broker.serving_parts import ServingParts
+from qmq.broker.sessions import Peer
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.batch_filter import has_lps, has_tags, may_have_tags
 from qmq.log.consume_log import IndexEntry
@@ -35,10 +37,6 @@ from qmq.targeted import LOOK_INSIDE, is_directed
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-
-if TYPE_CHECKING:
-    from qmq.broker.broker import Broker
-    from qmq.broker.sessions import Peer
 
 log = logging.getLogger("qmq.broker")
 
@@ -100,11 +98,37 @@ class Selection(NamedTuple):
         return has_lps(region, header, layout, self.lps)
 
 
+class Serving(Protocol):
+    """Whether the broker serves, and what is committed in it."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    def require_serving(self) -> None:
+        """Raises NotMaster."""
+        ...
+
+    async def committed(self) -> None:
+        """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
+        ...
+
+    @property
+    def fatal(self) -> Callable[[BaseException], None]: ...
+
+
 class Fetching:
     """Answers FETCH and FIND while the broker serves. Made anew whenever it begins to."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: ServingParts, serving: Serving) -> None:
+        self._store = parts.store
+        self._loop = parts.loop
+        self._mends = parts.mends
+        self._turns = parts.turns
+        self._queues = parts.queues
+        self._serving = serving
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
         """Where an answer ended: the number of the entry to begin with when that sequence is asked for. A guess, which is checked."""
@@ -119,11 +143,11 @@ class Fetching:
 
         Raises UnknownSubject, InvalidArgument, NotMaster, LogDamaged; Overloaded while damage is being mended.
         """
-        self._broker.require_serving()
+        self._serving.require_serving()
         selection = Selection.of(request)
-        queue = self._broker.store.queue(request.subject, request.partition)
+        queue = self._store.queue(request.subject, request.partition)
         if queue is None:
-            self._broker.subject(request.subject)
+            self._queues.subject(request.subject)
             return wire.Fetched(0, request.sequence, 0, 0, 0, False, 0), []
         start, end, is_sealed = bounds(queue)
         sequence = max(request.sequence, start)
@@ -150,7 +174,7 @@ class Fetching:
                 self._note(queue, entry.base_sequence, number + at)
                 return entry.base_sequence, buffers
             try:
-                envelope, region = self._broker.store.read(queue, entry)
+                envelope, region = self._store.read(queue, entry)
             except LogDamaged as damage:
                 if not buffers:
                     self._damaged(damage)
@@ -184,7 +208,7 @@ class Fetching:
         _remember(self._places, (queue.id, sequence), number)
 
     def _damaged(self, damage: LogDamaged) -> None:
-        if self._broker.mends(damage):
+        if self._mends(damage):
             raise Overloaded(f"{damage.message}; it is being mended from another replica", retry_after_ms=200) from damage
         raise damage
 
@@ -192,28 +216,28 @@ class Fetching:
 
     def find(self, peer: Peer, request_id: int, request: wire.Find) -> None:
         """Answer when all that is appended now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
-        self._broker.require_serving()
+        self._serving.require_serving()
         if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
             raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
-        queue = self._broker.store.queue(request.subject, request.partition)
+        queue = self._store.queue(request.subject, request.partition)
         if queue is None:
-            self._broker.subject(request.subject)
-        task = self._broker.loop.create_task(self._answer_find(peer, request_id, queue, request))
+            self._queues.subject(request.subject)
+        task = self._loop.create_task(self._answer_find(peer, request_id, queue, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_find(self, peer: Peer, request_id: int, queue: Queue | None, request: wire.Find) -> None:
-        store, count = self._broker.store, queue.index.count if queue is not None else 0
+        store, count = self._store, queue.index.count if queue is not None else 0
         try:
-            await self._broker.committed()
+            await self._serving.committed()
             found = await self._find(store, queue, request, count) if queue is not None else []
         except QmqError as failure:
-            self._broker.answer_error(peer, request_id, failure)
+            self._turns.answer_error(peer, request_id, failure)
         except (AssertionError, OSError) as cause:
-            self._broker.fatal(cause)
+            self._serving.fatal(cause)
         except Exception as cause:
             log.exception("a FIND could not be answered: %s", request)
-            self._broker.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
+            self._turns.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
         else:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
 
@@ -238,7 +262,7 @@ class Fetching:
             if before == queue.index.first or queue.index.entry(before).base_sequence <= down_to:
                 break
             await asyncio.sleep(0)
-            if self._broker.store is not store or not self._broker.is_serving:
+            if self._serving.store is not store or not self._serving.is_serving:
                 raise NotMaster("it lost the mastership while it looked: ask its successor")
         if not is_there:
             _remember(self._absent, key, count)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from qmq_ordering.route import LpRange
 
@@ -23,7 +23,9 @@ from qmq.batch_columns import UNREADABLE
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.broker_counters import GroupCounters
 from qmq.broker.lane_results import LaneResultReader
+from qmq.broker.ordered_writes import Routing
 from qmq.broker.pull_results import lay_out
+from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.errors import (
     InvalidArgument,
@@ -46,9 +48,6 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneVerdict
-
-if TYPE_CHECKING:
-    from qmq.broker.broker import Broker
 
 log = logging.getLogger("qmq.broker")
 
@@ -87,8 +86,17 @@ class LaneSession:
 class Lanes:
     """Made anew whenever the broker begins to serve."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: ServingParts, routing: Routing) -> None:
+        self._store = parts.store
+        self._clock = parts.clock
+        self._config = parts.config
+        self._counters = parts.counters
+        self._responses = parts.responses
+        self._rules = parts.rules
+        self._mends = parts.mends
+        self._turns = parts.turns
+        self._queues = parts.queues
+        self._routing = routing
         self._sessions: dict[int, LaneSession] = {}
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
         self._by_peer: dict[Peer, dict[int, LaneSession]] = {}
@@ -115,8 +123,8 @@ class Lanes:
             raise LaneHeld(f"{names} of group {request.group!r} has part of {lps} of {queue.id} still: try again soon")
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
-        self._seen_ms[id(queue), request.group, token] = self._broker.clock.monotonic_ms()
-        session = self._open(peer, queue, request, token, LaneResultReader(self._broker.store, queue, share, lps, whole))
+        self._seen_ms[id(queue), request.group, token] = self._clock.monotonic_ms()
+        session = self._open(peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole))
         parked = [key.hex() for key in share.parked_in(lps)]
         lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
@@ -124,22 +132,22 @@ class Lanes:
         if kept is not None:
             peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
         else:
-            self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
-        self._broker.schedule()
+            self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._turns.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
-        config = self._broker.subject(request.subject)
+        config = self._queues.subject(request.subject)
         if config.order is Order.NONE:
             raise OrderMismatch(f"subject {request.subject!r} is not ordered: consume it with mq.consumer")
-        routing = self._broker.routing
+        routing = self._routing
         found = routing.partition(request.subject, request.partition)
         if found is None or not routing.is_open(request.subject, request.group, request.partition, lps, request.version):
             raise LaneNotOpen(
                 f"{lps} of partition {request.partition} of {request.subject!r} is not open for group {request.group!r} "
-                f"in version {request.version}, as far as {self._broker.config.name} knows"
+                f"in version {request.version}, as far as {self._config.name} knows"
             )
         try:
-            return self._broker.find_queue(request.subject.encode(), request.partition).queue, found.range
+            return self._queues.find_queue(request.subject.encode(), request.partition).queue, found.range
         except RouteChanged as failure:
             raise LaneNotOpen(failure.message) from failure
 
@@ -150,15 +158,15 @@ class Lanes:
             start = queue.start_sequence
             if start:
                 log.warning("group %s begins on %s at %d: what was before is gone, retention took it", group, queue.id, start)
-            self._broker.store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
+            self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
             share = queue.lanes[group]
         return share
 
     def _grant(self, queue: Queue, request: wire.LaneAttach, mine: Iterable[LaneHolder]) -> int:
         for each in mine:
             self._release(queue, request.group, each)
-        self._broker.tallies.group(queue.id.subject, request.group).lanes_granted += 1
-        return self._broker.store.act_on_lane(
+        self._counters.group(queue.id.subject, request.group).lanes_granted += 1
+        return self._store.act_on_lane(
             LaneGrant(
                 queue.id.subject,
                 queue.id.partition,
@@ -173,14 +181,14 @@ class Lanes:
 
     def _lease_ms(self, asked_ms: int) -> int:
         """What is granted; one that an older version granted may be longer."""
-        return min(asked_ms, self._broker.config.lease_ms_max)
+        return min(asked_ms, self._config.lease_ms_max)
 
     def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneResultReader) -> LaneSession:
         group = request.group
         for old in [each for each in self._of_queue(queue) if each.group == group and each.token == token]:
             self._close(old, LaneLost("the consumer attached again elsewhere"))
         session = LaneSession(
-            self._next_session, peer, queue, group, request.consumer, token, reader, self._broker.tallies.group(queue.id.subject, group)
+            self._next_session, peer, queue, group, request.consumer, token, reader, self._counters.group(queue.id.subject, group)
         )
         self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
         self._sessions[session.number] = session
@@ -195,7 +203,7 @@ class Lanes:
         """The session is over; the lane's lease goes on."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None and failure is not None:
-            self._broker.answer_error(session.peer, waiting.request_id, failure)
+            self._turns.answer_error(session.peer, waiting.request_id, failure)
         self._sessions.pop(session.number, None)
         mine = self._by_peer.get(session.peer, {})
         mine.pop(session.number, None)
@@ -213,21 +221,21 @@ class Lanes:
         if session.waiting is not None:
             raise InvalidArgument(f"a pull of lane session {session.number} is under way already")
         wait_ms = min(request.wait_ms, IDLE_MS, deadline_ms or limits.WAIT_MS_MAX)
-        until = self._broker.clock.monotonic_ms() + wait_ms
+        until = self._clock.monotonic_ms() + wait_ms
         session.waiting = LanePuller(
             request_id, request.sequence, request.messages_max, min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX), until
         )
         self._wake(session)
         if not wait_ms and session.waiting is not None:
             self._answer_empty(session)
-        self._broker.schedule()
+        self._turns.schedule()
 
     def _wake(self, session: LaneSession) -> None:
         """Serve a pull that waits, if there is something for it, nobody paused it, and its peer reads its answers."""
         waiting, peer = session.waiting, session.peer
-        if waiting is None or self._broker.is_paused or not peer.is_writable:
+        if waiting is None or self._turns.is_paused or not peer.is_writable:
             return
-        if self._broker.rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
+        if self._rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
         try:
             with shortage_is_overload():
@@ -235,18 +243,18 @@ class Lanes:
                 if not found.delivery.messages and not found.is_end:
                     waiting.sequence = found.next_sequence
                     return
-                ranges, buffers, batches = lay_out(self._broker.store, session.queue, found.delivery)
+                ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
         except QmqError as failure:
-            if not isinstance(failure, LogDamaged) or not self._broker.mends(failure):
+            if not isinstance(failure, LogDamaged) or not self._mends(failure):
                 session.waiting = None
-                self._broker.answer_error(session.peer, waiting.request_id, failure)
+                self._turns.answer_error(session.peer, waiting.request_id, failure)
             return
         session.waiting = None
         head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
         session.tally.handed_out(found.delivery.messages, found.delivery.bytes, 0)
-        self._broker.schedule()
+        self._turns.schedule()
 
     def _answer_empty(self, session: LaneSession) -> None:
         """Nothing came; but the consumer hears how far it may count everything as done."""
@@ -264,7 +272,7 @@ class Lanes:
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
             raise InvalidArgument(f"a settlement is about sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
-        act = self._broker.store.act
+        act = self._store.act
         done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
         if done:
             act(LaneDone(*names, done))
@@ -275,13 +283,13 @@ class Lanes:
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
-        self._broker.responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
-        self._broker.schedule()
+        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._turns.schedule()
 
     def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:
         """(logical partition, key) of a message. Raises InvalidArgument, LogDamaged."""
         entry = queue.index.entry(queue.index.find_sequence(sequence))
-        buffers = self._broker.store.read(queue, entry)
+        buffers = self._store.read(queue, entry)
         try:
             view = BatchView.parse(b"".join(buffers))
             keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
@@ -305,10 +313,10 @@ class Lanes:
         holder = session.queue.lanes[session.group].holder(session.token)
         if holder is not None:
             self._release(session.queue, session.group, holder)
-            self._broker.schedule()
+            self._turns.schedule()
 
     def _release(self, queue: Queue, group: str, holder: LaneHolder) -> None:
-        self._broker.store.act(LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token))
+        self._store.act(LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token))
         self.forget(queue, group, holder.token)
 
     def forget(self, queue: Queue, group: str, token: int) -> None:
@@ -339,21 +347,21 @@ class Lanes:
         if holder is None or token != session.token:
             self._close(session)
             raise _lost(session.queue, session.group)
-        self._seen_ms[id(session.queue), session.group, token] = self._broker.clock.monotonic_ms()
+        self._seen_ms[id(session.queue), session.group, token] = self._clock.monotonic_ms()
         return session, holder
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Answer pulls that waited long enough; take lanes from consumers whose lease has ended."""
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         for session in list(self._sessions.values()):
             if session.waiting is not None and session.waiting.deadline_ms <= now_ms and session.peer.is_writable:
                 self._answer_empty(session)
         if now_ms < self._looked_ms + LOOK_MS:
             return
         self._looked_ms = now_ms
-        for queue in self._broker.store.queues.values():
+        for queue in self._store.queues.values():
             if queue.lanes:
                 self._expire(queue, now_ms)
 
@@ -363,9 +371,9 @@ class Lanes:
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
                 if now_ms - seen_ms > self._lease_ms(holder.lease_ms):
                     log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
-                    self._broker.tallies.group(queue.id.subject, group).leases_lost += 1
+                    self._counters.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)
-                    self._broker.schedule()
+                    self._turns.schedule()
 
     def waiting(self) -> list[tuple[str, str]]:
         """Of each pull that waits, its subject and group."""
@@ -373,7 +381,7 @@ class Lanes:
 
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
         """How long ago the holder gave a sign of life."""
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         return now_ms - self._seen_ms.get((id(queue), group, token), now_ms)
 
     def client_of(self, queue: Queue, group: str, token: int) -> str:

@@ -20,8 +20,7 @@ _finished = KeyQueue.finished
 
 
 def _answer_at_once(self: Lanes, peer: Any, request_id: int, request: Any) -> None:
-    broker = self._broker
-    unwritten = broker.responses.unwritten
+    unwritten = self._responses.unwritten
     waiting = len(unwritten)
     _attach(self, peer, request_id, request)
     if len(unwritten) > waiting:
@@ -47,16 +46,15 @@ async def _describe_early(self: LaneAdmin, subject: str, numbers: list[int], gro
 def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> LaneShare:
     share = queue.lanes.get(group)
     if share is None or not share.progress:
-        self._broker.store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0))
+        self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0))
     return _share(self, queue, group, whole)
 
 
 def _open_anything(self: Lanes, request: Any, lps: Any) -> Any:
-    routing = self._broker.routing
-    found = routing.partition(request.subject, request.partition)
+    found = self._routing.partition(request.subject, request.partition)
     if found is None:
         return _find(self, request, lps)
-    return self._broker.find_queue(request.subject.encode(), request.partition).queue, found.range
+    return self._queues.find_queue(request.subject.encode(), request.partition).queue, found.range
 
 
 def _many_of_a_key(self: KeyQueue[Any, Any]) -> Any:
