@@ -106,9 +106,9 @@ def node_config(
 
 
 @asynccontextmanager
-async def running(config: NodeConfig) -> AsyncIterator[Node]:
+async def running(config: NodeConfig, clock: Clock | None = None) -> AsyncIterator[Node]:
     """A node in this process and loop."""
-    node = Node(config)
+    node = Node(config, clock=clock)
     await node.start()
     try:
         yield node

@@ -151,7 +151,7 @@ class Puller:
 @pytest.fixture
 async def it(tmp_path: Path) -> AsyncIterator[tuple[Node, Puller, Puller]]:
     """A node with four messages, and two consumers of one group on connections of clients of their own."""
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+    async with running(node_config(tmp_path), Shifted()) as node, qmq.connect(node.address) as mq:
         for number in range(4):
             await mq.send(SUBJECT, b"%d" % number)
         pullers = [Puller(await connect(node.data_address, client), name) for client, name in (("test", "c1"), ("other", "c2"))]
@@ -205,7 +205,8 @@ async def test_a_pause_of_a_broadcast_group_is_of_all_its_consumers(it: tuple[No
 
 async def test_a_paused_consumer_keeps_what_it_holds_by_its_heartbeats_and_may_settle_it(it: tuple[Node, Puller, Puller]) -> None:
     node, one, other = it
-    node.broker.clock = clock = Shifted()
+    clock = node.broker.clock
+    assert isinstance(clock, Shifted)
     assert await one.pull(2) == [0, 1]
     await pause(node, Whom(PauseKind.GROUP, SUBJECT, "g"))
     for _ in range(3):
