@@ -1,6 +1,7 @@
 """How much of the tests runs. `QMQ_TEST_FORM` says which form; `scripts/test` sets it.
 
-    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs
+    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
+                                of what is marked `rotating`, another one in each run
     ci     .ci/run              the same, the tests marked `long`, and seeds that change from run to run
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -31,6 +33,11 @@ def some(names: Iterable[str], parts: int = 3) -> list[str]:
     """Of what is checked one by one, such as planted bugs: all outside the gate, in the gate one of `parts`, another one each run."""
     found = list(names)
     return found[SEED % parts :: parts] if FORM == "gate" else found
+
+
+def is_turn_of(name: str, parts: int = 3) -> bool:
+    """Whether it is this run's turn to check something, of what the gate checks in one of `parts` runs."""
+    return zlib.crc32(name.encode()) % parts == SEED % parts
 
 
 def seeds(*, gate: int, every: int, changing: int) -> list[int]:

@@ -265,6 +265,7 @@ async def send_dead(address: str) -> None:
         await mq.send("dead", b"homeless")
 
 
+@pytest.mark.rotating
 def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     spark: SparkSession, node_process: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ async def send(data: Path) -> None:
         await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 14)
 
 
+@pytest.mark.rotating
 async def test_every_delayed_message_of_a_node_is_found_and_none_early(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +176,7 @@ async def test_every_delayed_message_of_a_node_is_found_and_none_early(
     assert "How late messages came" in (tmp_path / "out" / "delay_accuracy.html").read_text()
 
 
+@pytest.mark.rotating
 async def test_brokers_and_a_delay_groups_folder_tell_the_same(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

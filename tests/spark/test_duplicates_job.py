@@ -173,6 +173,7 @@ def test_what_an_application_sent_twice_is_found_by_content_within_the_window(sp
     assert told(copies(rows)) == {("repeated", "s", 0, 6, 5)}
 
 
+@pytest.mark.rotating
 def test_a_real_log_is_clean_until_the_same_is_sent_twice(
     spark: SparkSession, node_process: NodeProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from system.spark_run import cluster, order_anomalies
 from system.spark_workload import create, publish, source_rows
@@ -13,6 +14,7 @@ ROWS = 336_776
 CHANGES = 12
 
 
+@pytest.mark.rotating
 def test_what_was_published_through_three_broker_groups_with_changes_in_between_is_read_back_row_for_row(
     spark: SparkSession, tmp_path: Path
 ) -> None:
