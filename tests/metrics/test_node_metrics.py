@@ -276,6 +276,7 @@ async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(met
     await mq.send("flights", b"x")
     with pytest.raises(qmq.errors.UnknownSubject):
         await mq.metadata.describe_route("nowhere")
+    await eventually(lambda: bool(metered._meta.calls.failures))  # the answer leaves before it is counted
     values = await page(metered)
     assert values("qmq_broker_group_has_master", broker_group="broker-0") == 1
     assert values("qmq_broker_group_present_replicas", broker_group="delay") == 1
