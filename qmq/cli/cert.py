@@ -74,12 +74,12 @@ def cluster(
     as_json: Json = False,
 ) -> None:
     """Make what is missing of a whole cluster's certificates: an authority for QMQ, another one for etcd, and a folder for each member."""
-    from qmq.security.cluster_certificates import Member, make_certificates, member_of
+    from qmq.security.cluster_certificates import CertificateHolder, make_certificates, member_of
 
     servers = [("etcd", text) for text in etcd or ()] + [("meta", text) for text in meta or ()] + [("node", text) for text in node or ()]
     try:
         members = [member_of(kind, text) for kind, text in servers]
-        members += [Member("op", name) for name in op or ()] + [Member("app", name) for name in application or ()]
+        members += [CertificateHolder("op", name) for name in op or ()] + [CertificateHolder("app", name) for name in application or ()]
         made = make_certificates(folder, members, renews=renew, days=days)
     except (OSError, QmqError) as failure:
         fail(failure)

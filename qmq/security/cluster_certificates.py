@@ -37,7 +37,7 @@ SERVERS: Final = ("meta", "node")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class CertificateHolder:
     """Who gets a certificate. `kind` is 'etcd' or a kind of principal; a server has `hosts`."""
 
     kind: str
@@ -45,17 +45,17 @@ class Member:
     hosts: tuple[str, ...] = ()
 
 
-def member_of(kind: str, text: str) -> Member:
+def member_of(kind: str, text: str) -> CertificateHolder:
     """A server from `NAME=HOST,HOST:PORT`, which is reached by its name as well. Raises InvalidArgument."""
     name, _, listed = text.partition("=")
     hosts = [_without_port(each.strip()) for each in listed.split(",") if each.strip()]
     if not name:
         raise InvalidArgument(f"{text!r} names no server: write NAME=HOST,HOST")
-    return Member(kind, name, tuple(dict.fromkeys([name, *hosts])))
+    return CertificateHolder(kind, name, tuple(dict.fromkeys([name, *hosts])))
 
 
 def make_certificates(
-    folder: Path, members: Sequence[Member], *, renews: bool = False, now: datetime | None = None, days: int = DAYS
+    folder: Path, members: Sequence[CertificateHolder], *, renews: bool = False, now: datetime | None = None, days: int = DAYS
 ) -> list[Issued]:
     """Make what is missing; with `renews` all certificates anew, by the authorities that are there. Returns what was made.
 
@@ -85,7 +85,7 @@ class _Paper:
     hosts: tuple[str, ...] = ()
 
 
-def _papers(members: Sequence[Member]) -> list[_Paper]:
+def _papers(members: Sequence[CertificateHolder]) -> list[_Paper]:
     has_etcd = any(each.kind == ETCD for each in members)
     papers = [_Paper(ETCD_ROOT_MEMBER, True, True, ETCD_ROOT, "op")] if has_etcd else []
     twice = [name for name, count in Counter([*(each.name for each in members), ETCD_ROOT_MEMBER]).items() if count > 1]

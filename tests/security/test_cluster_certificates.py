@@ -13,13 +13,13 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from qmq.errors import InvalidArgument
-from qmq.security.cluster_certificates import Member, make_certificates, member_of
+from qmq.security.cluster_certificates import CertificateHolder, make_certificates, member_of
 
 CLUSTER = (
     member_of("etcd", "etcd0=10.0.0.1:2379,localhost"),
     member_of("meta", "meta0"),
     member_of("node", "g1-a=10.0.0.2:20891"),
-    Member("op", "admin"),
+    CertificateHolder("op", "admin"),
 )
 
 
@@ -36,7 +36,7 @@ def test_what_is_there_is_left_and_what_is_missing_is_made(tmp_path: Path) -> No
     before = contents(tmp_path)
     assert make_certificates(tmp_path, CLUSTER) == []
     assert contents(tmp_path) == before
-    made = make_certificates(tmp_path, [*CLUSTER, Member("app", "orders")])
+    made = make_certificates(tmp_path, [*CLUSTER, CertificateHolder("app", "orders")])
     assert [each.cert.parent.name for each in made] == ["orders"]
     (tmp_path / "members" / "g1-a" / "cert.pem").unlink()  # as after a crash: the certificate is written last
     (repaired,) = make_certificates(tmp_path, CLUSTER)
@@ -86,12 +86,14 @@ def test_a_server_is_reached_by_its_name_and_by_the_hosts_that_were_given(tmp_pa
 
 
 def test_without_etcd_there_is_one_authority(tmp_path: Path) -> None:
-    make_certificates(tmp_path, [Member("node", "a", ("a",))])
+    make_certificates(tmp_path, [CertificateHolder("node", "a", ("a",))])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["authority", "members"]
 
 
-@pytest.mark.parametrize("members", [[Member("op", "a"), Member("app", "a")], [Member("app", "etcd-root")]])
-def test_two_members_cannot_have_one_folder(tmp_path: Path, members: list[Member]) -> None:
+@pytest.mark.parametrize(
+    "members", [[CertificateHolder("op", "a"), CertificateHolder("app", "a")], [CertificateHolder("app", "etcd-root")]]
+)
+def test_two_members_cannot_have_one_folder(tmp_path: Path, members: list[CertificateHolder]) -> None:
     with pytest.raises(InvalidArgument, match="name of its own"):
         make_certificates(tmp_path, members)
 
