@@ -12,6 +12,7 @@ from qmq_coordination.etcd.etcd_store import EtcdStore
 
 import qmq
 from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable, NotConnected
+from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import ETCD, REPLICAS, Group, running_group
 from system.test_cluster_runner import needs_etcd
 
@@ -44,7 +45,10 @@ async def test_a_client_with_a_certificate_sends_and_receives(group: Group) -> N
             assert (await consumer.pull(1, timedelta(seconds=30))).bodies == [b"1"]
 
 
-async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(group: Group) -> None:
+async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
     async def try_with(tls: qmq.Tls | None) -> None:
         async with qmq.connect(group.server, tls=tls) as mq:
             with pytest.raises(NotConnected):
