@@ -85,7 +85,7 @@ class Launcher:
         """Argv and environment of a command on this machine, or of the service's own command, as if in the service's container."""
         service, outside = self.services[name], self.outside()
         mine = Translator(outside.addresses, outside.own, self.translator(service).folders)  # a variable may name a file in a volume
-        return outside.argv(argv or service.command), mine.environment(service)
+        return outside.argv(argv) if argv else mine.argv(service.command), mine.environment(service)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """The last lines of a service's output."""

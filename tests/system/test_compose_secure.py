@@ -133,6 +133,8 @@ def test_without_docker_certificates_are_for_addresses_and_lie_in_the_volume(tmp
     assert found.environment("g1-a")["QMQ_ETCD_CERT"] == str(members / "g1-a" / "etcd-cert.pem")
     assert found.environment("etcd0")["ETCD_LISTEN_METRICS_URLS"] == f"http://{etcd0}:2381"
     assert f"--key={members / 'etcd0' / 'key.pem'}" in found.check("etcd0").argv
+    own, _ = found.run([], "certs")
+    assert own[own.index("--folder") + 1] == str(tmp_path / "volumes" / "certs"), "not a folder of this machine's root"
     _, environment = found.run(["qmq", "whoami"], "client")
     assert environment["QMQ_TLS_CERT"] == str(members / "admin" / "cert.pem")
 
