@@ -27,7 +27,7 @@ WORKDIR /app
 COPY examples examples
 COPY scripts/demo.py scripts/demo.py
 # a named volume takes over owner and mode of the folder it is first mounted on
-RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq -m 0700 /data && install -d -o qmq -g qmq /archive /work
+RUN useradd --uid 10001 --user-group --no-create-home qmq && install -d -o qmq -g qmq -m 0700 /data /certs && install -d -o qmq -g qmq /archive /work
 USER 10001:10001
 ARG VERSION=unknown
 ARG REVISION=unknown

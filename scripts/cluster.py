@@ -16,12 +16,15 @@ from typing import Final
 from cluster_runner import COMPOSE_FILE, Cluster, ClusterError, ServiceStatus
 
 STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster"
+SECURE_STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster-secure"
+"""Another cluster: etcd's members remember whether they speak TLS."""
 
 
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="scripts/cluster", description=__doc__)
-    whole.add_argument("--dir", type=Path, default=STATE_DIR, help="state folder: data, logs, pids (default: .cluster)")
+    whole.add_argument("--dir", type=Path, help="state folder: data, logs, pids (default: .cluster)")
     whole.add_argument("--file", type=Path, default=COMPOSE_FILE, help="the compose file")
+    whole.add_argument("--secure", action="store_true", help="with docker-compose.secure.yml: TLS everywhere (folder: .cluster-secure)")
     verbs = whole.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start services and wait until they are healthy")
     up.add_argument("--network", default="", choices=("loopback", "netns"), help="netns needs root, and can be partitioned")
@@ -56,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
     chosen = parser().parse_args(words)
-    cluster = Cluster(chosen.dir, getattr(chosen, "network", ""), file=chosen.file, progress=_say)
+    folder = chosen.dir or (SECURE_STATE_DIR if chosen.secure else STATE_DIR)
+    cluster = Cluster(folder, getattr(chosen, "network", ""), file=chosen.file, progress=_say, secure=chosen.secure)
     try:
         return _do(cluster, chosen)
     except ClusterError as failure:

@@ -27,6 +27,7 @@ from qmq.cli import (
     outbox,
     pause,
     produce,
+    protect_etcd,
     replica,
     route,
     spark,
@@ -56,6 +57,7 @@ app.add_typer(dedup.app, name="dedup")
 app.command("why")(why.why)
 app.add_typer(logs.app, name="log")
 app.add_typer(cert.app, name="cert")
+app.add_typer(protect_etcd.app, name="etcd")
 app.add_typer(acl.rules, name="acl")
 app.add_typer(acl.roles, name="role")
 app.add_typer(acl.users, name="user")

@@ -57,6 +57,35 @@ def client(
     _issue(folder, name, kind, [], days, as_json)
 
 
+Members = Annotated[list[str] | None, typer.Option(help="NAME=HOST,HOST; HOST:PORT is a host as well. May be given again.")]
+Names = Annotated[list[str] | None, typer.Option(help="A name; may be given again.")]
+
+
+@app.command("cluster")
+def cluster(
+    etcd: Members = None,
+    meta: Members = None,
+    node: Members = None,
+    op: Names = None,
+    application: Annotated[list[str] | None, typer.Option("--app", help="A name; may be given again.")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates; the authorities stay.")] = False,
+    folder: Folder = FOLDER,
+    days: Days = 365,
+    as_json: Json = False,
+) -> None:
+    """Make what is missing of a whole cluster's certificates: an authority for QMQ, another one for etcd, and a folder for each member."""
+    from qmq.security.cluster_certificates import CertificateHolder, make_certificates, member_of
+
+    servers = [("etcd", text) for text in etcd or ()] + [("meta", text) for text in meta or ()] + [("node", text) for text in node or ()]
+    try:
+        members = [member_of(kind, text) for kind, text in servers]
+        members += [CertificateHolder("op", name) for name in op or ()] + [CertificateHolder("app", name) for name in application or ()]
+        made = make_certificates(folder, members, renews=renew, days=days)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+    show("made", _COLUMNS, [(str(each.cert), str(each.key), each.ends_at.isoformat()) for each in made], as_json=as_json)
+
+
 def _issue(folder: Path, name: str, kind: str, hosts: list[str], days: int, as_json: bool) -> None:
     from qmq.security.authority import issue
 

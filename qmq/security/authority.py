@@ -68,7 +68,24 @@ def create_authority(folder: Path, *, now: datetime | None = None, days: int = C
     return _write(folder, CA, builder.sign(key, hashes.SHA256()), key)
 
 
-def issue(folder: Path, name: str, kind: str, hosts: Sequence[str] = (), *, now: datetime | None = None, days: int = DAYS) -> Issued:
+class Place(NamedTuple):
+    """Where a certificate, its key and a copy of its authority's certificate go, if not beside the authority."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+def issue(
+    folder: Path,
+    name: str,
+    kind: str,
+    hosts: Sequence[str] = (),
+    *,
+    now: datetime | None = None,
+    days: int = DAYS,
+    place: Place | None = None,
+) -> Issued:
     """Make a certificate that the folder's authority signs; one that was there is replaced.
 
     `hosts` are the names and addresses by which a server is reached; a client needs none.
@@ -89,7 +106,16 @@ def issue(folder: Path, name: str, kind: str, hosts: Sequence[str] = (), *, now:
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-    return _write(folder, name, builder.sign(ca_key, hashes.SHA256()), key)
+    if place is None:
+        return _write(folder, name, builder.sign(ca_key, hashes.SHA256()), key)
+    make_private(place.cert.parent)
+    _replace(place.ca, ca.public_bytes(serialization.Encoding.PEM), 0o644)
+    return _write_to(place.cert, place.key, builder.sign(ca_key, hashes.SHA256()), key)
+
+
+def has_authority(folder: Path) -> bool:
+    """Whether the folder has an authority."""
+    return _cert_path(folder, CA).exists()
 
 
 def ends_at(pem: bytes) -> datetime:
@@ -131,10 +157,14 @@ def _key_path(folder: Path, name: str) -> Path:
 
 
 def _write(folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+    return _write_to(_cert_path(folder, name), _key_path(folder, name), cert, key)
+
+
+def _write_to(cert_path: Path, key_path: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _replace(_key_path(folder, name), secret, 0o600)
-    _replace(_cert_path(folder, name), cert.public_bytes(serialization.Encoding.PEM), 0o644)
-    return Issued(_cert_path(folder, name), _key_path(folder, name), cert.not_valid_after_utc)
+    _replace(key_path, secret, 0o600)
+    _replace(cert_path, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return Issued(cert_path, key_path, cert.not_valid_after_utc)
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:

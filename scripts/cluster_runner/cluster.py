@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from cluster_runner import processes
-from cluster_runner.compose import COMPOSE_FILE, Service, resolve, services, waves, with_dependencies
+from cluster_runner.compose import COMPOSE_FILE, SECURE_FILE, Service, resolve, services, waves, with_dependencies
 from cluster_runner.errors import ClusterError
 from cluster_runner.launch import Launcher
 from cluster_runner.networks import check_name, claim, network_of
@@ -26,6 +26,8 @@ from cluster_runner.state import State, StateFolder
 
 HEALTHY_S: Final = 60.0
 POLL_S: Final = 0.02
+CERTS: Final = "certs"
+"""The service that makes the certificates of a secured cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,16 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
         file: Path = COMPOSE_FILE,
         progress: Callable[[str], None] = lambda line: None,
+        *,
+        secure: bool = False,
     ) -> None:
-        """`network` is 'loopback' or 'netns', empty for the remembered one; `environment` is for the file's ${...}, at `up`."""
+        """`network` is 'loopback' or 'netns', empty for the remembered one; `environment` is for the file's ${...}, at `up`.
+
+        With `secure` it is docker-compose.secure.yml on top of the file, and `up` begins with making what is missing of the certificates.
+        """
         self.folder, self._network = StateFolder(state_dir), check_name(network)
         self._environment, self._file, self._progress = environment or {}, file, progress
+        self._overrides = (SECURE_FILE,) if secure else ()
 
     def __enter__(self) -> Self:
         return self
@@ -78,12 +86,14 @@ class Cluster:
 
         With `foreground` they die with the thread that started them, so call it from the main one.
         """
-        model = resolve(self._file, self._environment)
+        model = resolve(self._file, self._environment, *self._overrides)
         known = services(model)
         chosen = set(_known(names, known)) or {name for name, each in known.items() if not each.profiles}
         with self.folder.changing() as state:
             claim(self._network, state, self.folder, list(known))
             self.folder.save_model(model)
+        if self._overrides:
+            self._complete(CERTS, within_s)
         for step in waves(known, with_dependencies(known, chosen) if deps else chosen):
             self._start(step, wait=wait, dies_with_us=foreground, within_s=within_s)
 
@@ -151,7 +161,7 @@ class Cluster:
     @property
     def services(self) -> dict[str, Service]:
         """What the compose file says: as of the last `up`, or now if there was none."""
-        return services(self.folder.load_model() or resolve(self._file, self._environment))
+        return services(self.folder.load_model() or resolve(self._file, self._environment, *self._overrides))
 
     def address(self, name: str) -> str:
         """The address of a service; its ports are the file's."""
@@ -205,7 +215,10 @@ class Cluster:
             yield state, self._launcher(state)
 
     def _start(self, names: Collection[str], *, wait: bool, within_s: float, dies_with_us: bool = False) -> None:
-        begin = time.monotonic()
+        begin, known = time.monotonic(), self.services
+        for name in [each for each in names if each in known and known[each].ends]:
+            self._complete(name, within_s)
+        names = [each for each in names if each not in known or not known[each].ends]
         for name in names:
             with self._changing() as (state, launcher):
                 _known((name,), launcher.services)
@@ -216,6 +229,14 @@ class Cluster:
         for name in names if wait else ():
             self._wait(name, within_s - (time.monotonic() - begin))
             self._progress(f"{name}: healthy after {time.monotonic() - begin:.1f} s")
+
+    def _complete(self, name: str, within_s: float) -> None:
+        """Run a service that ends by itself. Raises ClusterError."""
+        with self._changing() as (_, launcher):
+            status = launcher.complete(name, within_s)
+        if status:
+            raise ClusterError(f"{name} failed with status {status}\n{self.log(name)} ends with\n{launcher.log_tail(name)}")
+        self._progress(f"{name}: done")
 
     def _wait(self, name: str, within_s: float) -> None:
         deadline = time.monotonic() + within_s

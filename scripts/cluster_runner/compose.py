@@ -21,6 +21,7 @@ from cluster_runner.errors import ClusterError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COMPOSE_FILE: Final = ROOT / "docker-compose.yml"
+SECURE_FILE: Final = ROOT / "docker-compose.secure.yml"
 UNIT_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 GRACE_S: Final = 10.0
 """Compose's own default of stop_grace_period."""
@@ -37,10 +38,12 @@ class Service:
     """The health check's argv; empty if there is none."""
     health_timeout_s: float
     volumes: dict[str, str]
-    """Path in the container to the volume's name."""
+    """Path in the container to the volume's name, or to a path in the volume."""
     depends_on: tuple[str, ...]
     grace_s: float
     profiles: tuple[str, ...]
+    ends: bool
+    """Whether it is to end by itself, with status 0, before the services that depend on it start."""
 
 
 def compose_binary() -> Path:
@@ -52,9 +55,10 @@ def compose_binary() -> Path:
     return Path(found)
 
 
-def resolve(file: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The file with everything put in; `environment` goes over this process's own for ${...}."""
-    command = [str(compose_binary()), "-f", str(file), "--profile", "*", "config", "--format", "json"]
+def resolve(file: Path, environment: Mapping[str, str], *overrides: Path) -> dict[str, Any]:
+    """The file and what is merged into it, with everything put in; `environment` goes over this process's own for ${...}."""
+    named = [word for each in (file, *overrides) for word in ("-f", str(each))]
+    command = [str(compose_binary()), *named, "--profile", "*", "config", "--format", "json"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"compose refuses {file}: {done.stderr.strip()}")
@@ -64,7 +68,9 @@ def resolve(file: Path, environment: Mapping[str, str]) -> dict[str, Any]:
 
 def services(model: Mapping[str, Any]) -> dict[str, Service]:
     """Every service of a resolved file."""
-    return {name: _service(name, body) for name, body in model["services"].items()}
+    needs = [each for body in model["services"].values() for each in body.get("depends_on", {}).items()]
+    ending = {name for name, need in needs if need["condition"] == "service_completed_successfully"}
+    return {name: _service(name, body, name in ending) for name, body in model["services"].items()}
 
 
 def waves(known: Mapping[str, Service], wanted: Collection[str]) -> list[list[str]]:
@@ -98,21 +104,28 @@ def seconds(duration: str) -> float:
     return sum(float(number) * UNIT_S[unit] for number, unit in parts)
 
 
-def _service(name: str, body: Mapping[str, Any]) -> Service:
-    if not body.get("command"):
+def _service(name: str, body: Mapping[str, Any], ends: bool) -> Service:
+    command = [*(body.get("entrypoint") or ()), *(body.get("command") or ())]
+    if not command:
         raise ClusterError(f"service {name} names no command: the image's own is not known without the image")
     check = body.get("healthcheck", {})
     return Service(
         name=name,
-        command=tuple(map(_plain, [*(body.get("entrypoint") or ()), *body["command"]])),
+        command=tuple(map(_plain, command)),
         environment={key: _plain(value or "") for key, value in body.get("environment", {}).items()},
         health=_health(name, check),
         health_timeout_s=seconds(check.get("timeout", "30s")),
-        volumes={each["target"]: each["source"] for each in body.get("volumes", ()) if each["type"] == "volume"},
+        volumes={each["target"]: _volume(each) for each in body.get("volumes", ()) if each["type"] == "volume"},
         depends_on=tuple(body.get("depends_on", ())),
         grace_s=seconds(body["stop_grace_period"]) if "stop_grace_period" in body else GRACE_S,
         profiles=tuple(body.get("profiles", ())),
+        ends=ends,
     )
+
+
+def _volume(mount: Mapping[str, Any]) -> str:
+    inside = mount.get("volume", {}).get("subpath", "")
+    return f"{mount['source']}/{inside}" if inside else str(mount["source"])
 
 
 def _health(name: str, check: Mapping[str, Any]) -> tuple[str, ...]:

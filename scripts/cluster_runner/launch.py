@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 
 from cluster_runner import processes
@@ -46,11 +47,27 @@ class Launcher:
             if service.health[0] != "etcdctl":
                 raise
             argv = []
-        address = self.network.addresses[name]
-        return Check(argv, self.environment(name), address, port_of(service.health), service.health_timeout_s)
+        address, environment = self.network.addresses[name], self.environment(name)
+        # over HTTP where there is no TLS: etcd's metrics have /health, too
+        asked = service.health if argv else [environment.get("ETCD_LISTEN_METRICS_URLS", ""), *service.health]
+        return Check(argv, environment, address, port_of(asked), service.health_timeout_s)
 
     def start(self, name: str, *, dies_with_us: bool = False) -> Process:
         """Start it, with its volumes made and its command at the head of what it logs."""
+        return processes.spawn(self._prepared(name), self.environment(name), self.folder.log(name), dies_with_us=dies_with_us)
+
+    def complete(self, name: str, within_s: float) -> int:
+        """Run it to its end; its exit status. Raises ClusterError."""
+        argv = self._prepared(name)
+        with self.folder.log(name).open("ab") as log:
+            try:
+                return subprocess.run(
+                    argv, env=self.environment(name), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=within_s, check=False
+                ).returncode
+            except (OSError, subprocess.TimeoutExpired) as cause:
+                raise ClusterError(f"{name}: {cause}\n{self.log_tail(name)}") from cause
+
+    def _prepared(self, name: str) -> list[str]:
         for volume in self.services[name].volumes.values():
             self.folder.volume(volume).mkdir(parents=True, exist_ok=True, mode=0o700)  # etcd warns if others may look
         self.network.attach(name)
@@ -58,7 +75,7 @@ class Launcher:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             file.write(f"--- {' '.join(argv)}\n")
-        return processes.spawn(argv, self.environment(name), log, dies_with_us=dies_with_us)
+        return argv
 
     def outside(self) -> Translator:
         """The words of a client on this machine, which is no service."""
@@ -66,8 +83,9 @@ class Launcher:
 
     def run(self, argv: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:
         """Argv and environment of a command on this machine, or of the service's own command, as if in the service's container."""
-        service = self.services[name]
-        return self.outside().argv(argv or service.command), self.outside().environment(service)
+        service, outside = self.services[name], self.outside()
+        mine = Translator(outside.addresses, outside.own, self.translator(service).folders)  # a variable may name a file in a volume
+        return outside.argv(argv) if argv else mine.argv(service.command), mine.environment(service)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """The last lines of a service's output."""

@@ -19,6 +19,7 @@ from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, find_bina
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
+from qmq.security.authority import create_authority, issue
 
 DAY = datetime.timedelta(days=1)
 
@@ -214,3 +215,38 @@ async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
         await store.close()
     finally:
         await asyncio.to_thread(container.stop)
+
+
+async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_touch(tmp_path: Path) -> None:
+    if find_binary() is None:
+        pytest.skip("no etcd binary")
+    create_authority(tmp_path)
+    member = issue(tmp_path, "etcd", "node", ["localhost", "127.0.0.1"])
+    server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
+
+    def store(name: str) -> EtcdStore:
+        paper = issue(tmp_path, name, "app")
+        return EtcdStore([server.endpoint], ca=tmp_path / "ca.pem", cert=paper.cert, key=paper.key)
+
+    server.start()
+    root, broker, stranger = (store(name) for name in ("root", "broker", "stranger"))
+    try:
+        for _ in range(2):  # the second run finds everything, and access control on
+            await root.protect("broker", "etcd", "/qmq/")
+        await broker.put("/qmq/subjects/s", b"1")
+        lease = await broker.grant(5)
+        await broker.put("/qmq/presence/a", b"1", lease)
+        assert await broker.keep_alive(lease) > 0
+        await broker.revoke(lease)
+        assert [each.key for each in (await broker.list("/qmq/")).items] == ["/qmq/subjects/s"]
+        for denied in (broker.put("/other", b"1"), broker.list("/"), stranger.get("/qmq/subjects/s"), stranger.put("/qmq/x", b"1")):
+            with pytest.raises(CoordinationError, match="permission denied"):
+                await denied
+        for name in (broker, stranger):
+            with pytest.raises(CoordinationError, match=r"permission denied|user name not found"):
+                await name.protect("stranger", "etcd", "/")
+        await root.put("/other", b"1")
+    finally:
+        for each in (root, broker, stranger):
+            await each.close()
+        server.stop()

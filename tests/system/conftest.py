@@ -1,17 +1,34 @@
-"""One running group for all tests of a session that need one: it takes ten seconds to start."""
+"""One running group for all tests of a session that need one: it takes ten seconds to start.
+
+QMQ_TEST_SECURE=1 (`scripts/test --secure`) makes it a secured one, and clients that are opened without certificates show the operator's.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
+from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import Group, can_use_namespaces, running_group
+
+SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
 
 
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """Group g1 with etcd and metaservers."""
     network = "netns" if can_use_namespaces() else "loopback"
-    with running_group(tmp_path_factory.mktemp("cluster"), network) as found:
+    with running_group(tmp_path_factory.mktemp("cluster"), network, secure=SECURE) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def papers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client of a secured group shows, where the test says nothing of it."""
+    if SECURE and "group" in request.fixturenames:
+        shown = request.getfixturevalue("group").papers("admin")
+        for name, path in ((CA_VARIABLE, shown.ca), (CERT_VARIABLE, shown.cert), (KEY_VARIABLE, shown.key)):
+            monkeypatch.setenv(name, str(path))

@@ -16,11 +16,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from cluster_runner import Cluster
 
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS
+from qmq.security.tls import Tls
+from qmq.security.tls_network import network_of
 
 ETCD = ("etcd0", "etcd1", "etcd2")
+ETCD_USERS = ("etcd-users",)
 METAS = ("meta0", "meta1")
 REPLICAS = ("g1-a", "g1-b", "g1-c")
 CONTROL_PORT = 20882
@@ -31,14 +34,14 @@ def can_use_namespaces() -> bool:
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
-async def describe(control: str) -> pb.ReplicaStatus | None:
+async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus | None:
     """What the replica at a control port says of itself; None if it says nothing."""
-    async with grpc.aio.insecure_channel(control, options=CHANNEL_OPTIONS) as channel:
+    async with network.channel(control) as channel:
         try:
             status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
                 pb.DescribeReplicaRequest(), timeout=1.0
             )
-        except grpc.aio.AioRpcError:
+        except grpc.RpcError:
             return None
         return status
 
@@ -46,10 +49,16 @@ async def describe(control: str) -> pb.ReplicaStatus | None:
 class Group:
     """Group g1 of a running cluster."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *, secure: bool = False) -> None:
         self.cluster = cluster
         self.folder = folder
+        self.network = network_of(self.papers("admin")) if secure else NETWORK
         self.server = cluster.translate("meta0:20880,meta1:20880")
+
+    def papers(self, member: str) -> Tls:
+        """The certificate of a member of a secured cluster."""
+        folder = self.folder / "volumes" / "certs" / "members" / member
+        return Tls(*(folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
 
     def control(self, replica: str) -> str:
         """Address of a replica's control port."""
@@ -57,13 +66,13 @@ class Group:
 
     async def describe_all(self) -> dict[str, pb.ReplicaStatus]:
         """Those that answer."""
-        found = await asyncio.gather(*[describe(self.control(name)) for name in REPLICAS])
+        found = await asyncio.gather(*[describe(self.control(name), self.network) for name in REPLICAS])
         return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
 
     async def status(self, name: str, *, within_s: float = 30.0) -> pb.ReplicaStatus:
         """Of one replica, waited for."""
         async with asyncio.timeout(within_s):
-            while (found := await describe(self.control(name))) is None:
+            while (found := await describe(self.control(name), self.network)) is None:
                 await asyncio.sleep(0.05)
             return found
 
@@ -122,9 +131,9 @@ def _agree(found: list[pb.ReplicaStatus]) -> bool:
 
 
 @contextmanager
-def running_group(folder: Path, network: str, **environment: str) -> Iterator[Group]:
-    """etcd, metaservers and group g1, until the end of the block."""
+def running_group(folder: Path, network: str, *, secure: bool = False, **environment: str) -> Iterator[Group]:
+    """etcd, metaservers and group g1, until the end of the block; with `secure`, over TLS, and the cluster's `admin` looks at it."""
     settings = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500", **environment}
-    with Cluster(folder, network=network, environment=settings) as cluster:
-        cluster.up((*ETCD, *METAS, *REPLICAS), deps=False)
-        yield Group(cluster, folder)
+    with Cluster(folder, network=network, environment=settings, secure=secure) as cluster:
+        cluster.up((*ETCD, *(ETCD_USERS if secure else ()), *METAS, *REPLICAS), deps=False)
+        yield Group(cluster, folder, secure=secure)

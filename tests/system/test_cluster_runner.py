@@ -248,6 +248,28 @@ def test_who_does_not_start_is_quoted(tmp_path: Path) -> None:
         broken.up(["broken"])
 
 
+ENDING = """
+services:
+  first: {image: none, command: [python, -c, "import sys; print('I ran'); sys.exit(${STATUS})"]}
+  second:
+    image: none
+    command: [python, -c, "import time; time.sleep(60)"]
+    depends_on: {first: {condition: service_completed_successfully}}
+"""
+
+
+def test_what_depends_on_a_service_that_ends_starts_after_its_success_only(tmp_path: Path) -> None:
+    file = own_file(tmp_path, ENDING)
+    with Cluster(tmp_path / "good", file=file, environment={"STATUS": "0"}) as good:
+        good.up()
+        assert good.log("first").read_text().endswith("I ran\n")
+        assert state_of(good, "second") == "running"
+    with Cluster(tmp_path / "bad", file=file, environment={"STATUS": "7"}) as bad:
+        with pytest.raises(ClusterError, match=r"first failed with status 7(.|\n)*I ran"):
+            bad.up()
+        assert state_of(bad, "second") == "absent"
+
+
 # --- etcd, really --------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@
     channel     one connection: TLS, deadline, `hasleader`, the user's token
     calls       a call over all endpoints: what may be retried, and until when
     watch       the watch that survives its endpoint
+    users       etcd's own users, by certificate
     client      EtcdStore
     server      find and run an etcd; for development and tests
 

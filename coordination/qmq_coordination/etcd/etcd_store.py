@@ -35,6 +35,7 @@ from qmq_coordination.etcd.endpoints import EtcdTls, Rotation, parse_endpoint
 from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
 from qmq_coordination.etcd.etcd_channel import Channels
 from qmq_coordination.etcd.etcd_methods import COMPACT, DELETE_RANGE, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PUT, RANGE, STATUS, TXN
+from qmq_coordination.etcd.etcd_users import protect
 from qmq_coordination.etcd.etcd_values import Converter
 from qmq_coordination.etcd.failures import LeaseExists
 from qmq_coordination.etcd.watch import Watcher
@@ -150,6 +151,10 @@ class EtcdStore:
         found = await self._calls.read(STATUS, pb.StatusRequest())
         header = found.header
         return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
+
+    async def protect(self, user: str, member: str, prefix: str) -> None:
+        """Turn etcd's access control on, for users that certificates name: see etcd_users. Only `root` may, once it is on."""
+        await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:
         """See CoordinationStore. Calls under way end with an error."""

@@ -25,6 +25,10 @@ class LeaseExists(CoordinationError):
     """The number of a new lease is taken: by our own first request, when it is repeated."""
 
 
+class UserOrRoleExists(CoordinationError):
+    """etcd has a user or a role of that name."""
+
+
 class CallVerdict(Enum):
     """What is certain after a failure; see the module."""
 
@@ -75,6 +79,8 @@ def refusal(details: str) -> CoordinationError:
         return LeaseNotFound(f"the lease has ended ({details}); nothing was changed")
     if "lease already exists" in details:
         return LeaseExists(f"the lease exists ({details})")
+    if "name already exists" in details:
+        return UserOrRoleExists(f"etcd has it already ({details})")
     if "has been compacted" in details:
         return Compacted(f"the revision is compacted away ({details}): list again and go on from there")
     if "authentication failed" in details:
