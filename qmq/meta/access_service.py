@@ -46,8 +46,9 @@ TOKENS_MAX: Final = 10_000
 
 
 class AccessService(access_pb2_grpc.AccessServicer):
-    def __init__(self, store: CoordinationStore, access: AccessControl, clock: Clock) -> None:
-        self._store, self._access, self._clock = store, access, clock
+    def __init__(self, store: CoordinationStore, access: AccessControl, clock: Clock, open_links: Callable[[], list[str]] = list) -> None:
+        """`open_links` gives addresses of servers to which servers may not show their token, since it would travel in plain text."""
+        self._store, self._access, self._clock, self._open_links = store, access, clock, open_links
 
     # --- questions -----------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,10 @@ class AccessService(access_pb2_grpc.AccessServicer):
         state = self._access.state
         if mode is AccessMode.ENFORCE:
             self._require_way_back(state.book, mode)
+            if addresses := self._open_links():
+                raise InvalidArgument(
+                    f"servers could not prove to {addresses[0]} who they are: enforce rules on one machine, or with TLS between machines"
+                )
         await ensure_server_token(self._store)
         before, caller = state.mode, CALLER.get()
         record = ModeRecord(mode, str(caller.principal), self._clock.time_ms())

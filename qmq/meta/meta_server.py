@@ -26,7 +26,7 @@ from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import Watchers
-from qmq.network import NETWORK, Network
+from qmq.network import NETWORK, Network, is_private
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS
 from qmq.security.access_control import AccessConfig, AccessControl
@@ -85,7 +85,13 @@ class MetaServer:
         delays = Delays(view, self._brokers)
         self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
         self._guard = RpcGuard(self._access, lambda name: view.subject(name) is not None, delays.subject_of)
-        self._administration = AccessService(store, self._access, clock)
+        is_encrypted = network.credentials is not None
+
+        def open_links() -> list[str]:
+            addresses = [each.control_address for group in view.groups() for each in view.present(group.name).values()]
+            return [each for each in addresses if not is_private(each, is_encrypted=is_encrypted)]
+
+        self._administration = AccessService(store, self._access, clock, open_links)
         self._server: grpc.aio.Server | None = None
         self.port = config.port
 

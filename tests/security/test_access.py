@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
 from support import NodeConfig, eventually, node_config, running
 
 import qmq
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
+from qmq.node import bootstrap
 from qmq.node.dev_node import Node
 from qmq.security.access_control import AccessConfig
 
@@ -267,3 +269,18 @@ async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path
         assert told[4]["principal"] == ADMIN
         with pytest.raises(AccessDenied):
             await cluster.admin.send("audit.log", b"{}")
+
+
+async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        far = ReplicaRecord("b", "g", "192.0.2.7:20881", "192.0.2.7:20882")
+        await bootstrap.found(node.coordination, "g", ("b",), None)
+        await node.coordination.put(PRESENCE + "g/b", far.encode())
+        await node.view.refresh()
+        assert node.view.present("g")
+        made = await mq.access.create_token(ADMIN)
+        await mq.access.put_rule(ADMIN, [], "cluster")
+        async with qmq.connect(node.address, token=made.token) as admin:
+            with pytest.raises(InvalidArgument, match="TLS between machines"):
+                await admin.access.set_mode("enforce")
+            await admin.access.set_mode("watch")
