@@ -250,3 +250,26 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
         for each in (root, broker, stranger):
             await each.close()
         server.stop()
+
+
+async def test_renewed_certificates_are_used_without_a_restart(
+    tls_server: EtcdProcess, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.issue("client")
+    store = EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key)
+    await store.put("k", b"before")
+    channels = store._channels
+    monkeypatch.setattr("qmq.security.tls.LOOK_S", 0.0)
+    stranger_cert, stranger_key = Authority(tmp_path, "stranger").issue("stranger")
+    for new, old in ((stranger_key, key), (stranger_cert, cert)):
+        new.replace(old)
+    with pytest.raises(CoordinationUnavailable):
+        async with asyncio.timeout(20):
+            await store.put("k", b"refused")
+    authority.issue("client")
+    await store.put("k", b"behind")
+    item = await store.get("k")
+    assert item is not None
+    assert item.value == b"behind"
+    assert len(channels._before) >= 2
+    await store.close()

@@ -8,6 +8,8 @@
 * gRPC must not repeat anything by itself (retries off, no service config from DNS), and must not go through a web proxy.
 * Liveness is not left to HTTP/2 pings: etcd answers pings faster than every 5 s with GOAWAY (`--grpc-keepalive-min-time`). Calls have
   deadlines, and watches ask for progress (see watch).
+* Certificates are read again when their files change, as those of all other connections are. Calls and watches that are under way stay on
+  the connection that they have; the next call opens one with the new certificates.
 * The token of a user is got when first needed and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
   restart of etcd, and with any change of the users).
 """
@@ -15,12 +17,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import grpc
 
 from qmq.errors import CoordinationError
+from qmq.security.tls import Credentials, Tls
 from qmq_coordination.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation
 from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
@@ -49,11 +53,12 @@ class NotReady(Exception):
 class EtcdConnection:
     """The channel to one endpoint."""
 
-    def __init__(self, endpoint: EtcdEndpoint, tls: EtcdTls) -> None:
-        """Reads the TLS files; connects when it is needed."""
+    def __init__(self, endpoint: EtcdEndpoint, credentials: Credentials | None) -> None:
+        """Connects when it is needed. Without `credentials` the system's roots are trusted."""
         self.endpoint = endpoint
         if endpoint.is_tls:
-            self._channel = grpc.aio.secure_channel(endpoint.address, _credentials(tls), options=_OPTIONS)
+            of_channel = grpc.ssl_channel_credentials() if credentials is None else credentials.channel_credentials()
+            self._channel = grpc.aio.secure_channel(endpoint.address, of_channel, options=_OPTIONS)
         else:
             self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = {}
@@ -107,17 +112,23 @@ class EtcdConnection:
         await self._channel.close()
 
 
-def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
-    ca, key, cert = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
 class Channels:
     """All connections, which one is in use, and the user's token."""
 
-    def __init__(self, rotation: Rotation, tls: EtcdTls, user: str | None, password: str | None) -> None:
+    def __init__(
+        self,
+        rotation: Rotation,
+        tls: EtcdTls,
+        user: str | None,
+        password: str | None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises InvalidArgument for certificates that cannot be used."""
         self.rotation = rotation
-        self._tls = tls
+        self._credentials = None if tls.ca is None else Credentials(Tls(tls.ca, tls.cert, tls.key), monotonic_s)
+        self._version = 0 if self._credentials is None else self._credentials.version
+        self._before: list[EtcdConnection] = []
+        """With older certificates: watches may be under way there."""
         self.user = user
         self._password = password
         self._token: str | None = None
@@ -129,10 +140,14 @@ class Channels:
         """The connection in use, ready; one that cannot be made ready is left. Raises NotReady, CoordinationError if closed."""
         if self.closed.is_set():
             raise CoordinationError("the coordination store is closed")
+        if self._credentials is not None and self._credentials.version != self._version:
+            self._version = self._credentials.version
+            self._before.extend(self._connections.values())
+            self._connections.clear()
         endpoint = self.rotation.current()
         found = self._connections.get(endpoint)
         if found is None:
-            found = self._connections[endpoint] = EtcdConnection(endpoint, self._tls)
+            found = self._connections[endpoint] = EtcdConnection(endpoint, self._credentials)
         try:
             await found.ready(timeout_s)
         except NotReady:
@@ -167,6 +182,6 @@ class Channels:
     async def close(self) -> None:
         """Disconnect everything; watches see `closed`."""
         self.closed.set()
-        for connection in self._connections.values():
+        for connection in (*self._before, *self._connections.values()):
             await connection.close()
         self._connections.clear()
