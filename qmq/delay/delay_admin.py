@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from qmq.batch_columns import BatchFlag
@@ -57,9 +58,10 @@ class EngineAdmin:
     async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
         engine = self._engine()
         check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
-        await self._take(delayed, lambda found: Postpone(*found, due_ms))
+        moved = await self._take(delayed, lambda found: Postpone(*found, due_ms))
         self.moved += 1
-        return self._message(self._engine().schedule.find(delayed))
+        # not read again: the mastership may be on its way to another replica by now, and the move is done all the same
+        return replace(moved, due_ms=due_ms)
 
     async def _take(self, delayed: DelayedId, act: Callable[[SchedulePlace], ScheduleAction]) -> DueMessage:
         engine = self._engine()

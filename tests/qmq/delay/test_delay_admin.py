@@ -14,8 +14,9 @@ from qmq.batch_columns import BatchFlag
 from qmq.delay import delay_admin as desks
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.errors import DelayTooLong, InvalidArgument
+from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
 from qmq.headers import SCHEDULE_ID
+from qmq.log.actions import Postpone
 
 
 def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, headers: dict[str, bytes] | None = None) -> DueMessage:
@@ -76,3 +77,27 @@ def test_a_due_time_beyond_reach_is_refused(due_ms: int, error: type[Exception])
     check_due(3_000, 2_000, 1_000)
     with pytest.raises(error):
         check_due(due_ms, 2_000, 1_000)
+
+
+async def test_a_committed_move_is_answered_while_mastership_is_handed_over() -> None:
+    message = _message(5, 3)
+    acted: list[Any] = []
+    masters: list[Any] = []
+
+    async def committed() -> None:
+        masters.clear()  # the hand-over began between the write and its commit
+
+    def engine() -> Any:
+        if not masters:
+            raise NotMaster("handed over")
+        return masters[0]
+
+    schedule = SimpleNamespace(find=lambda _: message.place, state_of=lambda _: "pending", read=lambda _: [message])
+    ledger = SimpleNamespace(leaving=set(), custody=set())
+    writer = SimpleNamespace(act=acted.append, committed=committed)
+    clock = SimpleNamespace(time_ms=lambda: 0)
+    masters.append(SimpleNamespace(schedule=schedule, ledger=ledger, writer=writer, clock=clock))
+    admin = EngineAdmin(engine, "d1", 1_000)
+    moved = await admin.move(admin.id_of(message), 900)
+    assert (moved.due_ms, moved.message_id, admin.moved) == (900, message.message_id, 1)
+    assert acted == [Postpone(*message.place, 900)]
