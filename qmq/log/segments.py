@@ -73,7 +73,8 @@ class Segments:
         self._folder_changes = 1
         self._folder_changes_synced = 0
         self.cuts = 0
-        """How often the end was cut: what was known of bytes near the end before is not true of those that are there now."""
+        """Rises when a cut of the end begins and when it ends: what was known of bytes near the end before is not true of those that are
+        there now."""
         if not self._bases:
             self._bases = [0]
         self._active = disk.open_append(self._path(self._bases[-1]))
@@ -192,6 +193,7 @@ class Segments:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
+        self.cuts += 1  # once more: what was looked up in the middle is not true of what is there now
         self._folder_changes += 1
 
     def _drop_last(self) -> None:

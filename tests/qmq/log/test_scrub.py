@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ from support import ManualClock
 from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import LogDamaged
 from qmq.log import follower
+from qmq.log.disk import Disk
 from qmq.log.envelopes import walk
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
@@ -166,3 +168,38 @@ def test_it_runs_beside_a_store_that_works(tmp_path: Path) -> None:
     thread.join()
     assert found == []
     assert scrubber.rounds > 0
+
+
+class SlowCut(Disk):
+    """A disk on which something happens in the middle of a cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_the_middle: list[Callable[[], None]] = []
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.in_the_middle:
+            self.in_the_middle.pop()()
+        super().truncate(fd, size)
+
+
+def test_a_place_that_was_found_in_the_middle_of_a_cut_is_not_believed(tmp_path: Path) -> None:
+    """The other thread has counted the cut, and the segments that it drops are still there."""
+    disk = SlowCut()
+    slave = opened(tmp_path / "s", disk=disk)
+    first, second = (master_at(tmp_path / f"m{seed}", seed=seed, steps=100) for seed in (1, 2))
+    feed_all(first.store, slave)
+    flush(slave)
+    scrubber, log = Scrubber(slave), slave.messages
+    last = log.bases[-1]
+    while scrubber.position < last:
+        assert scrubber.slice(300) is None
+    disk.in_the_middle.append(lambda: scrubber._find_place(log))
+    follower.truncate(slave, 0)
+    feed_all(second.store, slave)
+    flush(slave)
+    assert last < log.flushed
+    assert last not in log.bases
+    assert a_round(scrubber, 300) == []
+    for store in (first.store, second.store, slave):
+        store.close()
