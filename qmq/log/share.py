@@ -16,13 +16,14 @@ that comes starts above all that were ever given), so a late verdict from before
 `attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, whoever put it
 back; a RELEASE (never worked on) adds none.
 
-`apply` is the only thing that changes state. `due` only looks.
+`apply` is the only thing that changes state; whoever wants to know what became of which messages hands it a list for its events
+(`share_events.py`). `due` only looks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -30,7 +31,11 @@ from typing import Any, Final, NamedTuple
 
 from qmq.invariants import InvariantBroken, check
 from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.share_events import ShareEvent, ShareEventKind, settlement_kind
 from qmq.wire.settle_payloads import Verdict
+
+Events = list[ShareEvent] | None
+"""Where `apply` puts its events; None: nobody reads them, and none is made."""
 
 EXPIRED: Final = 0
 """The `attempt` of a range that a PULL takes out of the queue of returns because retention took its messages."""
@@ -155,14 +160,18 @@ class Share:
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
-    def apply(self, action: AnyAction) -> Settled:
+    def apply(self, action: AnyAction, events: Events = None) -> Settled:
         """Change state by one action. What a SETTLE did is returned; the others settle nothing."""
-        return _APPLY[type(action)](self, action) or _NOTHING
+        return _APPLY[type(action)](self, action, events) or _NOTHING
 
-    def _begin(self, action: Begin) -> None:
+    def _begin(self, action: Begin, events: Events) -> None:
         self.next_sequence, self.born_ms = action.sequence, action.now_ms
+        if events is not None:
+            events.append(ShareEvent(ShareEventKind.SKIP, "", 0, action.sequence))
 
-    def _reset(self, action: Reset) -> None:
+    def _reset(self, action: Reset, events: Events) -> None:
+        if events is not None:
+            events += self._reset_events(action.sequence)
         self.next_sequence = action.sequence
         self.requeued.clear()
         self.dying.clear()
@@ -170,26 +179,43 @@ class Share:
             holder.held.clear()
             holder.unacked = 0
 
-    def _join(self, action: Join) -> None:
-        self._put_back(action.consumer)
+    def _reset_events(self, sequence: int) -> Iterator[ShareEvent]:
+        """What is in nobody's hands comes last, and may contain ranges that were told before."""
+        for name, holder in self.holders.items():
+            for item in holder.held:
+                yield ShareEvent(ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull)
+        for each in self.requeued:
+            yield ShareEvent(ShareEventKind.RESET, "", each.first, each.count)
+        for dead in self.dying:
+            yield ShareEvent(ShareEventKind.RESET, "", dead.first, dead.count)
+        first, end = sorted((sequence, self.next_sequence))
+        yield ShareEvent(ShareEventKind.RESET, "", first, end - first)
+
+    def _join(self, action: Join, events: Events) -> None:
+        self._put_back(action.consumer, ShareEventKind.AGAIN, events)
         self.pulls = max(self.pulls, action.received + 1)
         self.holders[action.consumer] = ShareHolder(action.incarnation, action.lease_ms, self.pulls, [])
 
-    def _leave(self, action: Leave) -> None:
-        self._put_back(action.consumer)
+    def _leave(self, action: Leave, events: Events) -> None:
+        self._put_back(action.consumer, ShareEventKind.LOST if action.expired else ShareEventKind.LEFT, events)
         self.holders.pop(action.consumer, None)
 
-    def _put_back(self, consumer: str) -> None:
+    def _put_back(self, consumer: str, kind: ShareEventKind, events: Events) -> None:
         holder = self.holders.get(consumer)
         if holder is not None:
             self.requeued += [Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held]
             self.requeued.sort()
+            if events is not None:
+                events += [ShareEvent(kind, consumer, item.first, item.count, item.attempt, item.pull) for item in holder.held]
 
-    def _return(self, action: Return) -> None:
+    def _return(self, action: Return, events: Events) -> None:
         holder = self._holder(action.consumer)
         cut = _cut_out(holder, action.received + 1, holder.next_pull)
         self.requeued += [Requeued(0, item.first, item.count, item.attempt) for item in cut]
         self.requeued.sort()
+        if events is not None:
+            kind = ShareEventKind.RETURN
+            events += [ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull) for item in cut]
 
     def _holder(self, consumer: str) -> ShareHolder:
         """Of a consumer that the master handed something: it must be here."""
@@ -198,8 +224,10 @@ class Share:
             raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")
         return holder
 
-    def _pull(self, action: PullAction) -> None:
+    def _pull(self, action: PullAction, events: Events) -> None:
         holder = self._holder(action.consumer)
+        if events is not None:
+            events += self._pull_events(action, holder.next_pull)
         for each in action.ranges:
             if each.first_sequence >= self.next_sequence:
                 self.next_sequence = each.first_sequence + each.count
@@ -213,6 +241,18 @@ class Share:
                 holder.unacked += each.count
         self.pulls = max(self.pulls, holder.next_pull)
 
+    def _pull_events(self, action: PullAction, pull: int) -> Iterator[ShareEvent]:
+        following = self.next_sequence
+        for first, count, attempt in [(each.first_sequence, each.count, each.attempt) for each in action.ranges]:
+            if first > following:
+                yield ShareEvent(ShareEventKind.PASSED, "", following, first - following)
+            following = max(following, first + count)
+            if attempt == EXPIRED:
+                yield ShareEvent(ShareEventKind.EXPIRED, "", first, count)
+            elif count:
+                yield ShareEvent(ShareEventKind.PULL, action.consumer, first, count, attempt, pull)
+                pull += count
+
     def _take_requeued(self, wanted: Pulled) -> None:
         for at, item in enumerate(self.requeued):
             if item.first == wanted.first_sequence:
@@ -223,7 +263,7 @@ class Share:
                 return
         raise InvariantBroken(f"{wanted} was pulled, but nothing that came back begins there")
 
-    def _settle(self, action: SettleAction) -> Settled:
+    def _settle(self, action: SettleAction, events: Events) -> Settled:
         holder = self.holders.get(action.consumer)
         settled = asked = 0
         errors = dict(action.errors)
@@ -232,6 +272,9 @@ class Share:
             asked += last - first + 1
             for item in _cut_out(holder, first, last + 1) if holder else ():
                 settled += item.count
+                if events is not None:
+                    kind, error = settlement_kind(verdict, action.cause), errors.get(at, "")
+                    events.append(ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull, delay_ms, error))
                 if verdict == Verdict.NACK:
                     due = action.now_ms + delay_ms
                     back.append(Requeued(due, item.first, item.count, item.attempt + 1))
@@ -248,7 +291,7 @@ class Share:
         self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
         self.deaths += item.count
 
-    def _buried(self, action: Buried) -> None:
+    def _buried(self, action: Buried, _: Events) -> None:
         for number, count in action.numbers:
             low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
             high = bisect_left(self.dying, number + count, key=_number_of)
@@ -291,7 +334,7 @@ class Share:
 
 _number_of: Final = attrgetter("number")
 _NOTHING: Final = Settled(0, 0)
-_APPLY: Final[dict[type[Any], Callable[[Share, Any], Settled | None]]] = {
+_APPLY: Final[dict[type[Any], Callable[[Share, Any, Events], Settled | None]]] = {
     Begin: Share._begin,
     Join: Share._join,
     Return: Share._return,

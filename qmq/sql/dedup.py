@@ -33,8 +33,9 @@ from typing import Any, Final
 from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records as records
+from qmq.sql.dedup_openers import openers
 from qmq.sql.dedup_statements import KEY_BYTES_MAX, TABLE, Record, Statements, check_table, statements
-from qmq.sql.dedup_transactions import AsyncTransaction, Transaction, openers
+from qmq.sql.dedup_transactions import AsyncTransaction, Transaction
 
 log = logging.getLogger("qmq.sql")
 

@@ -11,20 +11,16 @@ majority. Then a majority of whole replicas is needed, or else everybody, and th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from qmq_replication.own_replica import OwnReplica
 from qmq_replication.ready import Campaign, Resign, Role
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
-
-if TYPE_CHECKING:
-    from qmq_replication.core import Replica
 
 
 class Election:
     """The state of one replica's attempts."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: OwnReplica) -> None:
         self._replica = replica
         self._replies: dict[str, ProbeReply] = {}
         self._promises: dict[str, Promise] = {}

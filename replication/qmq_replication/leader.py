@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
+from qmq_replication.own_replica import OwnReplica
 from qmq_replication.ready import MembershipChange
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Place, TakeOver
-
-if TYPE_CHECKING:
-    from qmq_replication.core import Replica
 
 
 class PeerProgress:
@@ -67,7 +64,7 @@ class PeerProgress:
 class Leader:
     """A replica while it is master."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: OwnReplica) -> None:
         self.replica = replica
         self.epoch = replica.promised
         self.barrier = replica.history.last_index + 1

@@ -26,6 +26,8 @@ from pyspark_qmq.source_model import QueueKey
 from pyspark_qmq.source_schema import default_schema
 from support import NodeProcess
 
+pytestmark = pytest.mark.rotating
+
 SUBJECT = "orders"
 KEYS = (QueueKey(SUBJECT, 0, "g1"), QueueKey(SUBJECT, 0, "g2"))
 MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -106,7 +108,6 @@ def test_a_message_belongs_to_the_day_in_utc_of_its_millisecond_whatever_the_ses
     assert held == [("2026-01-01", 0), ("2026-01-02", 1), ("2026-01-02", 2)]
 
 
-@pytest.mark.rotating
 def test_rows_are_sorted_in_a_file_and_times_are_exact_for_other_readers(spark: SparkSession, tmp_path: Path) -> None:
     time = MIDNIGHT + timedelta(microseconds=1000)
     rows = batch(spark, (message(key, each, time) for each in (5, 3, 4) for key in reversed(KEYS))).coalesce(1)
@@ -224,7 +225,6 @@ def archived(spark: SparkSession, node: Path, out: Path, *more: str) -> int:
     return main(ArchiveJob(), ["--path", str(node), "--pattern", "orders|pay", "--out", str(out), *more], spark)
 
 
-@pytest.mark.rotating
 def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
     spark: SparkSession, node_process: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

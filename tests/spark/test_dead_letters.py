@@ -22,6 +22,8 @@ from support import NodeProcess, eventually, node_config, running
 import qmq
 from qmq.model import Order, SubjectConfig
 
+pytestmark = pytest.mark.rotating
+
 DEAD = """subject string, partition int, broker_group string, sequence long, key binary, tags array<string>, message_id string,
 append_time timestamp, body binary, headers map<string,binary>, create_time timestamp"""
 
@@ -265,7 +267,6 @@ async def send_dead(address: str) -> None:
         await mq.send("dead", b"homeless")
 
 
-@pytest.mark.rotating
 def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     spark: SparkSession, node_process: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

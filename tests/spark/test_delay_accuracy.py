@@ -22,6 +22,8 @@ from support import eventually, node_config, running
 
 import qmq
 
+pytestmark = pytest.mark.rotating
+
 MINUTE = 60_000
 LOG = "subject string, partition int, broker_group string, message_id string, append_time timestamp"
 REACHES_BACK = {"s": 0}
@@ -162,7 +164,6 @@ async def send(data: Path) -> None:
         await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 14)
 
 
-@pytest.mark.rotating
 async def test_every_delayed_message_of_a_node_is_found_and_none_early(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +177,6 @@ async def test_every_delayed_message_of_a_node_is_found_and_none_early(
     assert "How late messages came" in (tmp_path / "out" / "delay_accuracy.html").read_text()
 
 
-@pytest.mark.rotating
 async def test_brokers_and_a_delay_groups_folder_tell_the_same(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

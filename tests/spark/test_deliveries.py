@@ -55,6 +55,8 @@ from qmq.log.actions import (
 from qmq.log.share import Share
 from qmq.wire.frame_payloads import Verdict
 
+pytestmark = pytest.mark.rotating
+
 NAMES = ("orders", 0, "ops")
 KEY = ShareKey(*NAMES)
 LANES = ("orders", 3, "ops")
@@ -456,7 +458,7 @@ async def consume(address: str) -> None:
                         message.nack(timedelta(0))
                         failed = True
                     else:
-                        await message.ack()
+                        await message.ack_sync()
                         done.add(message.sequence)
         async with mq.consumer("s", "audit", name="slow") as slow:
             assert len(list(await slow.pull(1, timedelta(seconds=5)))) == 1

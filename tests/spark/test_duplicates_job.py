@@ -15,6 +15,8 @@ from pyspark_qmq.jobs.duplicates import CAUSES, JOB, copies, gaps, prepare, repo
 from pyspark_qmq.jobs.job import main
 from support import NodeProcess
 
+pytestmark = pytest.mark.rotating
+
 BEGIN = datetime(2026, 11, 21, 9, tzinfo=UTC)
 TYPES = {
     "subject": pa.string(),
@@ -173,7 +175,6 @@ def test_what_an_application_sent_twice_is_found_by_content_within_the_window(sp
     assert told(copies(rows)) == {("repeated", "s", 0, 6, 5)}
 
 
-@pytest.mark.rotating
 def test_a_real_log_is_clean_until_the_same_is_sent_twice(
     spark: SparkSession, node_process: NodeProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

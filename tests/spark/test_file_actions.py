@@ -136,7 +136,7 @@ async def test_actions_of_a_node_with_a_delay_group_are_of_both(tmp_path: Path) 
         await mq.send("a", b"soon", delay=timedelta(seconds=0.1))
         async with mq.consumer("a", group="billing") as consumer:
             async for message in consumer:
-                await message.ack()
+                await message.ack_sync()
                 if message.body == b"soon":
                     break
     found = {each.broker_group: each for each in action_folders([str(tmp_path)])}

@@ -33,6 +33,8 @@ from support import eventually, node_config, running
 import qmq
 from qmq.model import Order, SubjectConfig
 
+pytestmark = pytest.mark.rotating
+
 KEY = QueueKey("s", 0, "g")
 PARTITION = QueueKey("s", 3, "g")
 
@@ -230,10 +232,10 @@ async def consume(data: Path) -> None:
             (again,) = await take(consumer, 1)
             assert (again.sequence, again.attempt) == (7, 2)
             for message in [*first[:7], *first[8:50], again]:
-                await message.ack()
+                await message.ack_sync()
         async with mq.consumer("s", "audit", tags_any=["odd"]) as consumer:
             for message in await take(consumer, 30):
-                await message.ack()
+                await message.ack_sync()
 
 
 async def test_a_folder_of_a_node_tells_how_far_its_groups_are(

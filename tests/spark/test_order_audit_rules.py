@@ -20,6 +20,8 @@ from qmq_ordering.hashing import logical_partition
 
 from qmq.errors import InvalidArgument
 
+pytestmark = pytest.mark.rotating
+
 SEEDS = range(24)
 CLOCK_MS = 3
 DENSE = "header:n"
@@ -91,7 +93,6 @@ def damaged() -> list[History]:
     return histories
 
 
-@pytest.mark.rotating
 def test_histories_of_splits_merges_moves_and_fences_are_clean(audited: Audited) -> None:
     """Also if retention took the oldest of some partitions, and all of some."""
     assert audited.told[len(PLANTS) : -len(SEEDS)] == [set()] * (1 + len(SEEDS))

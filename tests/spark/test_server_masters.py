@@ -175,7 +175,7 @@ async def test_delayed_batches_are_found_and_fetched_at_the_delay_group(tmp_path
 async def consume(mq: qmq.Client, count: int) -> None:
     async with mq.consumer("s", group="g") as consumer:
         for _ in range(count):
-            await (await anext(aiter(consumer))).ack()
+            await (await anext(aiter(consumer))).ack_sync()
 
 
 async def test_the_committed_action_log_of_a_broker_group_says_what_was_consumed(tmp_path: Path) -> None:

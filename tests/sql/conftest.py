@@ -13,13 +13,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import forms
 import pytest
 from database_servers import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
 from support import node_config
 
 from qmq.node.dev_node import Node
 
-KINDS = ("sqlite", "postgresql", "mariadb")
+KINDS = ("sqlite", *forms.some(("postgresql", "mariadb"), 2))
+"""The gate takes one of the two servers, another one each run."""
 _FORGOTTEN = "ignore:Exception ignored in. <socket.socket fd=[0-9]+, family=1,:pytest.PytestUnraisableExceptionWarning"
 _SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": PostgresServer, "mariadb": MariaServer}
 

@@ -56,7 +56,7 @@ async def received(mq: qmq.Client, subject: str, count: int, group: str = "reade
     async with asyncio.timeout(WITHIN_S):
         async for message in consumer:
             found.append(message)
-            await message.ack()
+            await message.ack_sync()
             if len(found) >= count:
                 break
     await consumer.close()

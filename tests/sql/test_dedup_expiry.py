@@ -13,8 +13,8 @@ from dedup_ways import Way, effects, message, rows, ways
 
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup import EXPIRE_EVERY
+from qmq.sql.dedup_openers import openers
 from qmq.sql.dedup_statements import EXPIRE_BATCH, statements
-from qmq.sql.dedup_transactions import openers
 
 KEEP = timedelta(days=7)
 _DAY_MS = 86_400_000

@@ -19,6 +19,8 @@ import qmq.blocking
 from qmq.cli.app import app
 from qmq.sql.outbox_tables import DIALECTS, migration
 
+pytestmark = pytest.mark.rotating
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "OUTBOX.md"
 
 

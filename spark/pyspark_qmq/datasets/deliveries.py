@@ -1,6 +1,6 @@
 """What consumers were handed, and what became of it: a broker group's action log, replayed. Pure: entries in, deliveries out.
 
-The replay drives the very shares and lanes that brokers have, and looks at them before each action changes them (share_replay.py,
+The replay drives the very shares and lanes that brokers have, which tell what each action does (share_replay.py,
 lane_replay.py). It loops over ranges, as the log does, never over messages.
 
 Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than

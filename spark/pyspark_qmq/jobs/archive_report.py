@@ -9,7 +9,8 @@ from typing import Final
 from pyspark_qmq.jobs.archive_files import totals
 from pyspark_qmq.jobs.archive_manifest import Archive, Manifest
 from pyspark_qmq.jobs.archive_verify import Compared
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable
 from pyspark_qmq.source_model import QueueKey
 
 FOLDER: Final = "report"

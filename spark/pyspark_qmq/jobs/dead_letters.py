@@ -21,7 +21,8 @@ from pyspark_qmq.jobs.consumed import not_negative, of_groups, positive, queues_
 from pyspark_qmq.jobs.dead_letters_found import FOLLOWER, MESSAGE, PARKED, failed_ranges, letters
 from pyspark_qmq.jobs.dead_letters_replay import Pace, ReplayedKey, not_replayed, outgoing, send, unpark
 from pyspark_qmq.jobs.job import main, read_log
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable
 from qmq.errors import InvalidArgument
 
 EXAMPLES: Final = 20

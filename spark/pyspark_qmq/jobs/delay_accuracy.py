@@ -21,7 +21,8 @@ from pyspark_qmq.jobs.consumed import QUEUE, not_negative, now_ms, queues_now, r
 from pyspark_qmq.jobs.delay_judging import DELAYS, FINDINGS, binned, errors_by, judged
 from pyspark_qmq.jobs.job import main, time_ms
 from pyspark_qmq.jobs.lag_figures import NAMED, log_edges, quantile, share_at
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable
 from qmq.errors import InvalidArgument
 
 EXAMPLES: Final = 20

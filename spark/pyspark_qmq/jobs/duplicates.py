@@ -30,7 +30,8 @@ from pyspark_qmq.jobs import order_replays
 from pyspark_qmq.jobs.consumed import positive
 from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_keys import with_streams
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable, cell
 from qmq.headers import GROUP
 
 COLUMNS: Final = (

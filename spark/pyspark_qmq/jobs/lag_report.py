@@ -24,7 +24,8 @@ from pyspark_qmq.jobs.consumed import QUEUE, now_ms, of_groups, positive, queues
 from pyspark_qmq.jobs.job import main, read_log
 from pyspark_qmq.jobs.lag_figures import NAMED, GroupLag, Position, group_lags, log_edges, quantile, share_at
 from pyspark_qmq.jobs.lag_reading import COLUMNS, MEASURES, Ages, Latencies, measured, newest, oldest_open, over_time, position_of
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 CURVES_MAX: Final = 8

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark_qmq.jobs.order_checks import Findings
 from pyspark_qmq.jobs.order_rules import RULES, Violation
 from pyspark_qmq.jobs.order_words import describe
-from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from pyspark_qmq.jobs.plot_data import Plot
+from pyspark_qmq.jobs.report import Report, ReportTable
 
 SHOWN_MAX: Final = 5
 """Counterexamples that are told in full."""

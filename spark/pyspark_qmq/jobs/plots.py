@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark_qmq.jobs.report import Plot
+from pyspark_qmq.jobs.plot_data import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

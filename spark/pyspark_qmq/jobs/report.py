@@ -16,7 +16,9 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark_qmq.jobs.plot_data import Plot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,33 +30,6 @@ TEXT_ROWS_MAX: Final = 40
 """Rows of a table that a terminal shows."""
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,100}")
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture with one x for all its series.
-
-    bar: x are names, a bar each. line: x are numbers or times. histogram: x are the edges of bins, so each series is one shorter. cdf: x
-    are values, ascending, and a series says which share (0 to 1) lies at or below.
-    """
-
-    title: str
-    kind: Literal["bar", "line", "histogram", "cdf"]
-    x: Sequence[Any]
-    series: Mapping[str, Sequence[float]]
-    x_label: str = ""
-    y_label: str = ""
-    log_x: bool = False
-    log_y: bool = False
-
-    def __post_init__(self) -> None:
-        expected = max(len(self.x) - 1, 0) if self.kind == "histogram" else len(self.x)
-        assert all(len(each) == expected for each in self.series.values()), f"plot {self.title!r}: series and x do not fit"
-
-    @property
-    def has_values(self) -> bool:
-        """Whether there is anything to draw."""
-        return any(len(each) for each in self.series.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,9 @@ class TlsSocket:
     def _wait(self, waited_s: float, wish: ssl.SSLError) -> float:
         if waited_s >= self._timeout_s:
             raise TimeoutError("timed out")
-        mine, nothing = [self._socket], list[ssl.SSLSocket]()
-        is_reading = isinstance(wish, ssl.SSLWantReadError)
-        ready = select.select(mine if is_reading else nothing, nothing if is_reading else mine, nothing, _WAIT_S)
-        return waited_s if ready[0] or ready[1] else waited_s + _WAIT_S
+        poll = select.poll()  # `select.select` takes no descriptor above 1,023, and a Spark worker may have many files open
+        poll.register(self._socket, select.POLLIN if isinstance(wish, ssl.SSLWantReadError) else select.POLLOUT)
+        return waited_s if poll.poll(_WAIT_S * 1000) else waited_s + _WAIT_S
 
     def shutdown(self, how: int) -> None:
         """Wake up whoever waits. Raises OSError."""
