@@ -23,7 +23,8 @@
     │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: an older one can store nothing more
     │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
     │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
-    │   └── NotAuthenticated        E124  the certificate or the token does not say who this is
+    │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
+    │   └── QuotaExceeded           E125  a quota allows no more subjects or groups: delete some, or raise it (`qmq quota set`)
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -182,6 +183,12 @@ class NotAuthenticated(CallerError):
     """The certificate or the token does not say who this is."""
 
     code = 124
+
+
+class QuotaExceeded(CallerError):
+    """A quota allows no more of what would be created: `qmq quota list` shows it."""
+
+    code = 125
 
 
 class PeerError(QmqError):

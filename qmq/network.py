@@ -19,9 +19,11 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.errors import InvalidArgument
+from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
     import grpc
@@ -33,16 +35,11 @@ PATH_BYTES_MAX: Final = 107
 """Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
 BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
+_CREDENTIALS: Final = Struct("iII")
+"""The kernel's `struct ucred`: process, user, group."""
 
 Factory = Callable[[], asyncio.BaseProtocol]
 """Makes the protocol of one connection."""
-TokenSource = Callable[[], str]
-"""Gives the present token. Raises InvalidArgument."""
-
-
-def no_token() -> str:
-    """Of somebody who has none."""
-    return ""
 
 
 class Address(NamedTuple):
@@ -114,6 +111,26 @@ def _require_free(path: str) -> None:
     raise OSError(f"socket {path} cannot be had: somebody listens on it")
 
 
+def uid_of_peer(connection: Any) -> int | None:
+    """Whose process is at the other end of a socket in the file system, as the kernel says; None for TCP, and where no kernel says."""
+    if connection is None or connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
+
+
+def only_uid(host: str, port: int) -> int | None:
+    """The one user who can connect to a socket in the file system, beside root; None for TCP, and where others can.
+
+    gRPC does not tell who is at the other end of a socket; its rights do.
+    """
+    if not host.startswith(UNIX):
+        return None
+    found = os.stat(f"{host[len(UNIX) :]}:{port}")
+    return None if found.st_mode & 0o022 else found.st_uid
+
+
 class ServerListener:
     """A server that takes connections at `port`."""
 
@@ -121,6 +138,9 @@ class ServerListener:
         self.port = port
         self._server = server
         self._path = path
+
+    def pause(self, pause_s: float) -> None:
+        """Take no connections for so long, where taking one costs more than the system's part: those that come wait in its queue."""
 
     def close(self) -> None:
         """Take no more; those that stand are left alone."""

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from qmq.network import TokenSource, no_token
 from qmq.rpc import CHANNEL_OPTIONS
+from qmq.token_source import TokenSource, no_token
 
 AHEAD: Final = 4
 """Messages of a stream that are read before the caller asks for them."""

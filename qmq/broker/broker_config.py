@@ -25,6 +25,8 @@ class BrokerConfig:
     connections_max: int = 10_000
     broadcast_idle_ms: int = 3 * 86_400_000
     """A consumer of a broadcast group that stays away for so long is forgotten."""
+    handshakes_per_s: int = 1_000
+    """TLS handshakes; when more come, connections wait in the system's queue."""
     hello_timeout_ms: int = 10_000
     """A connection that has not said hello by then is closed."""
     stall_ms: int = 60_000

@@ -20,6 +20,7 @@ import asyncio
 from typing import Final
 
 from qmq.errors import AccessDenied
+from qmq.network import uid_of_peer
 from qmq.security.access_control import Caller, OpenAccess
 from qmq.security.access_rules import Need, Operation, on_group, on_subject
 from qmq.security.principal import CertificateNames
@@ -69,7 +70,8 @@ class ConnectionAccess:
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         peer, name = transport.get_extra_info("peercert"), transport.get_extra_info("peername")
         address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
-        self.caller = self._access.identify(CertificateNames.of_peer(peer) if peer else None, token, address)
+        uid = uid_of_peer(transport.get_extra_info("socket"))
+        self.caller = self._access.identify(CertificateNames.of_peer(peer) if peer else None, token, address, uid)
 
     def renew(self, token: str) -> None:
         """A newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""

@@ -15,6 +15,7 @@ from qmq.broker.throttle import Throttle
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
+from qmq.security.quotas import RateMeter
 from qmq.wire.frame import BUFFER_BYTES
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
@@ -37,6 +38,7 @@ class DataServer:
         """What comes in, of all connections: it is handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: ServerListener | None = None
+        self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
         self.port = 0
         self._all_closed = asyncio.Event()
         self._is_stopping = False
@@ -54,6 +56,7 @@ class DataServer:
         connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
+        self._limit_handshakes()
         if len(self._connections) >= self._connections_max:
             connection.refuse(Overloaded(f"the broker has {len(self._connections)} connections, its most"))
         if self._is_stopping:
@@ -61,6 +64,11 @@ class DataServer:
         self._connections.add(connection)
         loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
         return connection.stream
+
+    def _limit_handshakes(self) -> None:
+        owed_s = self._handshakes.take(1, self._broker.loop.time())
+        if owed_s and self._listener is not None:
+            self._listener.pause(owed_s)
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)

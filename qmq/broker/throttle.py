@@ -6,17 +6,26 @@ The limits are the coordination store's (`qmq/security/quotas.py`). A principal 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
-from qmq.errors import Overloaded
+from qmq.errors import Overloaded, QuotaExceeded
 from qmq.log.store import Intake
+from qmq.model import base_group
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, RateMeter
 
 PAUSE_S_MAX: Final = 5.0
 """The longest pause at once: a heartbeat must pass, and a quota may have been raised meanwhile."""
+
+
+class UnreadConnection(Protocol):
+    """A connection that can be left unread for a while."""
+
+    def read_on(self) -> None:
+        """The principal has room again."""
+        ...
 
 
 class Throttle:
@@ -26,6 +35,8 @@ class Throttle:
         self._access, self._now_s = access, now_s
         self._meters: dict[tuple[Principal | str, str], RateMeter] = {}
         self.connections: Counter[Principal] = Counter()
+        self._inflight: Counter[Principal] = Counter()
+        self._held: dict[Principal, dict[UnreadConnection, None]] = {}
         self.paused_s = 0.0
         """How long connections were not read from, added up."""
 
@@ -43,6 +54,37 @@ class Throttle:
             del self.connections[principal]
             for name in ("bytes in", "messages in", "bytes out"):
                 self._meters.pop((principal, name), None)
+
+    def admit_group(self, subject: str, group: str, known: Iterable[str]) -> None:
+        """A group comes to a subject that has those groups already. Raises QuotaExceeded."""
+        quota = self._access.subject_quota(subject)
+        if quota is not None and quota.groups:
+            names = {base_group(each) for each in known}
+            if base_group(group) not in names and len(names) >= quota.groups:
+                raise QuotaExceeded(f"subject {subject!r} has {len(names)} groups, the most that its quota {quota.id!r} allows")
+
+    # --- bytes in flight -----------------------------------------------------------------------------------------------
+
+    def took(self, principal: Principal, size: int, reader: UnreadConnection) -> bool:
+        """Count a batch that is not answered yet; whether its connection is to be left unread until others are answered."""
+        self._inflight[principal] += size
+        quota = self._access.quota(principal)
+        if quota is None or not 0 < quota.inflight_bytes < self._inflight[principal]:
+            return False
+        self._held.setdefault(principal, {})[reader] = None
+        return True
+
+    def answered(self, principal: Principal, size: int) -> None:
+        """A batch was answered, or its connection has ended."""
+        self._inflight[principal] -= size
+        if self._inflight[principal] <= 0:
+            del self._inflight[principal]
+        quota = self._access.quota(principal)
+        if principal in self._held and (quota is None or self._inflight[principal] <= quota.inflight_bytes // 2):
+            for reader in self._held.pop(principal):
+                reader.read_on()
+
+    # --- rates ---------------------------------------------------------------------------------------------------------
 
     def produced(self, principal: Principal, batches: Sequence[Intake]) -> float:
         """Count a PRODUCE; for how many seconds its connection is not to be read from."""

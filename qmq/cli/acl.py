@@ -199,7 +199,10 @@ def set_quota(
     produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="A second, at each broker.")] = 0,
     fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="A second, from each broker.")] = 0,
     connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
+    inflight_bytes: Annotated[int, typer.Option("--inflight-bytes", min=0, help="Sent and not answered yet, at each broker.")] = 0,
     requests: Annotated[int, typer.Option("--requests", min=0, help="A second, at each metaserver.")] = 0,
+    subjects: Annotated[int, typer.Option("--subjects", min=0, help="Of subject:PATTERN: how many subjects may fit it.")] = 0,
+    groups: Annotated[int, typer.Option("--groups", min=0, help="Of subject:PATTERN: how many groups may consume each subject.")] = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -208,8 +211,11 @@ def set_quota(
         "produce_bytes_per_s": produce_bytes,
         "produce_messages_per_s": produce_messages,
         "fetch_bytes_per_s": fetch_bytes,
+        "inflight_bytes": inflight_bytes,
         "connections": connections,
         "requests_per_s": requests,
+        "subjects": subjects,
+        "groups": groups,
     }
 
     async def _ask() -> pb.AccessQuota:

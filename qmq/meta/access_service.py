@@ -208,7 +208,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             who = CALLER.get().principal
             raise InvalidArgument(
                 f"then {who} could not administer the cluster any more: `qmq acl allow PRINCIPAL administer cluster` for yourself first,"
-                " or start the servers with --admin PRINCIPAL"
+                " or start the servers with --admins PRINCIPAL"
             )
 
     async def _swap(self, key: str, changed: Callable[[KeyValue | None], bytes | None]) -> None:

@@ -36,6 +36,7 @@ from qmq.errors import (
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
 from qmq.model import Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.security.quotas import require_room_for
 
 LOOK_S: Final = 1.5
 """For asking the store about one subject: clients leave a metaserver that takes two seconds for the next one, and shall hear why."""
@@ -139,11 +140,13 @@ class ClusterCatalog:
     async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
         """Create a subject, on the groups that it names or on chosen ones; what is there then, whoever created it.
 
-        `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, NotConnected and
-        ReadOnly (no group can be chosen), CoordinationUnavailable.
+        `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, QuotaExceeded,
+        NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
         """
         if is_dead_letters(config.name):
             raise InvalidArgument(f"{config.name!r} is a dead-letter queue: it is there, and made by brokers")
+        if self._view.subject(config.name) is None:
+            require_room_for(self._view.access.quotas.values(), config.name, (each.name for each in self._view.subjects()))
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)

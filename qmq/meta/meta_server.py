@@ -26,7 +26,7 @@ from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import Watchers
-from qmq.network import NETWORK, Network, is_private
+from qmq.network import NETWORK, Network, is_private, only_uid
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import SERVER_OPTIONS
 from qmq.security.access_control import AccessConfig, AccessControl
@@ -84,7 +84,9 @@ class MetaServer:
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
         self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
-        self._guard = RpcGuard(self._access, lambda name: view.subject(name) is not None, delays.subject_of)
+        self._guard = RpcGuard(
+            self._access, lambda name: view.subject(name) is not None, delays.subject_of, lambda: only_uid(config.host, self.port)
+        )
         is_encrypted = network.credentials is not None
 
         def open_links() -> list[str]:

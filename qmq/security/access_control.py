@@ -23,7 +23,7 @@ from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
 from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
-from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule
+from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
 from qmq.security.quotas import Quota, nearest, nearest_of_subject
 from qmq.security.tokens import check_token, id_of
 
@@ -40,7 +40,7 @@ class Caller(NamedTuple):
 
     principal: Principal = ANONYMOUS
     how: str = "none"
-    """certificate, token, jwt, server token, none."""
+    """certificate, token, jwt, server token, socket, none."""
     address: str = ""
     token_id: str = ""
     ends_ms: int = 0
@@ -110,7 +110,7 @@ class OpenAccess:
     is_on = False
     version = 0
 
-    def identify(self, names: CertificateNames | None, token: str, address: str) -> Caller:
+    def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
         return Caller(address=address)
 
     def require(self, caller: Caller, action: str, *needs: Need) -> None:
@@ -187,8 +187,11 @@ class AccessControl(OpenAccess):
 
     # --- who -----------------------------------------------------------------------------------------------------------
 
-    def identify(self, names: CertificateNames | None, token: str, address: str) -> Caller:
-        """Who a peer is, by its token or else by its certificate. Raises NotAuthenticated: a token that does not hold."""
+    def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
+        """Who a peer is, by its token, or else its certificate, or else its user on this machine.
+
+        Raises NotAuthenticated: a token that does not hold.
+        """
         if token:
             try:
                 return self._by_token(token, address)
@@ -198,7 +201,9 @@ class AccessControl(OpenAccess):
                 )
                 raise
         principal = self.config.rule.principal(names) if names is not None else None
-        return Caller(address=address) if principal is None else Caller(principal, "certificate", address)
+        if principal is not None:
+            return Caller(principal, "certificate", address)
+        return Caller(address=address) if uid is None else Caller(local_user(uid), "socket", address)
 
     def _by_token(self, token: str, address: str) -> Caller:
         own = self._source.access.server_token

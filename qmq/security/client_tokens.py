@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import InvalidArgument
-from qmq.network import TokenSource
 from qmq.security.contexts import environment_of
+from qmq.token_source import TokenSource
 
 TOKEN_VARIABLE: Final = "QMQ_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE: Final = "QMQ_TOKEN_FILE"  # noqa: S105 - a name

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from qmq.security.authority import ends_at
 from qmq.security.tls import Credentials
 
 log = logging.getLogger("qmq.security")
 
 WARNING: Final = timedelta(days=7)
 AGAIN: Final = timedelta(days=1)
+
+
+def _end(cert: bytes) -> datetime:
+    from qmq.security.authority import ends_at  # `cryptography` takes 40 ms to import: nobody pays for it without TLS
+
+    return ends_at(cert)
 
 
 def now() -> datetime:
@@ -24,7 +29,7 @@ def now() -> datetime:
 def left_s(credentials: Credentials, now: datetime) -> float | None:
     """Seconds until the process's own certificate ends; None without one."""
     cert = credentials.pem.cert
-    return None if cert is None else (ends_at(cert) - now).total_seconds()
+    return None if cert is None else (_end(cert) - now).total_seconds()
 
 
 class ExpiryWarning:
@@ -39,7 +44,7 @@ class ExpiryWarning:
         pem, now = self._credentials.pem, self._now()
         if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
             return
-        end = ends_at(pem.cert)
+        end = _end(pem.cert)
         if end - now < WARNING:
             self._said = now
             log.warning("%s ends at %s: replace it and its key; no restart is needed", self._credentials.files.cert, end.isoformat())

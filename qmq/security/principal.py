@@ -4,6 +4,7 @@
     meta:meta0       a metaserver                        from a certificate
     app:orders       an application                      from a certificate or a token
     op:alice         a person or a tool that operates    from a certificate or a token
+    uid:1000         a user of the server's machine      from a socket in the file system: the kernel says who connected
     any:anonymous    a peer that showed neither
 
 A certificate says its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; certificates of a company's own authority
@@ -24,7 +25,8 @@ from qmq.model import check_name
 SERVERS: Final = ("node", "meta")
 """Kinds that may do everything: members of the cluster."""
 CLIENTS: Final = ("app", "op")
-KINDS: Final = (*SERVERS, *CLIENTS)
+LOCAL: Final = "uid"
+KINDS: Final = (*SERVERS, *CLIENTS, LOCAL)
 _SPIFFE: Final = re.compile(r"spiffe://[^/]+/(?:[^/]+/)*(node|meta|app|op)/([^/]+)")
 
 
@@ -46,6 +48,11 @@ class Principal(NamedTuple):
         if not separator or kind not in KINDS:
             raise InvalidArgument(f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as app:orders, not {text!r}")
         return cls(kind, check_name("principal", name))
+
+
+def local_user(uid: int) -> Principal:
+    """A user of this machine."""
+    return Principal(LOCAL, str(uid))
 
 
 ANONYMOUS: Final = Principal("any", "anonymous")

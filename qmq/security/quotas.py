@@ -3,10 +3,15 @@
     produce_bytes_per_s     bytes of batches a second that it sends to one broker
     produce_messages_per_s  messages a second that it sends to one broker
     fetch_bytes_per_s       bytes a second that it receives from one broker
+    inflight_bytes          bytes of batches that it sent to one broker and that are not answered yet
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
 
-`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold.
+`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold. Two
+limits are of subjects only:
+
+    subjects                how many subjects there may be that fit the pattern
+    groups                  how many groups may consume each subject
 
 A quota names a principal, a pattern (`app:*`) or a role, as rules do. The nearest holds: the principal's own, then a role's, then the
 longest pattern, then `*`. Each limit counts at each broker by itself.
@@ -26,11 +31,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, QuotaExceeded
 from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principal_pattern, matches
 from qmq.security.principal import Principal
 
 LIMIT_MAX: Final = 1 << 50
+OF_SUBJECTS: Final = ("subjects", "groups")
 SUBJECT: Final = "subject:"
 
 
@@ -43,8 +49,11 @@ class Quota:
     produce_bytes_per_s: int = 0
     produce_messages_per_s: int = 0
     fetch_bytes_per_s: int = 0
+    inflight_bytes: int = 0
     connections: int = 0
     requests_per_s: int = 0
+    subjects: int = 0
+    groups: int = 0
 
     @classmethod
     def of(cls, quota_id: str, principal: str, limits: Mapping[str, int]) -> Quota:
@@ -57,6 +66,9 @@ class Quota:
         for name, value in known.items():
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT_MAX:
                 raise InvalidArgument(f"{name} is a number from 0 (no limit) to {LIMIT_MAX}, not {value!r}")
+        ill = [name for name in OF_SUBJECTS if known.get(name) and not principal.startswith(SUBJECT)]
+        if ill:
+            raise InvalidArgument(f"{ill[0]} is a limit of subjects: set it for subject:NAME or 'subject:PREFIX*', not for {principal}")
         return cls(quota_id, principal, **known)
 
     def limits(self) -> dict[str, int]:
@@ -69,6 +81,18 @@ LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("
 def nearest(quotas: Iterable[Quota], principal: Principal, roles: Iterable[str]) -> Quota | None:
     """The quota that holds for a principal; None: none does."""
     return _nearest(quotas, str(principal), {ROLE + each for each in roles})
+
+
+def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[str]) -> None:
+    """Whether one more subject may be created, beside those that there are. Raises QuotaExceeded."""
+    quota = nearest_of_subject(quotas, subject)
+    if quota is not None and quota.subjects:
+        pattern = quota.principal[len(SUBJECT) :]
+        count = sum([matches(pattern, each) for each in subjects])
+        if count >= quota.subjects:
+            raise QuotaExceeded(
+                f"{count} subjects fit {pattern!r}, the most that quota {quota.id!r} allows: delete one, or raise the quota"
+            )
 
 
 def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:

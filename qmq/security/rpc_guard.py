@@ -36,16 +36,20 @@ SubjectOfDelayed = Callable[[str], Awaitable[str]]
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """`knows_subject` and `subject_of_delayed` are a metaserver's."""
+    """`knows_subject` and `subject_of_delayed` are a metaserver's. `local_uid`: the only user who can reach the server's socket in the
+    file system, None where others can.
+    """
 
     def __init__(
         self,
         access: AccessControl,
         knows_subject: KnowsSubject = lambda _: True,
         subject_of_delayed: SubjectOfDelayed | None = None,
+        local_uid: Callable[[], int | None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
+        self._local_uid = local_uid
         self._knows_subject, self._subject_of_delayed = knows_subject, subject_of_delayed
         self._now_s = now_s
         self._meters: dict[Principal, RateMeter] = {}
@@ -126,8 +130,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         shown = metadata.get("authorization", "")
         token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
-        names = context.auth_context()
-        return self._access.identify(CertificateNames.of_rpc(names) if names else None, token, _address(context.peer()))
+        names, address = context.auth_context(), _address(context.peer())
+        uid = self._local_uid() if address == "unix" else None
+        return self._access.identify(CertificateNames.of_rpc(names) if names else None, token, address, uid)
 
     def _require_server(self, caller: Caller, method: str) -> None:
         if self._access.is_on and not caller.principal.is_server:

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import InvalidArgument
-from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, TokenNetwork, TokenSource, bind, no_token, parse
+from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, TokenNetwork, bind, parse
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import LOOK_S, Credentials, Tls
+from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
     import grpc
 
+ACCEPTS_AT_ONCE: Final = 64
 HANDSHAKE_S: Final = 10.0
 """How long a peer may take for a handshake; asyncio gives it a minute."""
 
@@ -42,11 +44,29 @@ class TlsListener(ServerListener):
         self._version = credentials.version
         self._on_look = on_look
         self._looking = asyncio.ensure_future(self._look_for_ever())
+        self._paused: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         self._looking.cancel()
+        if self._paused is not None:
+            self._paused.cancel()
         super().close()
         self._listening.close()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused is not None
+
+    def pause(self, pause_s: float) -> None:
+        """A handshake costs a millisecond of the loop: with thousands of connections at once, those that stand must be served too."""
+        if self._paused is None:
+            super().close()
+            self._paused = asyncio.ensure_future(self._go_on(pause_s))
+
+    async def _go_on(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        self._paused = None
+        await self._listen()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -56,15 +76,26 @@ class TlsListener(ServerListener):
 
     async def look(self) -> None:
         """Use the present certificates for new connections."""
-        if self._credentials.version == self._version:
-            return
-        version, context = self._credentials.version, self._credentials.server_context()
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            self._factory, sock=self._listening.dup(), backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
-        )
+        if self._credentials.version != self._version and self._paused is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        version = self._credentials.version
+        server = await _serve(self._factory, self._listening, self._credentials)
         super().close()
         self._server, self._version = server, version
+
+
+async def _serve(factory: Factory, listening: socket.socket, credentials: Credentials) -> asyncio.Server:
+    server = await asyncio.get_running_loop().create_server(
+        factory,
+        sock=listening.dup(),
+        backlog=ACCEPTS_AT_ONCE,
+        ssl=credentials.server_context(),
+        ssl_handshake_timeout=HANDSHAKE_S,
+    )
+    listening.listen(BACKLOG)  # asyncio's backlog is both: the system's queue, and how many connections one round of the loop takes
+    return server
 
 
 class TlsNetwork(Network):
@@ -77,13 +108,9 @@ class TlsNetwork(Network):
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
         if host.startswith(UNIX):
             return await super().listen(host, port, factory)
-        context = self.credentials.server_context()
-        loop = asyncio.get_running_loop()
-        listening = await loop.run_in_executor(None, _listening, host, port)
+        listening = await asyncio.get_running_loop().run_in_executor(None, _listening, host, port)
         try:
-            server = await loop.create_server(
-                factory, sock=listening.dup(), backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
-            )
+            server = await _serve(factory, listening, self.credentials)
         except BaseException:
             listening.close()
             raise

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from qmq.errors import InvalidArgument, NotAuthenticated
-from qmq.security.principal import Principal
+from qmq.security.principal import LOCAL, Principal
 
 PREFIX: Final = "qmq_"
 ID_CHARS: Final = 12
@@ -49,9 +49,11 @@ class NewToken(NamedTuple):
 
 
 def new_token(principal: Principal, *, by: str, now_ms: int, ends_ms: int = 0) -> NewToken:
-    """Make a token. Raises InvalidArgument for a server's principal: servers show certificates."""
+    """Make a token. Raises InvalidArgument for a server's principal, which shows a certificate, and for a user of one machine."""
     if principal.is_server:
         raise InvalidArgument(f"{principal} is a server, which shows a certificate: `qmq cert server`")
+    if principal.kind == LOCAL:
+        raise InvalidArgument(f"{principal} is a user of one machine, whom the kernel knows: a token is for app:NAME or op:NAME")
     number = secrets.token_hex(ID_CHARS // 2)
     token = f"{PREFIX}{number}_{secrets.token_urlsafe(SECRET_BYTES)}"
     return NewToken(token, TokenRecord(number, principal, digest_of(token), ends_ms, by, now_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,10 +18,12 @@ from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
 from support import NodeConfig, eventually, node_config, running
 
 import qmq
+from qmq.client.client_timing import ClientTiming
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
 from qmq.security.access_control import AccessConfig
+from qmq.security.tls_network import network_of
 
 ADMIN = "op:admin"
 
@@ -95,7 +98,7 @@ async def test_consuming_needs_the_subject_and_the_group(tmp_path: Path) -> None
             await cluster.allow("app:billing", "consume", "group", "billing")
             message = await anext(billing.consumer("orders", group="billing", ack="explicit"))
             assert message.body == b"1"
-            await message.ack()
+            await message.ack_sync()
 
 
 async def test_nobody_unknown_is_served(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ async def test_a_right_that_is_taken_ends_consumption_under_way(tmp_path: Path) 
         rule = await cluster.allow("app:billing", "consume", "subject")
         async with cluster.client("app:billing") as billing:
             messages = billing.consumer("orders", group="billing", ack="explicit")
-            await (await anext(messages)).ack()
+            await (await anext(messages)).ack_sync()
             waiting = asyncio.ensure_future(anext(messages))
             await cluster.admin.access.delete_rule(rule)
             with pytest.raises(AccessDenied, match="consume on subject orders"):
@@ -212,15 +215,15 @@ async def test_rules_hold_behind_a_restart(tmp_path: Path) -> None:
             await orders.send("orders", b"1")
 
 
-async def test_a_renewed_token_is_shown_on_the_connection_that_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.connection.REAUTH_S", 0.0)
+async def test_a_renewed_token_is_shown_on_the_connection_that_stands(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
         await cluster.allow("app:orders", "*", "subject")
         file = tmp_path / "token"
         file.write_text(await cluster.token("app:orders"))
         tokens = iter([file.read_text(), await cluster.token("app:orders")])
         shown = [next(tokens)]
-        async with qmq.connect(cluster.node.address, token=lambda: shown[0]) as orders:
+        network, timing = network_of(None, lambda: shown[0]), ClientTiming(reauth_s=0.0)
+        async with qmq.Client(cluster.node.address, network=network, timing=timing) as orders:
             await orders.send("orders", b"1")
             shown[0] = next(tokens)
             first = file.read_text().split("_")[1]
@@ -284,3 +287,32 @@ async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(tm
             with pytest.raises(InvalidArgument, match="TLS between machines"):
                 await admin.access.set_mode("enforce")
             await admin.access.set_mode("watch")
+
+
+async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vouches_for(tmp_path: Path) -> None:
+    me = f"uid:{os.getuid()}"
+    folder = tmp_path / "sockets"
+    folder.mkdir(mode=0o700)
+    config = replace(node_config(tmp_path / "data"), host=f"unix:{folder}/q", access=AccessConfig(admins=frozenset({ADMIN})))
+    async with running(config) as node, qmq.connect(node.address) as mq:
+        assert (await mq.access.whoami()).principal == me
+        token = (await mq.access.create_token(ADMIN)).token
+        await eventually(lambda: bool(node.view.access.tokens))
+        await mq.access.put_rule(me, ["produce", "create"], "subject", "mine.*")
+        async with qmq.connect(node.address, token=token) as admin:
+            assert (await admin.access.whoami()).principal == ADMIN, "a token goes before the socket"
+            await admin.access.set_mode("enforce")
+        await eventually(lambda: node.view.access.mode.value == "enforce" and bool(node.view.access.rules))
+        await mq.send("mine.orders", b"x")
+        with pytest.raises(AccessDenied, match=f"{me} may not"):
+            await mq.send("orders", b"x")
+        for socket in folder.iterdir():
+            socket.chmod(0o777)
+        with pytest.raises(AccessDenied, match="somebody unknown"):
+            await mq.access.rules()
+
+
+async def test_a_token_for_a_user_of_one_machine_is_refused(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        with pytest.raises(InvalidArgument, match="the kernel knows"):
+            await mq.access.create_token("uid:0")

@@ -40,7 +40,7 @@ async def test_a_cluster_goes_on_under_rules_through_fail_over_split_and_delay()
         found = []
         async for message in keys:
             found.append(message.body)
-            await message.ack()
+            await message.ack_sync()
             if len(found) == 2:
                 break
         assert found == [b"1", b"2"]

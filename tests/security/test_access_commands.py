@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from qmq.cli.app import app
 
+pytestmark = pytest.mark.rotating
+
 Say = Callable[..., Any]
 
 

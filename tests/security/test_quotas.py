@@ -13,7 +13,7 @@ from test_access import guarded
 
 import qmq
 from qmq.broker.throttle import Throttle
-from qmq.errors import InvalidArgument, Overloaded
+from qmq.errors import InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, nearest_of_subject
@@ -117,6 +117,60 @@ async def test_a_connection_over_the_quota_is_refused_and_says_why(tmp_path: Pat
             assert not sending.done(), "it is tried again"
             await first.access.delete_quota((await first.access.quotas())[0].id)
             await sending
+
+
+async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as admin:
+        await admin.access.put_quota("*", {"inflight_bytes": 100_000})
+        await eventually(lambda: bool(node.view.access.quotas))
+        throttle = node._part._running.data.throttle
+        most = []
+        took = throttle.took
+
+        def watched(principal: Principal, size: int, reader: Any) -> bool:
+            found = took(principal, size, reader)
+            most.append((sum(throttle._inflight.values()), found))
+            return found
+
+        throttle.took = watched
+        async with qmq.connect(node.address) as one, qmq.connect(node.address) as other:
+            await asyncio.gather(*[mq.send("orders", bytes(60_000)) for mq in (one, other) for _ in range(20)])
+        assert any(is_over for _, is_over in most)
+        assert max(size for size, _ in most) < 800_000, "a connection that is over is not read from: what had come in its buffer counts"
+        assert not throttle._inflight
+        assert not throttle._held
+
+
+async def test_a_namespace_has_so_many_subjects_and_no_more(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        await mq.access.put_quota("subject:team-a.*", {"subjects": 2})
+        await eventually(lambda: bool(node.view.access.quotas))
+        for name in ("team-a.one", "team-a.two", "team-b.one", "team-b.two", "team-b.three", "team-a.two"):
+            await mq.send(name, b"x")
+        with pytest.raises(QuotaExceeded, match="2 subjects fit 'team-a"):
+            await mq.send("team-a.three", b"x")
+        await mq.metadata.delete_subject("team-a.one")
+        await eventually(lambda: node.view.subject("team-a.one") is None)
+        await mq.send("team-a.three", b"x")
+
+
+async def test_a_subject_has_so_many_groups_and_no_more(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        await mq.access.put_quota("subject:*", {"groups": 2})
+        await eventually(lambda: bool(node.view.access.quotas))
+        await mq.send("orders", b"x")
+        for group in ("g", "h", "g"):
+            async with mq.consumer("orders", group, ack="explicit") as consumer:
+                assert (await anext(consumer)).body == b"x"
+        async with mq.consumer("orders", "i") as consumer:
+            with pytest.raises(QuotaExceeded, match="2 groups"):
+                await anext(consumer)
+
+
+async def test_limits_of_subjects_are_not_set_for_a_principal(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        with pytest.raises(InvalidArgument, match="a limit of subjects"):
+            await mq.access.put_quota("app:orders", {"groups": 1})
 
 
 async def test_questions_over_the_quota_wait_and_then_are_refused(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import ssl
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,7 +82,7 @@ async def exchange(mq: qmq.Client) -> bytes:
     await mq.send("s", b"hello")
     async with mq.consumer("s", "g") as consumer:
         found = await consumer.pull(1, timedelta(seconds=20))
-        await found.ack()
+        await found.ack_sync()
     return found[0].body
 
 
@@ -225,6 +227,23 @@ async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_pa
         assert mq.connections == 1
 
 
+async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served(tmp_path: Path, papers: Papers) -> None:
+    broker = BrokerConfig(handshakes_per_s=5)
+    node = Node(node_config(tmp_path / "data", broker=broker), network=TlsNetwork(Credentials(papers.server)))
+    await node.start()
+    data = node._part._running.data
+    listener = data._listener
+    assert isinstance(listener, TlsListener)
+    begun = [asyncio.ensure_future(connect(node.data_address, str(number), network_of(papers.client))) for number in range(12)]
+    await eventually(lambda: listener.is_paused)
+    standing = [await each for each in begun]
+    assert data.connections == 12
+    for each in standing:
+        each.close()
+        await each.wait_closed()
+    await node.stop()
+
+
 async def serial_at(address: str, papers: Papers) -> str:
     """The serial number of the certificate that a server shows."""
     host, _, port = address.rpartition(":")
@@ -292,8 +311,9 @@ def test_a_certificate_without_its_key_is_refused(papers: Papers) -> None:
     assert Tls.from_environment({}) is None
 
 
+@pytest.mark.parametrize("open_files", [0, 1100])
 async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
-    tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch, open_files: int
 ) -> None:
     """As the Spark sink's does: one thread receives, another one sends."""
     for name, path in (("CA", papers.client.ca), ("CERT", papers.client.cert), ("KEY", papers.client.key)):
@@ -301,7 +321,19 @@ async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
     async with secured(tmp_path / "data", papers.server) as node:
         async with qmq.connect(node.address) as mq:
             await mq.send("s", b"x")
-        assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(range(500))
+        with _files_open(open_files):
+            assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(range(500))
+
+
+@contextmanager
+def _files_open(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 1000), hard))
+        for _ in range(count):
+            held.enter_context(Path(os.devnull).open())
+        yield
 
 
 def _ask_from_two_threads(address: str) -> list[int]:

@@ -23,7 +23,7 @@ async def test_a_deleted_subject_is_gone_and_a_new_one_of_its_name_is_empty() ->
         mq = cluster.client()
         await mq.send("s", b"old")
         async with mq.consumer("s", "g") as consumer:
-            await (await consumer.pull(1)).ack()
+            await (await consumer.pull(1)).ack_sync()
         await mq.send("s", b"old")
         await mq.metadata.set_group_settings("s", "g", attempts_max=3)
         assert await mq.metadata.delete_subject("s") == 1
@@ -44,7 +44,7 @@ async def test_a_consumer_of_a_deleted_subject_hears_so() -> None:
         mq = cluster.client()
         await mq.send("s", b"old")
         async with mq.consumer("s", "g") as consumer:
-            await (await consumer.pull(1)).ack()
+            await (await consumer.pull(1)).ack_sync()
             await mq.metadata.delete_subject("s")
             with pytest.raises(UnknownSubject):
                 await consumer.pull(1, wait=timedelta(seconds=10))

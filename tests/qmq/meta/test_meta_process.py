@@ -92,6 +92,7 @@ async def test_clients_go_to_the_other_metaserver_when_one_is_killed(own_etcd: E
     await store.close()
 
 
+@pytest.mark.rotating
 async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why_not(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
     store = EtcdStore([own_etcd.endpoint])
     async with brokers(store, "g1"):
