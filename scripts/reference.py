@@ -25,6 +25,11 @@ from typer.main import get_command
 import qmq
 from qmq.broker.broker_config import BrokerConfig
 from qmq.cli.app import app
+from qmq.cli.broker import BrokerOptions
+from qmq.cli.delay_role import DelayOptions
+from qmq.cli.dev import DevOptions
+from qmq.cli.meta import MetaOptions
+from qmq.cli.roles import parameters_of
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.delayed import Delayed
 from qmq.delay.delay_config import DelayConfig
@@ -48,6 +53,7 @@ MEMBERS = {
 }
 """What applications call of the classes whose other public methods are for the rest of the client."""
 HIDDEN = ("help", "install_completion", "show_completion")
+ROLES = {"qmq broker": BrokerOptions, "qmq delay": DelayOptions, "qmq meta": MetaOptions, "qmq dev": DevOptions}
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 
 
@@ -162,7 +168,22 @@ def configuration_page() -> str:
             for each in dataclasses.fields(kind)
         ]
         lines += table(("field", "type", "default", ""), rows)
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, *variables()]).rstrip() + "\n"
+
+
+def variables() -> list[str]:
+    """The variables of the environment that the roles' options are set by."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for command, options in ROLES.items():
+        for each in parameters_of(options):
+            option = each.annotation.__metadata__[0]
+            if option.envvar:
+                name = next(iter(option.param_decls or ()), f"--{each.name.replace('_', '-')}")
+                found.setdefault(option.envvar, (name, []))[1].append(command)
+    rows = [
+        (f"`{variable}`", f"`{name}`", ", ".join(f"`{each}`" for each in commands)) for variable, (name, commands) in sorted(found.items())
+    ]
+    return ["## Variables", "", "Of the environment. An option that is given counts more.", "", *table(("variable", "option", "of"), rows)]
 
 
 # --- Python ------------------------------------------------------------------------------------------------------------
@@ -242,6 +263,10 @@ def api_page() -> str:
         "",
         *signature("connect", qmq.connect),
         *text_of(qmq.connect),
+        "## run",
+        "",
+        *signature("run", qmq.run),
+        *text_of(qmq.run),
     ]
     public = {name: getattr(qmq, name) for name in qmq.__all__} | {"Delayed": Delayed, "DeadLetters": DeadLetters}
     for name in sorted(public):

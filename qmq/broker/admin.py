@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from qmq.batch import ENVELOPE_BYTES
@@ -21,7 +20,8 @@ from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop
 from qmq.log.recent_writes import ACTIONS, MESSAGES
 from qmq.log.store import Store
-from qmq.model import GroupSettings, MessageId, Sequence, TimeMs, check_group, check_name, is_dead_letters
+from qmq.model import GroupSettings, MessageId, check_group, check_name, is_dead_letters
+from qmq.proto.v1 import control_pb2 as pb
 
 log = logging.getLogger("qmq.broker")
 
@@ -33,75 +33,18 @@ READ_BYTES_MAX: Final = 4 * MIB
 """What one look into a log gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Earliest:
-    """The oldest message that is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """Behind the newest message."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """The first message stored at or after a time."""
-
-    time_ms: TimeMs
-
-
-@dataclass(frozen=True, slots=True)
-class AtSequence:
-    """One message."""
-
-    sequence: Sequence
-
-
-Target = Earliest | Latest | AtTime | AtSequence
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    queue: Queue
-    start_sequence: int
-    next_sequence: int
-    stored_bytes: int
-    last_append_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerInfo:
-    name: str
-    unacked: int
-    seen_ms_ago: int
-    lease_ms: int
-    client: str
-    is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
-    queue: Queue
-    group: str
-    next_sequence: int
-    settled_before: int
-    waiting: int
-    unacked: int
-    requeued: int
-    lag_ms: int
-    expired: int
-    consumers: tuple[ConsumerInfo, ...]
-    is_paused: bool
-    dying: int
+Target = pb.ResetGroupRequest | pb.LanePlace
+"""Its `target` says where a group shall go."""
 
 
 class BrokerAdmin:
-    """Administration of one broker."""
+    """Administration of one broker of a broker group."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, broker_group: str) -> None:
         self._broker = broker
+        self._group = broker_group
         self.finding = MessageSearch(broker)
-        self.trails = MessageHistory(broker)
+        self.trails = MessageHistory(broker, broker_group)
 
     @property
     def retries(self) -> GroupSettings:
@@ -114,9 +57,20 @@ class BrokerAdmin:
         self._broker.require_serving()
         return self._broker.store
 
-    async def queues(self, subject: str) -> list[QueueInfo]:
+    async def queues(self, subject: str) -> list[pb.Queue]:
         """The queues of a subject, or of all if it is empty."""
-        return [queue_info(queue) async for queue in self._unhurried(self._queues(subject))]
+        return [self._describe_queue(queue) async for queue in self._unhurried(self._queues(subject))]
+
+    def _describe_queue(self, queue: Queue) -> pb.Queue:
+        return pb.Queue(
+            subject=queue.id.subject,
+            partition=queue.id.partition,
+            broker_group=self._group,
+            start_sequence=queue.start_sequence,
+            next_sequence=queue.next_sequence,
+            stored_bytes=stored_bytes(queue),
+            last_append_ms=queue.last_append_ms,
+        )
 
     async def _unhurried(self, each: Iterable[_T]) -> AsyncIterator[_T]:
         """Give way now and then: each may read a file. Raises NotMaster where the mastership was lost meanwhile."""
@@ -132,55 +86,50 @@ class BrokerAdmin:
         found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
         return sorted(found, key=lambda queue: queue.id)
 
-    async def groups(self, subject: str, group: str) -> list[GroupInfo]:
+    async def groups(self, subject: str, group: str) -> list[pb.Group]:
         """What groups consumed of a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
         clients = self._broker.dispatch.groups.clients()
-        found = [self._group_info(state, clients) async for state in self._unhurried(self._states(subject, group))]
+        found = [self._describe_group(state, clients) async for state in self._unhurried(self._states(subject, group))]
         if not found and subject and group:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
-        return sorted(found, key=lambda info: (info.queue.id, info.group))
+        return sorted(found, key=lambda each: (each.subject, each.partition, each.group))
 
     def _states(self, subject: str, group: str) -> list[QueueGroup]:
         return [state for state in self._broker.dispatch.groups if subject in ("", state.queue.id.subject) and group in ("", state.name)]
 
-    def _group_info(self, state: QueueGroup, clients: dict[tuple[int, str], str]) -> GroupInfo:
-        queue, share, now_ms = state.queue, state.share, self._broker.clock.monotonic_ms()
-        done = share.settled_before()
-
-        def is_paused(consumer: str = "", client: str = "") -> bool:
-            return self._broker.rules.is_paused(queue.id.subject, state.name, consumer, client)
-
-        consumers = tuple(
-            [
-                ConsumerInfo(
-                    name,
-                    holder.unacked,
-                    now_ms - state.seen_ms.get(name, now_ms),
-                    holder.lease_ms,
-                    client := clients.get((id(state), name), ""),
-                    is_paused(name, client),
-                )
-                for name, holder in share.holders.items()
-            ]
-        )
-        waiting = max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
-        return GroupInfo(
-            queue,
-            state.name,
-            share.next_sequence,
-            done,
-            waiting,
-            share.unacked(),
-            share.waiting_again(),
-            lag_ms(queue, done, self._broker.clock.time_ms()),
-            share.expired,
-            consumers,
-            is_paused(),
-            share.dying_messages(),
+    def _describe_group(self, state: QueueGroup, clients: dict[tuple[int, str], str]) -> pb.Group:
+        queue, share = state.queue, state.share
+        done, now_ms = share.settled_before(), self._broker.clock.time_ms()
+        return pb.Group(
+            subject=queue.id.subject,
+            partition=queue.id.partition,
+            broker_group=self._group,
+            group=state.name,
+            next_sequence=share.next_sequence,
+            settled_before=done,
+            waiting=max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0),
+            unacked=share.unacked(),
+            requeued=share.waiting_again(),
+            lag_ms=lag_ms(queue, done, now_ms),
+            expired=share.expired,
+            consumers=[self._describe_consumer(state, name, clients.get((id(state), name), "")) for name in share.holders],
+            is_paused=self._broker.rules.is_paused(queue.id.subject, state.name, "", ""),
+            dying=share.dying_messages(),
         )
 
-    def reset(self, subject: str, group: str, target: Target) -> list[tuple[Queue, int, int]]:
-        """Move a group on all the subject's queues; (queue, from, to) of each. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+    def _describe_consumer(self, state: QueueGroup, name: str, client: str) -> pb.Consumer:
+        holder, now_ms = state.share.holders[name], self._broker.clock.monotonic_ms()
+        return pb.Consumer(
+            name=name,
+            unacked=holder.unacked,
+            seen_ms_ago=now_ms - state.seen_ms.get(name, now_ms),
+            lease_ms=holder.lease_ms,
+            client=client,
+            is_paused=self._broker.rules.is_paused(state.queue.id.subject, state.name, name, client),
+        )
+
+    def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
+        """Move a group on all the subject's queues. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
         self._broker.subject(check_name("subject", subject))
         states = self._states(subject, check_group(group))
         if not states:
@@ -188,9 +137,12 @@ class BrokerAdmin:
         moved = []
         for state in states:
             sequence = resolve(state.queue, target)
-            moved.append((state.queue, state.share.next_sequence, sequence))
+            moved.append(self._moved(state.queue, state.share.next_sequence, sequence))
             self._broker.dispatch.reset(state, sequence)
         return moved
+
+    def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
+        return pb.Moved(partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end)
 
     async def delete_group(self, subject: str, group: str) -> int:
         """Forget a group on all the subject's queues, or on none; on how many it was. Raises UnknownGroup, InvalidArgument, Overloaded."""
@@ -234,11 +186,11 @@ class BrokerAdmin:
         await broker.committed()
         return len(queues)
 
-    async def find_time(self, subject: str, time_ms: int) -> list[tuple[Queue, int]]:
+    async def find_time(self, subject: str, time_ms: int) -> list[pb.Moved]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         self._broker.subject(check_name("subject", subject))
-        target = AtTime(TimeMs(time_ms))
-        return [(queue, resolve(queue, target)) async for queue in self._unhurried(self._queues(subject))]
+        found = [(queue, at_time(queue, time_ms)) async for queue in self._unhurried(self._queues(subject))]
+        return [self._moved(queue, sequence, sequence) for queue, sequence in found]
 
     async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
         """A message by its id, sought by its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
@@ -282,25 +234,31 @@ def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
     return max(now_ms - entry.append_time_ms, 0)
 
 
-def queue_info(queue: Queue) -> QueueInfo:
-    """What is stored in a queue."""
-    stored = 0
-    if queue.index.count > queue.index.first and queue.start_sequence < queue.next_sequence:
-        first = queue.index.entry(queue.index.find_sequence(queue.start_sequence))
-        stored = queue.cumulative_bytes - first.cumulative_bytes
-    return QueueInfo(queue, queue.start_sequence, queue.next_sequence, stored, queue.last_append_ms)
+def stored_bytes(queue: Queue) -> int:
+    """What the kept messages of a queue take in the message log."""
+    if queue.index.count == queue.index.first or queue.start_sequence >= queue.next_sequence:
+        return 0
+    first = queue.index.entry(queue.index.find_sequence(queue.start_sequence))
+    return queue.cumulative_bytes - first.cumulative_bytes
+
+
+def at_time(queue: Queue, time_ms: int) -> int:
+    """The first message stored at or after a time."""
+    number = queue.index.find_time(time_ms)
+    return queue.visible_sequence if number >= queue.index.count else max(queue.index.entry(number).base_sequence, queue.start_sequence)
 
 
 def resolve(queue: Queue, target: Target) -> int:
-    """The sequence that a target means in a queue. Raises InvalidArgument if it lies outside."""
+    """The sequence that a target means in a queue. Raises InvalidArgument if it lies outside, or there is no target."""
     start, end = queue.start_sequence, queue.visible_sequence
-    if isinstance(target, Earliest):
-        return start
-    if isinstance(target, Latest):
-        return end
-    if isinstance(target, AtTime):
-        number = queue.index.find_time(target.time_ms)
-        return end if number >= queue.index.count else max(queue.index.entry(number).base_sequence, start)
+    kind = target.WhichOneof("target")
+    if kind is None:
+        raise InvalidArgument("say where the group shall be: earliest, latest, a time or a sequence")
+    if kind in ("earliest", "latest"):
+        return start if kind == "earliest" else end
+    if kind == "time_ms":
+        return at_time(queue, target.time_ms)
+    assert isinstance(target, pb.ResetGroupRequest)
     if not start <= target.sequence <= end:
         raise InvalidArgument(f"sequence {target.sequence} is outside {queue.id}, which holds {start} to {end - 1}")
     return target.sequence

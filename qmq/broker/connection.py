@@ -68,6 +68,9 @@ class Connection(Flushable):
         self._throttled: asyncio.TimerHandle | None = None
         self._budget = budget
         self._is_waiting_for_turn = False
+        self._is_over_quota = False
+        self._counted: set[int] = set()
+        """Requests whose bytes count against the principal's quota."""
         self._on_closed = on_closed
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
@@ -228,6 +231,10 @@ class Connection(Flushable):
             self._budget.took(self, size)
         if self._throttle is not None and self._broker.access.has_quotas:
             self._rest(self._throttle.produced(self.access.caller.principal, took))
+            self._counted.add(each.request_id)
+            if self._throttle.took(self.access.caller.principal, size, self):
+                self._is_over_quota = True
+                self.stream.pause_reading()
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:
         self.access.require_produce(subject)
@@ -243,7 +250,7 @@ class Connection(Flushable):
 
     def _read_on(self, unanswered_max: int) -> None:
         """Read from the connection again, if nothing speaks against it."""
-        is_held = self._is_waiting_for_turn or self._throttled is not None or not self.stream.is_writable
+        is_held = self._is_waiting_for_turn or self._is_over_quota or self._throttled is not None or not self.stream.is_writable
         if not is_held and self._unanswered_bytes <= unanswered_max:
             self.stream.resume_reading()
 
@@ -252,6 +259,11 @@ class Connection(Flushable):
         if pause_s and self._throttled is None:
             self.stream.pause_reading()
             self._throttled = self._broker.loop.call_later(pause_s, self._rested)
+
+    def read_on(self) -> None:
+        """What the principal has in flight at all of its connections is below its quota again."""
+        self._is_over_quota = False
+        self._read_on(self._broker.config.inflight_bytes_max)
 
     def _rested(self) -> None:
         self._throttled = None
@@ -271,6 +283,9 @@ class Connection(Flushable):
     def _answered(self, request_id: int) -> None:
         size = self._unanswered.pop(request_id, 0)
         self._unanswered_bytes -= size
+        if request_id in self._counted and self._throttle is not None:
+            self._counted.discard(request_id)
+            self._throttle.answered(self.access.caller.principal, size)
         if size:
             self._read_on(self._broker.config.inflight_bytes_max // 2)
 
@@ -293,19 +308,21 @@ class Connection(Flushable):
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def _detach(self, each: Frame) -> None:
-        number = wire.unpack_session(each.payload)
+        number, received = wire.unpack_detach(each.payload)
         answer = frames.frame(FrameKind.OK, each.request_id)
         if number >= FIRST_SESSION:
             self._lanes().detach(self, number)
             self.send(answer)
         else:  # who hears it forgets what it said last: that must be committed
-            self._consuming().detach(self, number)
+            self._consuming().detach(self, number, received)
             self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         request = wire.Attach.unpack(each.payload)
         self.access.require_consume(request.subject, request.group)
-        attached = self._consuming().attach(self, request)
+        consuming = self._consuming()
+        self._admit_group(request.subject, request.partition, request.group)
+        attached = consuming.attach(self, request)
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _lanes(self) -> Lanes:
@@ -316,7 +333,14 @@ class Connection(Flushable):
     def _lane_attach(self, each: Frame) -> None:
         request = wire.LaneAttach.unpack(each.payload)
         self.access.require_consume(request.subject, request.group)
-        self._lanes().attach(self, each.request_id, request)
+        lanes = self._lanes()
+        self._admit_group(request.subject, request.partition, request.group)
+        lanes.attach(self, each.request_id, request)
+
+    def _admit_group(self, subject: str, partition: int, group: str) -> None:
+        if self._throttle is not None and self._broker.access.has_quotas:
+            queue = self._broker.find_queue(subject.encode(), partition).queue
+            self._throttle.admit_group(subject, group, (*queue.shares, *queue.lanes))
 
     def _lane_pull(self, each: Frame) -> None:
         self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
@@ -380,6 +404,9 @@ class Connection(Flushable):
         if self._throttled is not None:
             self._throttled.cancel()
         if self._throttle is not None and self.has_said_hello and self._peer is None:
+            for request_id in self._counted:
+                self._throttle.answered(self.access.caller.principal, self._unanswered[request_id])
+            self._counted.clear()
             self._throttle.ended(self.access.caller.principal)
         self._broker.disconnected(self)
         self._on_closed(self)

@@ -297,10 +297,19 @@ class Dispatch:
         if session.consumer not in session.group.share.holders:
             raise UnknownConsumer(f"consumer {session.consumer!r} lost its lease: attach again")
 
-    def detach(self, peer: Peer, number: int) -> None:
-        """The consumer leaves for good: what it holds goes to the others. Raises UnknownConsumer."""
+    def detach(self, peer: Peer, number: int, received: int) -> None:
+        """The consumer leaves for good: what it holds goes to the others. Raises UnknownConsumer.
+
+        What was handed out behind `received` goes back untried. There is such a delivery when a pull waited while the consumer gave back
+        what it had not begun: the broker handed the same messages out again before it read the DETACH.
+        """
         session = self._session(number, peer)
         self.groups.detach(session)
+        holder = session.group.share.holders.get(session.consumer)
+        received = max(received, -1)
+        if holder is not None and received + 1 < holder.next_pull:
+            queue_id = session.group.queue.id
+            self._store.act(Return(queue_id.subject, queue_id.partition, session.group.name, session.consumer, received))
         self._leave(session.group, session.consumer, expired=False)
 
     def _leave(self, state: QueueGroup, consumer: str, *, expired: bool) -> None:

@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from qmq.broker.broker import Broker
 from qmq.errors import InvalidArgument
-
-
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
-    replica: str
-    match_index: int
-    in_step: bool
-    silent_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaInfo:
-    replica: str
-    role: str
-    epoch: int
-    master: str
-    last_index: int
-    stored_index: int
-    commit_index: int
-    message_position: int
-    action_position: int
-    is_whole: bool
-    membership_version: int
-    voters: tuple[str, ...]
-    learners: tuple[str, ...]
-    peers: tuple[PeerInfo, ...]
-    is_serving: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Transferred:
-    master: str
-    epoch: int
-    refused_ms: int
+from qmq.proto.v1 import control_pb2 as pb
 
 
 class GroupStatus(Protocol):
     """What the control port needs of a replica."""
 
-    def describe(self) -> ReplicaInfo:
-        """How it stands now."""
+    def describe(self) -> pb.ReplicaStatus:
+        """How it stands now, as far as the replica knows: the control port adds the rest."""
         ...
 
-    async def transfer(self, to: str) -> Transferred:
+    async def transfer(self, to: str) -> pb.TransferResponse:
         """Hand the mastership over. Raises NotMaster, InvalidArgument, Unavailable."""
         ...
 
-    async def change(self, *, add: str = "", remove: str = "") -> ReplicaInfo:
+    async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Let a replica join or leave. Raises NotMaster, InvalidArgument, Unavailable."""
         ...
 
@@ -69,31 +35,29 @@ class SingleGroupStatus:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def describe(self) -> ReplicaInfo:
+    def describe(self) -> pb.ReplicaStatus:
         store, name = self._broker.store, self._broker.config.name
-        return ReplicaInfo(
-            name,
-            "master",
-            store.epoch,
-            name,
-            store.index,
-            store.flushed_index,
-            store.committed_index,
-            store.messages.end,
-            store.actions.end,
-            True,
-            1,
-            (name,),
-            (),
-            (),
-            True,
+        return pb.ReplicaStatus(
+            replica=name,
+            role="master",
+            epoch=store.epoch,
+            master=name,
+            last_index=store.index,
+            stored_index=store.flushed_index,
+            commit_index=store.committed_index,
+            message_position=store.messages.end,
+            action_position=store.actions.end,
+            is_whole=True,
+            membership_version=1,
+            voters=[name],
+            is_serving=True,
         )
 
-    async def transfer(self, to: str) -> Transferred:
+    async def transfer(self, to: str) -> pb.TransferResponse:
         """Raises InvalidArgument."""
         raise InvalidArgument("this node has no replicas: there is nobody to hand over to")
 
-    async def change(self, *, add: str = "", remove: str = "") -> ReplicaInfo:
+    async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Raises InvalidArgument."""
         raise InvalidArgument("a `qmq dev` node stays alone: start a cluster with `qmq broker` (docs/DEPLOY.md)")
 

@@ -5,41 +5,30 @@ Whatever is answered is committed: a metaserver opens the next version to a grou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
 from qmq_ordering.route import LpRange
 
-from qmq.broker.admin import AtTime, Earliest, Latest, QueueInfo, lag_ms, queue_info, resolve
+from qmq.broker.admin import lag_ms, resolve, stored_bytes
 from qmq.broker.broker import Broker
-from qmq.broker.load_meters import LoadMeter
 from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lane_share import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
 from qmq.model import check_name
+from qmq.proto.v1 import control_pb2 as pb
 
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    info: QueueInfo
-    lps: LpRange
-    load: LoadMeter
-    share: LaneShare | None
-    """The group's; None if it never began here, or none was asked about."""
-    lag_ms: int
-
-
-Place = Earliest | Latest | AtTime
 FRESH_MS: Final = 5_000
 """A look into the store that took longer does not count: whoever asked may have been given up, and the group let go on."""
 
 
 class LaneAdmin:
-    """Administration of ordered subjects on one broker."""
+    """Administration of ordered subjects on one broker of a broker group."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, broker_group: str) -> None:
         self._broker = broker
+        self._group = broker_group
 
     def _queue(self, subject: str, number: int) -> Queue:
         """Raises UnknownSubject, OrderMismatch, RouteChanged, NotMaster."""
@@ -63,32 +52,63 @@ class LaneAdmin:
         await self._broker.committed()
         return sequence
 
-    async def describe(self, subject: str, numbers: list[int], group: str) -> list[PartitionInfo]:
+    async def describe(self, request: pb.DescribeLanesRequest) -> list[pb.PartitionStatus]:
         """Partitions that are here (those named, or all), and how far a group is on them. Raises NotMaster."""
         self._broker.require_serving()
-        store = self._broker.store
-        queues = [queue for (name, number), queue in sorted(store.queues.items()) if name == subject.encode() and number > 0]
-        found = [self._describe(queue, group) for queue in queues if not numbers or queue.id.partition in numbers]
+        subject = request.subject.encode()
+        queues = [queue for (name, number), queue in sorted(self._broker.store.queues.items()) if name == subject and number > 0]
+        found = [self._describe(queue, request) for queue in queues if not request.partitions or queue.id.partition in request.partitions]
         await self._broker.committed()
         return found
 
-    def _describe(self, queue: Queue, group: str) -> PartitionInfo:
-        share = queue.lanes.get(group) if group else None
+    def _describe(self, queue: Queue, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
+        share = queue.lanes.get(request.group) if request.group else None
+        load, lps = self._broker.loads.of(queue), self._range(queue.id.subject, queue.id.partition)
+        is_begun = share is not None and share.progress
+        status = pb.PartitionStatus(
+            subject=queue.id.subject,
+            partition=queue.id.partition,
+            broker_group=self._group,
+            start_sequence=queue.start_sequence,
+            next_sequence=queue.next_sequence,
+            stored_bytes=stored_bytes(queue),
+            last_append_ms=queue.last_append_ms,
+            sealed_at=queue.sealed.sequence if queue.sealed is not None else None,
+            messages_per_s=load.per_s(load.messages),
+            bytes_per_s=load.per_s(load.bytes),
+            bent_messages=load.bent,
+            lag_ms=lag_ms(queue, share.done_before(), self._broker.clock.time_ms()) if share is not None and is_begun else 0,
+            lp_load=[load.per_s(float(load.lps[lp])) if lp < len(load.lps) else 0.0 for lp in range(*lps)] if request.with_load else (),
+        )
         if share is not None:
-            share = LaneShare.from_state(share.to_state())  # as of now: it goes on while we wait for the commit of what is told
-        lag = lag_ms(queue, share.done_before(), self._broker.clock.time_ms()) if share is not None and share.progress else 0
-        return PartitionInfo(queue_info(queue), self._range(queue.id.subject, queue.id.partition), self._broker.loads.of(queue), share, lag)
+            self._add_progress(status, queue, request, share)
+        elif request.group and queue.is_finished(None, lps):
+            status.progress.add(lps=pb.LpRange(first=lps.first, end=lps.end), done_before=queue.next_sequence, is_finished=True)
+        return status
 
-    def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
-        """How long ago a lane's holder gave a sign of life."""
-        return self._broker.lanes.seen_ms_ago(queue, group, token)
+    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, request: pb.DescribeLanesRequest, share: LaneShare) -> None:
+        for part in share.progress:
+            lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
+            status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
+        status.holders.extend([self._describe_holder(queue, request.group, holder) for holder in share.holders])
+        status.parked_keys = sum([bool(parked.sequences) for parked in share.parked.values()])
+        status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
+        if request.with_parked:
+            status.parked.extend([_parked_key(queue, key, parked) for key, parked in share.parked.items()])
 
-    def client_of(self, queue: Queue, group: str, holder: LaneHolder) -> tuple[str, bool]:
-        """The name of a holder's client, empty while it is not connected; and whether it is handed nothing."""
+    def _describe_holder(self, queue: Queue, group: str, holder: LaneHolder) -> pb.LaneHolder:
         client = self._broker.lanes.client_of(queue, group, holder.token)
-        return client, self._broker.rules.is_paused(queue.id.subject, group, holder.consumer, client)
+        return pb.LaneHolder(
+            lps=pb.LpRange(first=holder.lps.first, end=holder.lps.end),
+            consumer=holder.consumer,
+            token=holder.token,
+            seen_ms_ago=self._broker.lanes.seen_ms_ago(queue, group, holder.token),
+            lease_ms=holder.lease_ms,
+            client=client,
+            is_paused=self._broker.rules.is_paused(queue.id.subject, group, holder.consumer, client),
+        )
 
-    async def place(self, subject: str, group: str, places: list[tuple[int, Place]], *, moves: bool, record_revision: int = 0) -> None:
+    async def place(self, subject: str, group: str, places: Iterable[pb.LanePlace], *, moves: bool, record_revision: int = 0) -> None:
         """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done.
 
         Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
@@ -96,10 +116,11 @@ class LaneAdmin:
         check_name("group", group)
         if moves or record_revision:
             await self._require_held(subject, group, record_revision)
-        found = [(self._queue(subject, number), number, place) for number, place in places]
-        for queue, number, place in found:
+        queues = [(self._queue(subject, place.partition), place) for place in places]
+        found = [(queue, queue.id.partition, resolve(queue, place)) for queue, place in queues]
+        for queue, number, begin in found:
             whole = self._range(subject, number)
-            sequence = min(resolve(queue, place), queue.sealed.sequence if queue.sealed is not None else queue.visible_sequence)
+            sequence = min(begin, queue.sealed.sequence if queue.sealed is not None else queue.visible_sequence)
             share = queue.lanes.get(group)
             names = (subject, number, group, "")
             if share is None or not share.progress:
@@ -148,7 +169,7 @@ class LaneAdmin:
 
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
-    def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[tuple[Queue, bytes, ParkedKey]]:
+    def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[pb.ParkedKey]:
         """Keys that were set aside for a group, partition by partition; or `only` one. Raises NotMaster."""
         self._broker.require_serving()
         found = [
@@ -158,7 +179,8 @@ class LaneAdmin:
             for key, parked in queue.lanes[group].parked.items()
             if only is None or key == only
         ]
-        return sorted(found, key=lambda each: (each[0].id, each[2].sequences[:1], each[1]))[: keys_max or len(found)]
+        found.sort(key=lambda each: (each[0].id, each[2].sequences[:1], each[1]))
+        return [_parked_key(*each) for each in found[: keys_max or len(found)]]
 
     async def inherit(
         self, subject: str, group: str, number: int, lps: LpRange, keys: list[tuple[int, bytes]], *, record_revision: int
@@ -196,3 +218,13 @@ class LaneAdmin:
         self._broker.schedule()
         await self._broker.committed()
         return count
+
+
+def _parked_key(queue: Queue, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
+    return pb.ParkedKey(
+        partition=queue.id.partition,
+        logical_partition=parked.lp,
+        key=key,
+        messages=len(parked.sequences),
+        first_sequence=parked.sequences[0] if parked.sequences else 0,
+    )

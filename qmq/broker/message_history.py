@@ -21,7 +21,7 @@ import msgspec
 
 from qmq.batch import BatchView, Kind
 from qmq.batch_columns import UNREADABLE
-from qmq.broker.message_state import MessageState, state_of_lane, state_of_share
+from qmq.broker.message_state import event_of, state_of_lane, state_of_share
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
@@ -34,6 +34,7 @@ from qmq.log.segments import Segments
 from qmq.log.share import Share
 from qmq.log.trail import Trail, TrailEvent
 from qmq.model import BATCH_NUMBERS, MessageId, Partition, QueueId
+from qmq.proto.v1 import control_pb2 as pb
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -43,16 +44,6 @@ SCAN_BYTES_MAX: Final = 16 * MIB
 TURN_BYTES: Final = 128 * KIB
 """About 5 ms."""
 EVENTS_MAX: Final = 1_000
-
-
-@dataclass(slots=True)
-class HistoryPage:
-    """A part of the answer; the last one if `cursor` is empty."""
-
-    events: list[TrailEvent]
-    cursor: bytes = b""
-    states: list[MessageState] = field(default_factory=list)
-    known_since_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -125,16 +116,17 @@ class _Scan:
             self.position, self.known_since_ms, self.lp, self.index, self.message_id = known
             self.trails = {each[0]: Trail.from_state(self.sequence, each) for each in trails}
             self.lanes = {each[0]: LaneTrail.from_state(self.sequence, each) for each in lanes}
-        except (msgspec.MsgspecError, TypeError, ValueError, IndexError, KeyError) as cause:
+        except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, IndexError, KeyError) as cause:
             raise InvalidArgument("a cursor is what the answer before gave: begin without one") from cause
 
 
 class MessageHistory:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, broker_group: str) -> None:
         self._broker = broker
+        self._group = broker_group
 
-    async def follow(self, subject: str, partition: int, sequence: int, group: str = "", cursor: bytes = b"") -> HistoryPage:
-        """The next page of a message's trail.
+    async def follow(self, subject: str, partition: int, sequence: int, group: str = "", cursor: bytes = b"") -> pb.TraceMessageResponse:
+        """The next page of a message's trail; the last one if its `cursor` is empty.
 
         Raises UnknownSubject, MessageNotFound, InvalidArgument (also if retention was faster than the cursor), NotMaster, LogDamaged.
         """
@@ -149,9 +141,12 @@ class MessageHistory:
         else:
             self._begin(scan)
         events, is_whole = await self._scan(scan)
-        if not is_whole:
-            return HistoryPage(events, scan.cursor(), known_since_ms=scan.known_since_ms)
-        return HistoryPage(events, states=list(self._states(scan)), known_since_ms=scan.known_since_ms)
+        return pb.TraceMessageResponse(
+            events=[event_of(each) for each in events],
+            cursor=b"" if is_whole else scan.cursor(),
+            states=self._states(scan) if is_whole else (),
+            known_since_ms=scan.known_since_ms,
+        )
 
     def _begin(self, scan: _Scan) -> None:
         """Where in the action log the story of the message begins, and what was so there."""
@@ -204,12 +199,12 @@ class MessageHistory:
             raise damaged(actions, scan.position, cause, ACTIONS) from cause
         return events, True
 
-    def _states(self, scan: _Scan) -> Iterator[MessageState]:
+    def _states(self, scan: _Scan) -> Iterator[pb.MessageState]:
         queue = scan.queue
         for name, share in sorted(queue.shares.items()):
             if scan.group in ("", name):
                 trail = scan.trails.get(name) or Trail(name, scan.sequence, share)
-                yield state_of_share(self._broker, queue, name, share, trail, scan.message_id)
+                yield state_of_share(self._broker, self._group, queue, name, share, trail, scan.message_id)
         for name, lanes in sorted(queue.lanes.items()):
             if scan.group in ("", name):
                 lane_trail = scan.lanes.get(name) or LaneTrail(name, scan.sequence, scan.lp, lanes)

@@ -24,6 +24,8 @@ from qmq.log.consume_log import IndexEntry
 from qmq.log.producers import birth_ms
 from qmq.log.queue import Queue
 from qmq.model import MessageId, is_dead_letters
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.targeted import is_directed
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -44,6 +46,33 @@ class FoundMessage:
     queue: Queue
     view: BatchView
     index: int
+
+    def described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
+        """All that is stored of it. Raises CorruptBatch."""
+        try:
+            return self._described(broker_group, message_id)
+        except UNREADABLE as cause:
+            sequence = self.view.base_sequence + self.index
+            raise CorruptBatch(f"what is stored at sequence {sequence} of {self.queue.id} is no message: {cause}") from cause
+
+    def _described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
+        view, index = self.view, self.index
+        keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
+        return pb.StoredMessage(
+            subject=self.queue.id.subject,
+            partition=self.queue.id.partition,
+            broker_group=broker_group,
+            sequence=view.base_sequence + index,
+            message_id=message_id,
+            body=view.bodies()[index],
+            key=keys[index] if keys else b"",
+            tags=tags[index] if tags else (),
+            headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
+            create_time_ms=view.create_times_ms()[index],
+            append_time_ms=view.envelope.append_time_ms,
+            due_ms=dues[index] if dues else 0,
+            is_directed=is_directed(view.header),
+        )
 
 
 class MessageSearch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from qmq.batch import BatchView
@@ -12,8 +11,9 @@ from qmq.log.lane_share import LaneShare
 from qmq.log.lane_trail import LaneTrail, holder_of, where
 from qmq.log.queue import Queue
 from qmq.log.share import Share
-from qmq.log.trail import MessagePlace, Trail, TrailEvent
+from qmq.log.trail import MessagePlace, Trail, TrailEvent, standing
 from qmq.model import dead_letter_subject
+from qmq.proto.v1 import control_pb2 as pb
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -22,28 +22,18 @@ BURIED_LOOK: Final = 200
 """Batches of a dead-letter queue, from the moment of a death on, in which its copy is looked for."""
 
 
-@dataclass(slots=True)
-class MessageState:
-    group: str
-    state: str
-    last: TrailEvent | None
-    consumer: str = ""
-    attempt: int = 0
-    attempts_max: int = 0
-    due_ms: int = 0
-    lease_left_ms: int = 0
-    behind: int = 0
-    consumers: int = 0
-    is_paused: bool = False
-    is_consumer_paused: bool = False
-    dead_letter: FoundMessage | None = None
-    parked_first: int = 0
+def event_of(event: TrailEvent) -> pb.MessageEvent:
+    return pb.MessageEvent(**event._asdict())
 
 
-def state_of_share(broker: Broker, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes) -> MessageState:
+def state_of_share(
+    broker: Broker, broker_group: str, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes
+) -> pb.MessageState:
     """Of an unordered subject. `trail` says how it came there."""
-    now = Trail(group, trail.sequence, share)
-    state = MessageState(group, now.where.value, trail.last, now.consumer, now.attempt, consumers=len(share.holders))
+    now = standing(share, trail.sequence)
+    state = pb.MessageState(
+        group=group, state=now.where.value, last=_last(trail), consumer=now.consumer, attempt=now.attempt, consumers=len(share.holders)
+    )
     state.attempts_max = broker.rules.settings(queue.id.subject, group).attempts_max
     state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
     if now.where is MessagePlace.NEW:
@@ -52,13 +42,20 @@ def state_of_share(broker: Broker, queue: Queue, group: str, share: Share, trail
         _add_lease(broker, queue, share, state)
     elif now.where is MessagePlace.WAITING:
         state.due_ms = now.due_ms
-    elif now.where is MessagePlace.DONE and trail.where is MessagePlace.DYING and trail.last is not None:
-        state.state, state.attempt = "dead", trail.attempt
-        state.dead_letter = _letter_of(broker, dead_letter_subject(group), message_id, trail.last.time_ms)
+    elif now.where is MessagePlace.DONE and trail.now.where is MessagePlace.DYING and trail.last is not None:
+        state.state, state.attempt = "dead", trail.now.attempt
+        letter = _letter_of(broker, dead_letter_subject(group), message_id, trail.last.time_ms)
+        if letter is not None:
+            state.dead_letter.CopyFrom(letter.described(broker_group, ""))
+            state.dead_letter.ClearField("body")
     return state
 
 
-def _add_lease(broker: Broker, queue: Queue, share: Share, state: MessageState) -> None:
+def _last(trail: Trail | LaneTrail) -> pb.MessageEvent | None:
+    return event_of(trail.last) if trail.last is not None else None
+
+
+def _add_lease(broker: Broker, queue: Queue, share: Share, state: pb.MessageState) -> None:
     group = next((each for each in broker.dispatch.groups.of_queue(queue) if each.name == state.group), None)
     now_ms = broker.clock.monotonic_ms()
     seen_ms = group.seen_ms.get(state.consumer, now_ms) if group is not None else now_ms
@@ -85,10 +82,11 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
     return None
 
 
-def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, trail: LaneTrail) -> MessageState:
+def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, trail: LaneTrail) -> pb.MessageState:
     """Of a partition of an ordered subject."""
     now = where(share, trail.sequence, trail.lp)
-    state = MessageState(group, "parked" if now is MessagePlace.WAITING else now.value, trail.last, consumers=len(share.holders))
+    where_now = "parked" if now is MessagePlace.WAITING else now.value
+    state = pb.MessageState(group=group, state=where_now, last=_last(trail), consumers=len(share.holders))
     state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
     state.attempt = share.failures.get(trail.sequence, 0)
     holder = holder_of(share, trail.lp)

@@ -2,153 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
 from qmq.cli import draining
-from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
+from qmq.cli.output import SERVER, DryRun, Json, Server, errors, run, show
 from qmq.cli.replica import Group, described
-from qmq.cli.roles import (
-    ACCESS_STALE_S,
-    ATTEMPTS_MAX,
-    RETRY_DELAYS,
-    AccessStaleS,
-    Admins,
-    Advertise,
-    AttemptsMax,
-    AuditFile,
-    AuditSubjectName,
-    ControlPort,
-    DataPort,
-    DiskFreeMib,
-    Etcd,
-    EtcdCa,
-    EtcdCert,
-    EtcdKey,
-    EtcdPassword,
-    EtcdUser,
-    FlushIntervalMs,
-    FlushWhen,
-    Host,
-    Insecure,
-    JwtAudience,
-    JwtClaim,
-    JwtIssuer,
-    JwtKeys,
-    MetricsPort,
-    Replica,
-    ReplicaData,
-    Replicas,
-    RetentionMib,
-    RetryDelays,
-    SegmentMib,
-    TlsCa,
-    TlsCert,
-    TlsClients,
-    TlsKey,
-    TlsPrincipal,
-    Verbose,
-    access_of,
-    etcd_options,
-    log_config,
-    names_of,
-    require_flush,
-    retries_of,
-    set_up_logging,
-    tls_of,
-)
-from qmq.errors import InvalidArgument, QmqError
-from qmq.limits import FLUSH_INTERVAL_MS
-from qmq.model import check_name
+from qmq.cli.roles import ReplicaOptions, RetryFlags, serve_replica, taking
+
+if TYPE_CHECKING:
+    from qmq.node.replica_node import ReplicaConfig
 
 app = typer.Typer(help="Run a broker; drain or resume a broker group.")
 
 _MODE_COLUMNS = ("group", "from", "to")
 
 
+@dataclass(frozen=True)
+class BrokerOptions(RetryFlags, ReplicaOptions):
+    """Of `qmq broker`."""
+
+    def config(self) -> ReplicaConfig:
+        """Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        from qmq.broker.broker_config import BrokerConfig
+        from qmq.node.replica_node import ReplicaConfig
+
+        return ReplicaConfig(**self.shared_config("broker group"), broker=BrokerConfig(name=self.group, retries=self.retries()))
+
+
 @app.callback(invoke_without_command=True)
-def broker(
-    context: typer.Context,
-    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group that this replica belongs to.")] = "",
-    replica: Replica = "",
-    replicas: Replicas = "",
-    data: ReplicaData = Path("qmq-data"),
-    host: Host = "127.0.0.1",
-    data_port: DataPort = 20881,
-    control_port: ControlPort = 20882,
-    advertise: Advertise = "",
-    etcd: Etcd = "",
-    etcd_user: EtcdUser = None,
-    etcd_password: EtcdPassword = None,
-    etcd_ca: EtcdCa = None,
-    etcd_cert: EtcdCert = None,
-    etcd_key: EtcdKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_clients: TlsClients = "required",
-    tls_principal: TlsPrincipal = "uri",
-    admins: Admins = "",
-    access_stale_s: AccessStaleS = ACCESS_STALE_S,
-    audit_log: AuditFile = None,
-    audit_subject: AuditSubjectName = "",
-    jwt_issuer: JwtIssuer = "",
-    jwt_keys: JwtKeys = "",
-    jwt_audience: JwtAudience = "qmq",
-    jwt_claim: JwtClaim = "sub",
-    flush: FlushWhen = "async",
-    flush_interval_ms: FlushIntervalMs = FLUSH_INTERVAL_MS,
-    segment_mib: SegmentMib = 1024,
-    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")] = 168.0,
-    retention_mib: RetentionMib = None,
-    disk_free_mib: DiskFreeMib = 64,
-    attempts_max: AttemptsMax = ATTEMPTS_MAX,
-    retry_delays: RetryDelays = RETRY_DELAYS,
-    metrics_port: MetricsPort = None,
-    insecure: Insecure = False,
-    verbose: Verbose = False,
-) -> None:
+@taking(BrokerOptions)
+def broker(context: typer.Context, options: BrokerOptions) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.
 
     Prints one line, `qmq broker is ready at HOST:PORT`, when it serves its control port. Ctrl-C or SIGTERM stops it cleanly.
     """
-    if context.invoked_subcommand is not None:
-        return
-    from qmq.broker.broker_config import BrokerConfig
-    from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded
-    from qmq.node.replica_node import ReplicaConfig, ReplicaNode, run_replica
+    if context.invoked_subcommand is None:
+        from qmq.node.replica_node import ReplicaNode
 
-    require_flush(flush)
-    try:
-        set_up_logging(verbose, audit_log)
-        if not group or not replica:
-            raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
-        config = ReplicaConfig(
-            group=check_name("broker group", group),
-            replica=check_name("replica", replica),
-            replicas=names_of(replicas or replica, "--replicas (QMQ_REPLICAS)"),
-            data=data,
-            host=host,
-            data_port=data_port,
-            control_port=control_port,
-            advertise=advertise or host,
-            etcd=etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key),
-            log=log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib),
-            broker=BrokerConfig(name=group, retries=retries_of(attempts_max, retry_delays)),
-            metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
-        )
-        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
-        require_guarded(host, insecure, config.etcd, tls)
-        doors = environment_with(tls)
-        run(run_replica(lambda: ReplicaNode(config, doors=doors)))
-    except (OSError, QmqError) as failure:
-        fail(failure)
+        serve_replica(options, options.config, lambda config, doors: ReplicaNode(config, doors=doors))
 
 
 @app.command("drain")

@@ -5,84 +5,46 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from qmq.cli.output import errors, fail, run
-from qmq.cli.roles import (
-    ACCESS_STALE_S,
-    ATTEMPTS_MAX,
-    RETRY_DELAYS,
-    AccessStaleS,
-    Admins,
-    AttemptsMax,
-    AuditFile,
-    AuditSubjectName,
-    Insecure,
-    JwtAudience,
-    JwtClaim,
-    JwtIssuer,
-    JwtKeys,
-    MetricsPort,
-    RetryDelays,
-    TlsCa,
-    TlsCert,
-    TlsClients,
-    TlsKey,
-    TlsPrincipal,
-    access_of,
-    log_config,
-    require_flush,
-    retries_of,
-    set_up_logging,
-    tls_of,
-)
+from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, set_up_logging, taking
 from qmq.errors import QmqError
-from qmq.limits import FLUSH_INTERVAL_MS
 
 if TYPE_CHECKING:
     from qmq.node.dev_node import Node
 
 
-def dev(
-    data: Annotated[Path, typer.Option(help="The node's data folder; made if absent.")] = Path("qmq-data"),
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The metaserver's port; 0 for a free one.")] = 20880,
-    data_port: Annotated[int, typer.Option(help="The broker's data port; 0 for a free one.")] = 20881,
-    control_port: Annotated[int, typer.Option(help="The broker's control port; 0 for a free one.")] = 20882,
-    flush: Annotated[str, typer.Option(help="'async' or 'sync': when the disk must have a message.")] = "async",
-    flush_interval_ms: Annotated[int, typer.Option(help="With async: flush at most so often.")] = FLUSH_INTERVAL_MS,
-    segment_mib: Annotated[int, typer.Option(help="Size of a segment of the message log.")] = 1024,
-    retention_hours: Annotated[float, typer.Option(help="Messages older than this may be deleted.")] = 168.0,
-    retention_mib: Annotated[int | None, typer.Option(help="The message log's size beyond which old segments go.")] = None,
-    disk_free_mib: Annotated[int, typer.Option(help="Free space below which messages are refused.")] = 64,
-    create_subjects: Annotated[bool, typer.Option(help="Let a first message create its subject.")] = True,
-    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Have a delay group, for delayed messages.")] = True,
-    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0,
-    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0,
-    tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500,
-    attempts_max: AttemptsMax = ATTEMPTS_MAX,
-    retry_delays: RetryDelays = RETRY_DELAYS,
-    metrics_port: MetricsPort = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_clients: TlsClients = "required",
-    tls_principal: TlsPrincipal = "uri",
-    admins: Admins = "",
-    access_stale_s: AccessStaleS = ACCESS_STALE_S,
-    audit_log: AuditFile = None,
-    audit_subject: AuditSubjectName = "",
-    jwt_issuer: JwtIssuer = "",
-    jwt_keys: JwtKeys = "",
-    jwt_audience: JwtAudience = "qmq",
-    jwt_claim: JwtClaim = "sub",
-    insecure: Insecure = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class DevPlace:
+    """Of `qmq dev` alone."""
+
+    data: Annotated[Path, typer.Option(help="The node's data folder; made if absent.")] = Path("qmq-data")
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="The metaserver's port; 0 for a free one.")] = 20880
+    data_port: Annotated[int, typer.Option(help="The broker's data port; 0 for a free one.")] = 20881
+    control_port: Annotated[int, typer.Option(help="The broker's control port; 0 for a free one.")] = 20882
+    create_subjects: Annotated[bool, typer.Option(help="Let a first message create its subject.")] = True
+    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Have a delay group, for delayed messages.")] = True
+    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0
+    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0
+    tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500
+
+
+@dataclass(frozen=True)
+class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
+    """Of `qmq dev`. How a broker's variables have it store is not meant for a node that is run by hand."""
+
+    WITHOUT_VARIABLES: ClassVar[type] = StorageFlags
+
+
+@taking(DevOptions)
+def dev(_: typer.Context, options: DevOptions) -> None:
     """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
 
     Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
@@ -93,28 +55,26 @@ def dev(
     from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
 
-    require_flush(flush)
     try:
-        set_up_logging(verbose, audit_log)
-        log = log_config(flush, flush_interval_ms, segment_mib, retention_hours, retention_mib, disk_free_mib)
+        set_up_logging(options.verbose, options.audit_log)
         config = NodeConfig(
-            data,
-            host,
-            port,
-            data_port,
-            control_port,
-            create_subjects,
-            log,
-            BrokerConfig(retries=retries_of(attempts_max, retry_delays)),
-            delay=delay,
-            delay_data_port=delay_data_port,
-            delay_control_port=delay_control_port,
-            delay_config=DelayConfig(tick_ms=tick_ms),
-            metrics_port=metrics_port,
-            access=access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim),
+            options.data,
+            options.host,
+            options.port,
+            options.data_port,
+            options.control_port,
+            options.create_subjects,
+            options.log_config(),
+            BrokerConfig(retries=options.retries()),
+            delay=options.delay,
+            delay_data_port=options.delay_data_port,
+            delay_control_port=options.delay_control_port,
+            delay_config=DelayConfig(tick_ms=options.tick_ms),
+            metrics_port=options.metrics_port,
+            access=options.access(),
         )
-        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
-        require_guarded(host, insecure, tls=tls)
+        tls = options.tls()
+        require_guarded(options.host, options.insecure, tls=tls)
         network = environment_with(tls).network
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar, network=network)))

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from qmq.cli.output import fail, run
-from qmq.cli.roles import (
-    ACCESS_STALE_S,
-    AccessStaleS,
-    Admins,
-    AuditFile,
-    AuditSubjectName,
-    Etcd,
-    EtcdCa,
-    EtcdCert,
-    EtcdKey,
-    EtcdPassword,
-    EtcdUser,
-    Host,
-    Insecure,
-    JwtAudience,
-    JwtClaim,
-    JwtIssuer,
-    JwtKeys,
-    MetricsPort,
-    TlsCa,
-    TlsCert,
-    TlsClients,
-    TlsKey,
-    TlsPrincipal,
-    Verbose,
-    access_of,
-    etcd_options,
-    set_up_logging,
-    tls_of,
-)
+from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, set_up_logging, taking
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -49,40 +21,28 @@ ETCD_S: Final = 3.0
 """Clients give a metaserver five seconds: they shall hear that etcd is away, not that nobody answers."""
 
 
-def meta(
-    etcd: Etcd = "",
-    etcd_user: EtcdUser = None,
-    etcd_password: EtcdPassword = None,
-    etcd_ca: EtcdCa = None,
-    etcd_cert: EtcdCert = None,
-    etcd_key: EtcdKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_clients: TlsClients = "required",
-    tls_principal: TlsPrincipal = "uri",
-    admins: Admins = "",
-    access_stale_s: AccessStaleS = ACCESS_STALE_S,
-    audit_log: AuditFile = None,
-    audit_subject: AuditSubjectName = "",
-    jwt_issuer: JwtIssuer = "",
-    jwt_keys: JwtKeys = "",
-    jwt_audience: JwtAudience = "qmq",
-    jwt_claim: JwtClaim = "sub",
-    host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880,
-    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True,
+@dataclass(frozen=True)
+class MetaPlace:
+    """Of `qmq meta` alone."""
+
+    host: Host = "127.0.0.1"
+    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880
+    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True
     groups_per_subject: Annotated[
         int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="On how many broker groups a new subject lives.")
-    ] = 2,
+    ] = 2
     evacuate: Annotated[
-        bool,
-        typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more."),
-    ] = True,
-    metrics_port: MetricsPort = None,
-    insecure: Insecure = False,
-    verbose: Verbose = False,
-) -> None:
+        bool, typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more.")
+    ] = True
+
+
+@dataclass(frozen=True)
+class MetaOptions(ProcessFlags, MetaPlace, GuardFlags, EtcdFlags):
+    """Of `qmq meta`."""
+
+
+@taking(MetaOptions)
+def meta(_: typer.Context, options: MetaOptions) -> None:
     """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
 
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
@@ -92,13 +52,13 @@ def meta(
     from qmq.node.exposure import require_guarded
 
     try:
-        set_up_logging(verbose, audit_log)
-        access = access_of(admins, tls_principal, access_stale_s, audit_subject, jwt_issuer, jwt_keys, jwt_audience, jwt_claim)
-        options = etcd_options(etcd, etcd_user, etcd_password, etcd_ca, etcd_cert, etcd_key)
-        tls = tls_of(tls_ca, tls_cert, tls_key, tls_clients)
-        require_guarded(host, insecure, options, tls)
-        config = MetaConfig(host, port, create_subjects, groups_per_subject, evacuate, access=access)
-        run(_serve(options, config, metrics_port, environment_with(tls).network))
+        set_up_logging(options.verbose, options.audit_log)
+        access, etcd, tls = options.access(), options.etcd_options(), options.tls()
+        require_guarded(options.host, options.insecure, etcd, tls)
+        config = MetaConfig(
+            options.host, options.port, options.create_subjects, options.groups_per_subject, options.evacuate, access=access
+        )
+        run(_serve(etcd, config, options.metrics_port, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)
 

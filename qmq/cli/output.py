@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
+from qmq.event_loop import loop_factory
 from qmq.file_descriptors import raise_limit
 from qmq.printable import visible
 
@@ -108,15 +109,6 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
         fail(failure)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-def loop_factory() -> Any:
-    """uvloop's, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def time_text(time_ms: int) -> str:

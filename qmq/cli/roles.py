@@ -1,111 +1,287 @@
-"""What the commands that run a role share: where etcd is, where to listen, how to store, how to log."""
+"""The options of the commands that run a role: dataclasses, from whose fields the options are made, and what they mean.
+
+    ReplicaPlace      which replica of which group this is, where its data is, where it listens
+    EtcdFlags         how to reach etcd
+    GuardFlags        TLS and access control
+    StorageFlags      how the logs are stored
+    ProcessFlags      metrics, logging
+
+A command's class inherits from those it needs; the last base's options come first in `--help`. A field's name is its option's, and its
+default the option's. `taking` makes the command.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
+from qmq.cli.output import fail, run
 from qmq.cli.times import delays_text, parse_delays
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, QmqError
+from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import GroupSettings, check_name
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
+    from qmq.node.environment import Environment
     from qmq.node.etcd_options import EtcdOptions
+    from qmq.node.replica_node import ReplicaConfig, ReplicaNode
     from qmq.security.access_control import AccessConfig
     from qmq.security.tls import Tls
 
+_O = TypeVar("_O")
+_C = TypeVar("_C", bound="ReplicaConfig")
+
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
-EtcdUser = Annotated[str | None, typer.Option("--etcd-user", envvar="QMQ_ETCD_USER", help="etcd's user.")]
-EtcdPassword = Annotated[
-    str | None, typer.Option("--etcd-password", envvar="QMQ_ETCD_PASSWORD", help="Its password; the variable keeps it out of sight.")
-]
 EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: who signs etcd's certificates.")]
 EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
 EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
-TlsCa = Annotated[
-    Path | None,
-    typer.Option("--tls-ca", envvar="QMQ_TLS_CA", help="PEM file: who signs certificates of clients and servers; turns TLS on."),
-]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")]
-TlsClients = Annotated[
-    str, typer.Option("--tls-clients", envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
-]
-TlsPrincipal = Annotated[
-    str,
-    typer.Option("--tls-principal", envvar="QMQ_TLS_PRINCIPAL", help="What of a certificate names its principal: uri, dns, email or cn."),
-]
-Admins = Annotated[
-    str, typer.Option("--admins", envvar="QMQ_ADMINS", help="Principals that may do everything, comma-separated: op:alice,op:bob.")
-]
-AccessStaleS = Annotated[
-    int,
-    typer.Option(
-        "--access-stale-s", envvar="QMQ_ACCESS_STALE_S", min=1, help="How long the last rules hold while the coordination store is away."
-    ),
-]
-AuditFile = Annotated[
-    Path | None, typer.Option("--audit-log", envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
-]
-AuditSubjectName = Annotated[
-    str, typer.Option("--audit-subject", envvar="QMQ_AUDIT_SUBJECT", help="Subject that the audit log goes to, too; none without.")
-]
-JwtIssuer = Annotated[
-    str, typer.Option("--jwt-issuer", envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")
-]
-JwtKeys = Annotated[
-    str,
-    typer.Option("--jwt-keys", envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS."),
-]
-JwtAudience = Annotated[str, typer.Option("--jwt-audience", envvar="QMQ_JWT_AUDIENCE", help="What its tokens must say in `aud`.")]
-JwtClaim = Annotated[str, typer.Option("--jwt-claim", envvar="QMQ_JWT_CLAIM", help="Which claim names the principal.")]
-ACCESS_STALE_S: Final = 300
-Host = Annotated[str, typer.Option("--host", envvar="QMQ_HOST", help="Address to listen on.")]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
-]
-Replica = Annotated[str, typer.Option("--replica", envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")]
-Replicas = Annotated[
-    str,
-    typer.Option("--replicas", envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded."),
-]
-ReplicaData = Annotated[Path, typer.Option("--data", envvar="QMQ_DATA", help="The replica's data folder; made if absent.")]
-DataPort = Annotated[int, typer.Option("--data-port", envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")]
-ControlPort = Annotated[int, typer.Option("--control-port", envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")]
-Advertise = Annotated[
-    str, typer.Option("--advertise", envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
-]
-FlushWhen = Annotated[str, typer.Option("--flush", envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")]
-FlushIntervalMs = Annotated[
-    int, typer.Option("--flush-interval-ms", envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: flush at most so often.")
-]
-SegmentMib = Annotated[int, typer.Option("--segment-mib", envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")]
-RetentionMib = Annotated[
-    int | None,
-    typer.Option("--retention-mib", envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go."),
-]
-DiskFreeMib = Annotated[
-    int, typer.Option("--disk-free-mib", envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option("--metrics-port", envvar="QMQ_METRICS_PORT", help="Show metrics for Prometheus at /metrics on this port; 0: a free one."),
-]
-AttemptsMax = Annotated[
-    int, typer.Option("--attempts-max", envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a dead-letter queue, unless a group has others.")
-]
-RetryDelays = Annotated[
-    str,
-    typer.Option("--retry-delays", envvar="QMQ_RETRY_DELAYS", help="Rests between attempts: 1s,5s,1m; unless a group has others."),
-]
+Host = Annotated[str, typer.Option(envvar="QMQ_HOST", help="Address to listen on.")]
+
 ATTEMPTS_MAX: Final = GroupSettings().attempts_max
 RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
+
+
+def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
+    """Make a command with an option for each field of a dataclass from a function that takes one value of it."""
+    context_of = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context_of, *parameters_of(options)]
+
+    def made(function: Callable[[typer.Context, _O], None]) -> Callable[..., None]:
+        def command(context: typer.Context, **given: Any) -> None:
+            function(context, options(**given))
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return made
+
+
+def parameters_of(options: type) -> list[inspect.Parameter]:
+    """A parameter for each field of a dataclass, annotated as typer wants it."""
+    hints, kind = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    bare = {each.name for each in fields(options.WITHOUT_VARIABLES)} if hasattr(options, "WITHOUT_VARIABLES") else set()
+    return [
+        inspect.Parameter(
+            each.name, kind, default=each.default, annotation=_without_variable(hints[each.name]) if each.name in bare else hints[each.name]
+        )
+        for each in fields(options)
+    ]
+
+
+def _without_variable(hint: Any) -> Any:
+    option = copy(hint.__metadata__[0])
+    option.envvar = None
+    return Annotated[hint.__origin__, option]
+
+
+# --- options -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group that this replica belongs to.")] = ""
+    replica: Annotated[str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")] = ""
+    replicas: Annotated[
+        str, typer.Option(envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded.")
+    ] = ""
+    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; made if absent.")] = Path("qmq-data")
+    host: Host = "127.0.0.1"
+    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20881
+    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20882
+    advertise: Annotated[
+        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class EtcdFlags:
+    etcd: Etcd = ""
+    etcd_user: Annotated[str | None, typer.Option(envvar="QMQ_ETCD_USER", help="etcd's user.")] = None
+    etcd_password: Annotated[
+        str | None, typer.Option(envvar="QMQ_ETCD_PASSWORD", help="Its password; the variable keeps it out of sight.")
+    ] = None
+    etcd_ca: EtcdCa = None
+    etcd_cert: EtcdCert = None
+    etcd_key: EtcdKey = None
+
+    def etcd_options(self) -> EtcdOptions:
+        """How to reach etcd. Raises InvalidArgument."""
+        return etcd_options(self.etcd, self.etcd_user, self.etcd_password, self.etcd_ca, self.etcd_cert, self.etcd_key)
+
+
+@dataclass(frozen=True)
+class GuardFlags:
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: who signs certificates of clients and servers; turns TLS on.")
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")] = None
+    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
+    tls_clients: Annotated[
+        str, typer.Option(envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
+    ] = "required"
+    tls_principal: Annotated[
+        str, typer.Option(envvar="QMQ_TLS_PRINCIPAL", help="What of a certificate names its principal: uri, dns, email or cn.")
+    ] = "uri"
+    admins: Annotated[
+        str, typer.Option(envvar="QMQ_ADMINS", help="Principals that may do everything, comma-separated: op:alice,op:bob.")
+    ] = ""
+    access_stale_s: Annotated[
+        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=1, help="How long the last rules hold while the coordination store is away.")
+    ] = 300
+    audit_log: Annotated[
+        Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
+    ] = None
+    audit_subject: Annotated[
+        str, typer.Option(envvar="QMQ_AUDIT_SUBJECT", help="Subject that the audit log goes to, too; none without.")
+    ] = ""
+    jwt_issuer: Annotated[str, typer.Option(envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")] = (
+        ""
+    )
+    jwt_keys: Annotated[
+        str, typer.Option(envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.")
+    ] = ""
+    jwt_audience: Annotated[str, typer.Option(envvar="QMQ_JWT_AUDIENCE", help="What its tokens must say in `aud`.")] = "qmq"
+    jwt_claim: Annotated[str, typer.Option(envvar="QMQ_JWT_CLAIM", help="Which claim names the principal.")] = "sub"
+
+    def tls(self) -> Tls | None:
+        """A server's certificates; None: no TLS. Raises InvalidArgument."""
+        from qmq.security.tls import Tls
+
+        ca, cert, key = self.tls_ca, self.tls_cert, self.tls_key
+        if self.tls_clients not in ("required", "optional"):
+            raise InvalidArgument(f"--tls-clients is 'required' or 'optional', not {self.tls_clients!r}")
+        if ca is None and cert is None and key is None:
+            return None
+        if ca is None or cert is None or key is None:
+            raise InvalidArgument("TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files")
+        return Tls(ca, cert, key, requires_clients=self.tls_clients == "required")
+
+    def access(self) -> AccessConfig:
+        """Access control as the options say it. Raises InvalidArgument, InvalidName."""
+        from qmq.security.access_control import AccessConfig, JwtConfig
+        from qmq.security.principal import Principal, PrincipalField, PrincipalRule
+
+        try:
+            named_by = PrincipalField(self.tls_principal)
+        except ValueError:
+            raise InvalidArgument(f"--tls-principal is uri, dns, email or cn, not {self.tls_principal!r}") from None
+        names = frozenset(str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip())
+        if bool(self.jwt_issuer) is not bool(self.jwt_keys):
+            raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
+        provider = JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim) if self.jwt_issuer else None
+        subject = check_name("subject", self.audit_subject) if self.audit_subject else ""
+        return AccessConfig(names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject)
+
+
+@dataclass(frozen=True)
+class StorageFlags:
+    flush: Annotated[str, typer.Option(envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")] = "async"
+    flush_interval_ms: Annotated[int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: flush at most so often.")] = (
+        FLUSH_INTERVAL_MS
+    )
+    segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024
+    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")] = 168.0
+    retention_mib: Annotated[
+        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go.")
+    ] = None
+    disk_free_mib: Annotated[int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")] = 64
+
+    def log_config(self) -> LogConfig:
+        """Storage as the options say it. Raises typer.BadParameter."""
+        from qmq.log.log_config import Flush, LogConfig
+
+        if self.flush not in ("async", "sync"):
+            raise typer.BadParameter(f"flush is 'async' or 'sync', not {self.flush!r}")
+        return LogConfig(
+            segment_bytes=self.segment_mib << 20,
+            flush=Flush(self.flush),
+            flush_interval_ms=self.flush_interval_ms,
+            retention_ms=int(self.retention_hours * 3_600_000),
+            retention_bytes=None if self.retention_mib is None else self.retention_mib << 20,
+            disk_free_bytes_min=self.disk_free_mib << 20,
+        )
+
+
+@dataclass(frozen=True)
+class RetryFlags:
+    attempts_max: Annotated[
+        int, typer.Option(envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a dead-letter queue, unless a group has others.")
+    ] = ATTEMPTS_MAX
+    retry_delays: Annotated[
+        str, typer.Option(envvar="QMQ_RETRY_DELAYS", help="Rests between attempts: 1s,5s,1m; unless a group has others.")
+    ] = RETRY_DELAYS
+
+    def retries(self) -> GroupSettings:
+        """How messages are tried again. Raises InvalidArgument."""
+        return retries_of(self.attempts_max, self.retry_delays)
+
+
+@dataclass(frozen=True)
+class ProcessFlags:
+    metrics_port: Annotated[
+        int | None, typer.Option(envvar="QMQ_METRICS_PORT", help="Show metrics for Prometheus at /metrics on this port; 0: a free one.")
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
+    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
+
+
+@dataclass(frozen=True)
+class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaPlace):
+    """What `qmq broker` and `qmq delay` have in common."""
+
+    def shared_config(self, kind: str) -> dict[str, Any]:
+        """What both configurations have of it; `kind` says what the group is. Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        log = self.log_config()
+        if not self.group or not self.replica:
+            raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
+        return {
+            "group": check_name(kind, self.group),
+            "replica": check_name("replica", self.replica),
+            "replicas": names_of(self.replicas or self.replica, "--replicas (QMQ_REPLICAS)"),
+            "data": self.data,
+            "host": self.host,
+            "data_port": self.data_port,
+            "control_port": self.control_port,
+            "advertise": self.advertise or self.host,
+            "etcd": self.etcd_options(),
+            "log": log,
+            "metrics_port": self.metrics_port,
+            "access": self.access(),
+        }
+
+
+# --- running -----------------------------------------------------------------------------------------------------------
+
+
+def serve_replica(
+    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
+) -> None:
+    """Run one replica until it is told to stop; what is wrong with its options is said on standard error."""
+    from qmq.node.environment import environment_with
+    from qmq.node.exposure import require_guarded
+    from qmq.node.replica_node import run_replica
+
+    try:
+        set_up_logging(options.verbose, options.audit_log)
+        config, tls = configure(), options.tls()
+        require_guarded(options.host, options.insecure, config.etcd, tls)
+        doors = environment_with(tls)
+        run(run_replica(lambda: node(config, doors), role))
+    except (OSError, QmqError) as failure:
+        fail(failure)
 
 
 def names_of(text: str, option: str) -> tuple[str, ...]:
@@ -126,46 +302,6 @@ def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | N
     return EtcdOptions(names_of(etcd, "--etcd (QMQ_ETCD)"), user, password, ca, cert, key)
 
 
-def tls_of(ca: Path | None, cert: Path | None, key: Path | None, clients: str) -> Tls | None:
-    """A server's certificates; None: no TLS. Raises InvalidArgument."""
-    from qmq.security.tls import Tls
-
-    if clients not in ("required", "optional"):
-        raise InvalidArgument(f"--tls-clients is 'required' or 'optional', not {clients!r}")
-    if ca is None and cert is None and key is None:
-        return None
-    if ca is None or cert is None or key is None:
-        raise InvalidArgument("TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files")
-    return Tls(ca, cert, key, requires_clients=clients == "required")
-
-
-def access_of(
-    admins: str,
-    tls_principal: str,
-    access_stale_s: int,
-    audit_subject: str,
-    jwt_issuer: str,
-    jwt_keys: str,
-    jwt_audience: str,
-    jwt_claim: str,
-) -> AccessConfig:
-    """Access control as the options say it. Raises InvalidArgument, InvalidName."""
-    from qmq.security.access_control import AccessConfig, JwtConfig
-    from qmq.security.principal import Principal, PrincipalField, PrincipalRule
-
-    try:
-        named_by = PrincipalField(tls_principal)
-    except ValueError:
-        raise InvalidArgument(f"--tls-principal is uri, dns, email or cn, not {tls_principal!r}") from None
-    names = frozenset(str(Principal.parse(each.strip())) for each in admins.split(",") if each.strip())
-    if bool(jwt_issuer) is not bool(jwt_keys):
-        raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
-    provider = JwtConfig(jwt_issuer, jwt_keys, jwt_audience, jwt_claim) if jwt_issuer else None
-    return AccessConfig(
-        names, PrincipalRule(named_by), access_stale_s * 1000, provider, check_name("subject", audit_subject) if audit_subject else ""
-    )
-
-
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
     """How a role's process logs. Raises InvalidArgument for an audit log that cannot be written."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
@@ -175,33 +311,6 @@ def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
         write_audit_to(audit_log)
 
 
-def require_flush(flush: str) -> None:
-    """Raises typer.BadParameter."""
-    if flush not in ("async", "sync"):
-        raise typer.BadParameter(f"flush is 'async' or 'sync', not {flush!r}")
-
-
 def retries_of(attempts_max: int, retry_delays: str) -> GroupSettings:
     """How messages are tried again, as the options say it. Raises InvalidArgument."""
     return GroupSettings(attempts_max, parse_delays(retry_delays)).check()
-
-
-def log_config(
-    flush: str,
-    flush_interval_ms: int,
-    segment_mib: int,
-    retention_hours: float,
-    retention_mib: int | None,
-    disk_free_mib: int,
-) -> LogConfig:
-    """Storage as the options say it. Raises InvalidArgument."""
-    from qmq.log.log_config import Flush, LogConfig
-
-    return LogConfig(
-        segment_bytes=segment_mib << 20,
-        flush=Flush(flush),
-        flush_interval_ms=flush_interval_ms,
-        retention_ms=int(retention_hours * 3_600_000),
-        retention_bytes=None if retention_mib is None else retention_mib << 20,
-        disk_free_bytes_min=disk_free_mib << 20,
-    )

@@ -10,11 +10,11 @@ from qmq_replication.leader import Leader
 from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.broker.broker import Broker
-from qmq.broker.group_status import PeerInfo, ReplicaInfo, Transferred
 from qmq.clock import Clock
 from qmq.errors import InvalidArgument, NotMaster, Unavailable
 from qmq.model import check_name
 from qmq.node import replica_repair
+from qmq.proto.v1 import control_pb2 as pb
 
 TRANSFER_S: Final = 2.0
 CHANGE_S: Final = 10.0
@@ -38,33 +38,34 @@ class ReplicaStatus:
 
     # --- telling -------------------------------------------------------------------------------------------------------
 
-    def describe(self) -> ReplicaInfo:
+    def describe(self) -> pb.ReplicaStatus:
         """How it stands now."""
         core, store = self._driver.core, self._broker.store
         members = core.membership
-        return ReplicaInfo(
-            core.name,
-            core.role.value,
-            core.promised,
-            core.master,
-            core.history.last_index,
-            core.stored_index(),
-            core.commit,
-            store.messages.end,
-            store.actions.end,
-            core.may_count,
-            members.version,
-            members.voters,
-            members.learners,
-            self._peers(core.leader),
-            self._broker.is_serving,
+        return pb.ReplicaStatus(
+            replica=core.name,
+            role=core.role.value,
+            epoch=core.promised,
+            master=core.master,
+            last_index=core.history.last_index,
+            stored_index=core.stored_index(),
+            commit_index=core.commit,
+            message_position=store.messages.end,
+            action_position=store.actions.end,
+            is_whole=core.may_count,
+            membership_version=members.version,
+            voters=members.voters,
+            learners=members.learners,
+            peers=self._peers(core.leader),
+            is_serving=self._broker.is_serving,
         )
 
-    def _peers(self, leader: Leader | None) -> tuple[PeerInfo, ...]:
-        if leader is None:
-            return ()
+    def _peers(self, leader: Leader | None) -> list[pb.Peer]:
         now_ms = self._clock.monotonic_ms()
-        return tuple(PeerInfo(name, peer.match, peer.is_in_step, max(now_ms - peer.heard_ms, 0)) for name, peer in leader.peers.items())
+        return [
+            pb.Peer(replica=name, match_index=peer.match, in_step=peer.is_in_step, silent_ms=max(now_ms - peer.heard_ms, 0))
+            for name, peer in (leader.peers.items() if leader is not None else ())
+        ]
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
@@ -74,7 +75,7 @@ class ReplicaStatus:
 
     # --- handing over --------------------------------------------------------------------------------------------------
 
-    async def transfer(self, to: str) -> Transferred:
+    async def transfer(self, to: str) -> pb.TransferResponse:
         """Let nothing new in, wait until `to` has everything, have it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
         leader, driver = self._leader(), self._driver
         target = to or _most_advanced(leader)
@@ -91,11 +92,11 @@ class ReplicaStatus:
             leader.transfer_to = ""
             if driver.core.leader is leader:
                 self._broker.resume()
-        return Transferred(target, driver.core.promised, self._clock.monotonic_ms() - begin_ms)
+        return pb.TransferResponse(master=target, epoch=driver.core.promised, refused_ms=self._clock.monotonic_ms() - begin_ms)
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    async def change(self, *, add: str = "", remove: str = "") -> ReplicaInfo:
+    async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Let a replica join (as a learner; it becomes a voter by itself) or leave. Raises NotMaster, InvalidArgument, Unavailable."""
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
@@ -104,7 +105,8 @@ class ReplicaStatus:
         after = before.with_learner(check_name("replica", add)) if add else before.without(remove)
         driver.act(lambda _: leader.propose(after))
         await self._until_changed(driver, leader, after)
-        return self.describe()
+        members = driver.core.membership
+        return pb.ChangeReplicasResponse(membership_version=members.version, voters=members.voters, learners=members.learners)
 
     async def _until_changed(self, driver: Driver, leader: Leader, after: ReplicaMembership) -> None:
         try:

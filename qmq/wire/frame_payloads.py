@@ -42,6 +42,9 @@ _DELIVERY: Final = Struct("<IIqI")
 _RANGE: Final = Struct("<qIII")
 _FETCHED: Final = Struct("<qqqqqII")
 _SESSION: Final = Struct("<I")
+_DETACH: Final = Struct("<Iq")
+EVERYTHING_RECEIVED: Final = (1 << 63) - 1
+"""In a DETACH: the consumer cannot say what it received."""
 _ERROR: Final = Struct("<HBBI")
 _LANE_PULL: Final = Struct("<IQqIII")
 _LANE_DELIVERY: Final = Struct("<IIqII")
@@ -447,14 +450,25 @@ FETCHED_HEAD_BYTES: Final = _FETCHED.size
 
 
 def pack_session(session: int) -> bytes:
-    """The payload of HEARTBEAT and DETACH."""
+    """The payload of HEARTBEAT."""
     return _SESSION.pack(session)
 
 
 def unpack_session(payload: memoryview | bytes) -> int:
     """Raises ProtocolViolation."""
-    session: int = _unpack(_SESSION, payload, "HEARTBEAT or DETACH")[0]
+    session: int = _unpack(_SESSION, payload, "HEARTBEAT")[0]
     return session
+
+
+def pack_detach(session: int, received: int = EVERYTHING_RECEIVED) -> bytes:
+    """The payload of DETACH. `received`: the last pull sequence that has arrived; what was handed out behind it goes back untried."""
+    return _DETACH.pack(session, received)
+
+
+def unpack_detach(payload: memoryview | bytes) -> tuple[int, int]:
+    """The session, and the last pull sequence that has arrived. Raises ProtocolViolation."""
+    session, received = _unpack(_DETACH, payload, "DETACH")
+    return session, received
 
 
 def pack_error(failure: QmqError) -> bytes:

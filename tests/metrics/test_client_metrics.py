@@ -35,7 +35,7 @@ async def test_a_client_counts_what_it_sends_and_what_it_is_handed(node: Node) -
         consumer = mq.consumer("flights", "ops", ack="explicit")
         found = [await consumer.__anext__() for _ in range(11)]
         for message in found[:6]:
-            await message.ack()
+            await message.ack_sync()
         found[6].nack(delay=timedelta())
         assert (await consumer.__anext__()).attempt == 2
         values = shown(mq)

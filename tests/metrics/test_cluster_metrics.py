@@ -12,13 +12,13 @@ from server_cluster import REPLICATED, ServerCluster, cluster
 from support import eventually
 
 import qmq
-from qmq.broker.group_status import PeerInfo, ReplicaInfo
 from qmq.errors import CoordinationUnavailable
 from qmq.log.log_config import Flush, LogConfig
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.meta_metrics import MetaSource
 from qmq.node.metering.replica_metrics import ReplicaSource
 from qmq.node.replica_node import ReplicaNode
+from qmq.proto.v1 import control_pb2 as control
 
 OURS = {"broker_group": "g1"}
 
@@ -105,14 +105,15 @@ async def test_a_new_master_counts_what_it_stored_itself(three: ServerCluster) -
 
 
 async def test_a_replica_that_starts_shows_no_place_yet() -> None:
-    def starting() -> ReplicaInfo:
+    def starting() -> control.ReplicaStatus:
         raise qmq.errors.Unavailable("the replica is starting")
 
     assert (await read([ReplicaSource("g1", starting)])).rows("qmq_serving") == []
 
 
 async def test_a_slave_ahead_of_what_was_noted_has_no_negative_lag() -> None:
-    info = ReplicaInfo("a", "master", 1, "a", 7, 7, 7, 0, 0, True, 1, ("a", "b"), (), (PeerInfo("b", 9, True, 250),), True)
+    peer = control.Peer(replica="b", match_index=9, in_step=True, silent_ms=250)
+    info = control.ReplicaStatus(replica="a", role="master", last_index=7, peers=[peer])
     values = await read([ReplicaSource("g1", lambda: info, {"master": 2})])
     assert values("qmq_replication_lag_entries", replica="b") == 0
     assert values("qmq_replication_silent_seconds", replica="b") == 0.25

@@ -15,11 +15,15 @@ from prometheus_client.exposition import generate_latest
 from support import eventually, node_config, running
 
 import qmq
+from qmq.batch import encode
+from qmq.batch_columns import Columns
 from qmq.broker.broker_config import BrokerConfig
-from qmq.errors import LogDamaged, QmqError
+from qmq.client.connection import connect
+from qmq.errors import LogDamaged, ReadOnly
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node
 from qmq.node.metering.serving import figures_by_role
+from qmq.wire.frame import FrameKind
 
 GROUP = {"subject": "flights", "group": "ops"}
 DELAYED = {"broker_group": "delay"}
@@ -65,7 +69,7 @@ async def test_messages_are_counted_as_they_are_stored_handed_out_and_settled(me
     async with mq.consumer("flights", "ops", ack="explicit") as consumer:
         found = [message for _ in range(21) async for message in one_of(consumer)]
         for message in found[:15]:
-            await message.ack()
+            await message.ack_sync()
         for message in found[15:18]:
             message.nack(delay=timedelta())
         again = [message for _ in range(3) async for message in one_of(consumer)]
@@ -164,9 +168,13 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
     await mq.send("flights", b"x")
     await mq.metadata.set_group_mode("broker-0", "read-only")
     await eventually(lambda: metered.broker.is_read_only)
-    async with mq.producer("flights", delivery_timeout_s=2.0) as producer:
-        with pytest.raises(QmqError):
-            await producer.send(b"y")
+    # Past the client, which sends nothing to a group that it knows to be read-only.
+    connection = await connect(metered.data_address, "test")
+    batch = b"".join(encode(b"flights", Columns([b"y"]), producer_id=1, batch_sequence=0, create_time_ms=1))
+    with pytest.raises(ReadOnly):
+        await connection.call(FrameKind.PRODUCE, batch, timeout_s=10)
+    connection.close()
+    await connection.wait_closed()
     values = await page(metered)
     assert values("qmq_refused_requests_total", error="ReadOnly", broker_group="broker-0") >= 1
     assert values("qmq_read_only", broker_group="broker-0") == 1

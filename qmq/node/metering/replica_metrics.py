@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from qmq.broker.group_status import ReplicaInfo
 from qmq.errors import Unavailable
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
+from qmq.proto.v1 import control_pb2 as pb
 
 _OF: Final = ("broker_group",)
 _PEER: Final = ("broker_group", "replica")
@@ -43,7 +43,7 @@ class ReplicaSource:
     def __init__(
         self,
         group: str,
-        describe: Callable[[], ReplicaInfo],
+        describe: Callable[[], pb.ReplicaStatus],
         roles: Mapping[str, int] | None = None,
         refused: Callable[[], Mapping[str, int]] = dict,
     ) -> None:

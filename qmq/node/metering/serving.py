@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.data_server import DataServer
-from qmq.broker.group_status import ReplicaInfo
 from qmq.delay.delay_broker import DelayBroker
 from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
@@ -17,6 +16,7 @@ from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.metering.groups_metrics import GroupsSource
 from qmq.node.metering.log_metrics import LogSource
 from qmq.node.metering.replica_metrics import ReplicaSource
+from qmq.proto.v1 import control_pb2 as pb
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -28,7 +28,7 @@ def sources_of(
     broker: Broker,
     group: str,
     server: DataServer,
-    describe: Callable[[], ReplicaInfo],
+    describe: Callable[[], pb.ReplicaStatus],
     roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
 ) -> list[FigureSource]:

@@ -115,7 +115,7 @@ class World:
         await self.connection.call(FrameKind.LANE_SETTLE, payload, timeout_s=10, deadline_ms=10_000)
 
     async def detach(self, lane: LaneAttached) -> None:
-        await self.connection.call(FrameKind.DETACH, wire.pack_session(lane.session), timeout_s=10)
+        await self.connection.call(FrameKind.DETACH, wire.pack_detach(lane.session), timeout_s=10)
 
 
 def _messages(view: BatchView, part: wire.Range) -> list[Got]:

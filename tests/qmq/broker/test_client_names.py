@@ -19,7 +19,7 @@ async def test_a_client_whose_name_cannot_be_told_is_refused(name: str) -> None:
         with pytest.raises((InvalidName, InvalidArgument), match=r"printable|half of a surrogate pair"):
             await connect(address, name)
         async with mq.consumer("s", "g") as consumer:
-            await (await consumer.pull(1)).ack()
+            await (await consumer.pull(1)).ack_sync()
             assert [each.group for each in await mq.metadata.describe_groups()] == ["g"]
 
 

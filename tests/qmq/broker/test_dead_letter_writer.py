@@ -206,7 +206,7 @@ async def test_on_a_full_disk_the_dead_wait_and_are_buried_when_there_is_room(tm
         patch.setattr(world.store, "append", full)
         world.bury()
     assert (world.bodies(), world.share.dying_messages()) == ([], 2)
-    assert [group.dying for group in await BrokerAdmin(world.broker).groups("s", "g")] == [2], "operators see that they wait"
+    assert [group.dying for group in await BrokerAdmin(world.broker, "g1").groups("s", "g")] == [2], "operators see that they wait"
     world.bury()
     assert world.bodies() == [], "it is not tried at every tick"
     world.clock.now_ms += dead_letter_writer.AGAIN_MS
@@ -323,5 +323,23 @@ async def test_a_consumer_of_a_broadcast_group_that_wakes_up_late_does_not_bring
     world.clock.now_ms += 4 * 86_400_000
     world.broker.dispatch.tick()
     with pytest.raises(UnknownConsumer):
-        world.broker.dispatch.detach(world.peer, world.session)
+        world.broker.dispatch.detach(world.peer, world.session, -1)
     assert "g%c" not in world.store.open_queue("s", 0).shares
+
+
+async def test_what_never_reached_a_consumer_that_leaves_comes_again_untried(tmp_path: Path) -> None:
+    """A pull waits while the consumer gives back what it had not begun: the same messages are handed out to it once more."""
+    world = World(tmp_path / "a")
+    world.send(numbered(10))
+    world.attach()
+    world.pull(10)
+    world.broker.turn()
+    world.broker.dispatch.pull(world.peer, 3, wire.Pull(world.session, 10, 1 << 20, 20_000), 0)
+    world.settle(Settlement(0, 9, Verdict.RELEASE, 0))
+    assert [(each.pull, each.count) for each in world.share.holders["c"].held] == [(10, 10)]
+    world.broker.dispatch.detach(world.peer, world.session, 9)
+    world.broker.turn()
+    world.attach("d")
+    world.pull(10)
+    world.broker.turn()
+    assert [(each.count, each.attempt) for each in world.share.holders["d"].held] == [(10, 1)]

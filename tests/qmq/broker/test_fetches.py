@@ -204,7 +204,7 @@ async def test_a_sealed_partition_ends_at_its_command_message_which_nobody_gets(
     async with world(tmp_path) as w:
         it = Reader(w.node, w.connection)
         await w.produce([b"k"] * 3)
-        assert await LaneAdmin(w.node.broker).seal(SUBJECT, 1, "c", 2) == 3
+        assert await LaneAdmin(w.node.broker, "g1").seal(SUBJECT, 1, "c", 2) == 3
         fetched, views = await it.fetch(subject=SUBJECT, partition=1)
         assert fetched[:3] == (0, 3, 3)
         assert fetched.is_sealed

@@ -23,7 +23,7 @@ async def test_a_deleted_group_is_gone_also_behind_a_restart_and_begins_anew() -
         mq = cluster.client()
         await mq.send("s", b"1")
         async with mq.consumer("s", "g") as consumer:
-            await (await consumer.pull(1)).ack()
+            await (await consumer.pull(1)).ack_sync()
             with pytest.raises(InvalidArgument, match="stop them first"):
                 await mq.metadata.delete_group("s", "g")
         assert await mq.metadata.delete_group("s", "g") == 1
@@ -100,7 +100,7 @@ async def test_the_trail_of_an_ordered_message_says_that_its_group_was_deleted()
             await eventually(lambda: seen == [b"1"])
         broker = cluster.machine(cluster.master()).node.broker
         queue = next(each for (_, number), each in broker.store.queues.items() if number and each.next_sequence > each.start_sequence)
-        page = await MessageHistory(broker).follow("o", queue.id.partition, queue.start_sequence, "g")
+        page = await MessageHistory(broker, "g1").follow("o", queue.id.partition, queue.start_sequence, "g")
         kinds = [event.kind for event in page.events]
         assert kinds[: kinds.index("forget") + 1][-2:] == ["done", "forget"], (sent, kinds)
         assert "grant" in kinds[kinds.index("forget") :]
@@ -114,10 +114,10 @@ async def test_the_trail_of_a_message_begins_behind_the_deletion_of_an_earlier_s
             await mq.send("s", body)
             async with mq.consumer("s", "g", ack="explicit") as consumer:
                 (message,) = await consumer.pull(1, timedelta(seconds=10))
-                await message.ack()
+                await message.ack_sync()
             if body == b"old":
                 await mq.metadata.delete_subject("s")
         broker = cluster.machine(cluster.master()).node.broker
         for group in ("", "g"):
-            page = await MessageHistory(broker).follow("s", 0, message.sequence, group)
+            page = await MessageHistory(broker, "g1").follow("s", 0, message.sequence, group)
             assert [event.kind for event in page.events if event.kind != "join"][:2] == ["pull", "ack"]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from support import eventually, node_config, running
 
@@ -56,7 +57,7 @@ async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
             message = await take(consumer)
             for number in range(others):
                 await mq.send("s", b"%d" % number)
-                await (await take(consumer)).ack()
+                await (await take(consumer)).ack_sync()
             if name == "a":
                 message.nack(timedelta(seconds=0.5), "once")  # it goes before the message may come again
             else:
@@ -111,7 +112,7 @@ async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(n
     assert kinds([page]) == [("pull", "c", 1)]
     assert (page.states[0].state, page.states[0].consumer, page.states[0].attempts_max) == ("held", "c", 5)
     assert 0 < page.states[0].lease_left_ms <= 30_000
-    await message.ack()
+    await message.ack_sync()
 
 
 async def test_what_retention_took_of_the_action_log_is_said_to_be_missing(node: Node, mq: qmq.Client) -> None:
@@ -123,7 +124,7 @@ async def test_what_retention_took_of_the_action_log_is_said_to_be_missing(node:
     async with mq.consumer("s", "g") as consumer:
         while len(actions.bases) < begun + 3:  # so that the last one begins with a group that is done with it
             await mq.send("s", b"other")
-            await (await take(consumer)).ack()
+            await (await take(consumer)).ack_sync()
     second = await mq.send("s", b"last")
     for path in actions.drop_before(actions.bases[-1]):
         path.unlink()
@@ -152,6 +153,13 @@ async def test_a_cursor_that_is_none_and_a_message_that_is_none_are_refused(mq: 
     place.subject = "unknown"
     with pytest.raises(UnknownSubject):
         await mq.metadata.trace_message(place)
+
+
+async def test_a_cursor_of_the_release_before_is_refused(mq: qmq.Client) -> None:
+    place = await place_of(mq, await mq.send("s", b"1"))
+    trail = ["g", "waiting", "", 2, 0, 5, 6, {"a": 6}, None]
+    with pytest.raises(InvalidArgument, match="begin without one"):
+        await mq.metadata.trace_message(place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []]))
 
 
 async def test_a_message_is_found_without_its_subject_and_one_that_is_nowhere_is_not(mq: qmq.Client) -> None:
@@ -215,4 +223,4 @@ async def test_pauses_and_backlogs_are_told(node: Node, mq: qmq.Client) -> None:
     texts = [each["text"] for each in why(await inquire(mq, str(receipts[2].id)), 0)]
     assert texts[1].startswith("Group g: waits behind 1 older message; the group is paused since 20")
     assert texts[1].endswith("(deploying).")
-    await message.ack()
+    await message.ack_sync()

@@ -10,7 +10,6 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, Route
 from support import eventually
 
-from qmq.broker.admin import Earliest, Latest
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import (
     InvalidArgument,
@@ -25,6 +24,7 @@ from qmq.errors import (
     RouteConflict,
     UnknownConsumer,
 )
+from qmq.proto.v1 import control_pb2 as pb
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
@@ -33,7 +33,7 @@ KEYS = [b"key-%d" % n for n in range(40)]
 
 
 def admin(found: World) -> LaneAdmin:
-    return LaneAdmin(found.node.broker)
+    return LaneAdmin(found.node.broker, "g1")
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Pa
         parked = [LaneSettlement(at, at, LaneVerdict.PARKED, 0) for at in (0, 2, 4)]
         await it.verdicts(lane, parked)
         await it.settle(lane, (0, 5))
-        assert [(key, each.sequences) for _, key, each in admin(it).parked(SUBJECT, "g", 0)] == [(b"a", [0, 2, 4])]
+        assert [(each.key, each.messages, each.first_sequence) for each in admin(it).parked(SUBJECT, "g", 0)] == [(b"a", 3, 0)]
         again = await it.attach(token=lane.token)
         assert again.parked == [b"a".hex()]
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
@@ -278,17 +278,15 @@ async def test_progress_tells_what_is_finished_only_when_the_command_message_is_
         await admin(it).seal(SUBJECT, 1, "c1", 2)
         queue = it.node.store.open_queue(SUBJECT, 1)
         await it.settle(lane, (0, 39))
-        (info,) = await admin(it).describe(SUBJECT, [1], "g")
-        assert info.share is not None
-        assert not queue.is_finished(info.share, LpRange(0, 8))
-        before = info.share
+        asked = pb.DescribeLanesRequest(subject=SUBJECT, partitions=[1], group="g")
+        (before,) = await admin(it).describe(asked)
+        assert not any(part.is_finished for part in before.progress)
         await it.settle(lane, (40, 40))
-        assert not queue.is_finished(before, LpRange(0, 8))  # what was told is of the moment at which its commit was waited for
-        (info,) = await admin(it).describe(SUBJECT, [1], "g")
-        assert info.share is not None
-        assert queue.is_finished(info.share, LpRange(0, 8))
-        assert not queue.is_finished(info.share, LpRange(0, 9))
-        assert not queue.is_finished(info.share, WHOLE)
+        (after,) = await admin(it).describe(asked)
+        assert [(part.lps.first, part.lps.end) for part in after.progress if part.is_finished] == [(0, 8)]
+        share = queue.lanes["g"]
+        assert not queue.is_finished(share, LpRange(0, 9))
+        assert not queue.is_finished(share, WHOLE)
 
 
 async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None:
@@ -309,7 +307,7 @@ async def test_hazard_6_retention_that_cuts_what_a_slow_group_needs_is_said_loud
         with pytest.raises(MessagesExpired, match="0 to 9"):
             await it.pull(lane)
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
-        await admin(it).place(SUBJECT, "g", [(1, Earliest())], moves=True, record_revision=held)
+        await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, earliest=True)], moves=True, record_revision=held)
         after = await it.attach()
         assert after.position == 10
         assert len((await it.pull(after))[1]) == 30
@@ -318,9 +316,9 @@ async def test_hazard_6_retention_that_cuts_what_a_slow_group_needs_is_said_loud
 async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it_is_new(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
-        await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False)
+        await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=False)
         await it.produce(KEYS, number=1)
-        await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False)
+        await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=False)
         lane = await it.attach()
         assert lane.position == 40
 
@@ -333,7 +331,7 @@ async def test_a_move_of_a_group_that_comes_too_late_moves_nothing(tmp_path: Pat
         await it.put_group()
         lane = await it.attach()
         with pytest.raises(RouteConflict):
-            await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=True, record_revision=held)
+            await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=True, record_revision=held)
         assert len((await it.pull(lane))[1]) == 40
 
 
@@ -356,7 +354,7 @@ async def test_a_deleted_group_loses_its_lanes_and_parked_keys_and_late_requests
             await it.pull(lane)
         assert not admin(it).parked(SUBJECT, "g", 0)
         with pytest.raises(RouteConflict):
-            await admin(it).place(SUBJECT, "g", [(1, Latest())], moves=False, record_revision=held - 1)
+            await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=False, record_revision=held - 1)
         after = await it.attach()
         assert after.position == 0
         assert len((await it.pull(after))[1]) == 3

@@ -69,7 +69,7 @@ async def test_a_search_for_a_message_gives_way_after_each_file(tmp_path: Path) 
     write_entries(broker.store)
     async with counting_turns() as turns:
         with pytest.raises(MessageNotFound):
-            await BrokerAdmin(broker).find_message("s", MessageId(NOW_MS << 20 | 1, 0, 0))
+            await BrokerAdmin(broker, "g1").find_message("s", MessageId(NOW_MS << 20 | 1, 0, 0))
     assert turns[0] >= 3
     broker.store.close()
 
@@ -79,8 +79,8 @@ async def test_looking_at_many_queues_gives_way(tmp_path: Path) -> None:
     for number in range(5 * LOOKS_AT_ONCE):
         broker.store.append([intake(broker.store.open_queue(f"s{number}", 0), [b"x"])])
     async with counting_turns() as turns:
-        assert len(await BrokerAdmin(broker).queues("")) == 5 * LOOKS_AT_ONCE
-        assert await BrokerAdmin(broker).groups("", "") == []
+        assert len(await BrokerAdmin(broker, "g1").queues("")) == 5 * LOOKS_AT_ONCE
+        assert await BrokerAdmin(broker, "g1").groups("", "") == []
     assert turns[0] >= 5
     broker.store.close()
 
@@ -91,7 +91,7 @@ async def test_a_message_is_found_by_its_id_while_it_is_kept(tmp_path: Path) -> 
     producer = NOW_MS << 20 | 1
     for number in range(3):
         broker.store.append([intake(queue, [b"a", b"b"], producer=producer, number=number)])
-    admin = BrokerAdmin(broker)
+    admin = BrokerAdmin(broker, "g1")
     found = await admin.find_message("s", MessageId(producer, 1, 1))
     assert (found.view.base_sequence, found.index) == (2, 1)
     queue.start_sequence = 4

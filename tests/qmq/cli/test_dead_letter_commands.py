@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import qmq
 from qmq.cli.app import app
 from qmq.cli.dlq import chosen_by
-from qmq.client.dead_letters import DeadLetter, columns_of, parts_of
+from qmq.client.dead_letters import DeadLetter, DeadLetters, columns_of, parts_of
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
@@ -61,7 +61,7 @@ async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_cho
         async with mq.consumer("orders", "billing", ack="explicit") as consumer:
             again = await anext(consumer)
             assert (again.body, str(again.id), again.attempt, again.headers["trace"]) == (b"b", first[1], 1, b"t")
-            await again.ack()
+            await again.ack_sync()
         assert await said(node, "dlq", "purge", "billing", "--error", "expired") == [{"group": "billing", "messages": 1}]
         assert [each["body"] for each in await said(node, "dlq", "show", "billing")] == ["a"]
         assert await said(node, "dlq", "purge", "billing") == [{"group": "billing", "messages": 1}]
@@ -74,7 +74,7 @@ async def test_no_other_group_sees_a_replayed_message(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await die(mq, "orders", [b"a"], "no")
         async with mq.consumer("orders", "audit", ack="explicit") as audit:
-            await (await anext(audit)).ack()
+            await (await anext(audit)).ack_sync()
             while not await mq.dead_letters("billing").replay():
                 pass
             await mq.send("orders", b"next")
@@ -112,13 +112,10 @@ def test_what_is_no_message_id_is_an_error() -> None:
         chosen_by("", ["abc"], "", None)
 
 
-async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_others(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await die(mq, "good", [b"a"], "no")
         await die(mq, "gone", [b"b"], "no")
-        letters = mq.dead_letters("billing")
-        while sum(each.waiting for each in await letters.describe()) < 2:
-            pass
         send = mq._send_directed_now
 
         async def refused(subject: str, columns: Any, create_time_ms: int) -> None:
@@ -126,7 +123,9 @@ async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_o
                 raise UnknownSubject("it was deleted (in this test)")
             await send(subject, columns, create_time_ms)
 
-        monkeypatch.setattr(mq, "_send_directed_now", refused)
+        letters = DeadLetters(mq.metadata, mq.consumer, refused, "billing")
+        while sum(each.waiting for each in await letters.describe()) < 2:
+            pass
         for _ in range(3):
             with pytest.raises(UnknownSubject):
                 await letters.replay()

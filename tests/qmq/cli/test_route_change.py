@@ -165,7 +165,6 @@ def test_a_change_is_over_when_every_group_has_advanced(meta: FakeMeta, qmq: Com
 def test_waiting_outlasts_a_metaserver_that_is_away(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from grpc import StatusCode
 
-    monkeypatch.setattr("qmq.client.metadata.RETRY_S", 0.0)
     answers(meta, SPLIT)
     away = [StatusCode.UNAVAILABLE] * 30
     meta.answers["DescribeRoute"] = [described(), *away, described(2, AFTER, groups=[group("billing", 2)])]

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
-from qmq.client.client_timing import MetadataTiming
+from qmq.client.client_timing import ClientTiming
 from qmq.client.metadata import MetadataClient, is_answer_to
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, RouteConflict
 from qmq.model import Fencing, Order, SubjectConfig
@@ -25,7 +25,7 @@ LOST = grpc.StatusCode.UNAVAILABLE
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[FakeMeta, MetadataClient]]:
     with serving() as (meta, address):
-        client = MetadataClient([address], timing=MetadataTiming(slow_call_s=2.0, publish_look_s=0.001))
+        client = MetadataClient([address], timing=ClientTiming(slow_call_s=2.0, publish_look_s=0.001))
         yield meta, client
         await client.close()
 

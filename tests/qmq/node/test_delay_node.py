@@ -30,7 +30,7 @@ async def test_every_replica_has_the_whole_schedule_and_what_is_due_is_delivered
             while len(found) < 100:
                 got = await consumer.pull(100, timedelta(seconds=10))
                 found += [message.body for message in got]
-                await got.ack()
+                await got.ack_sync()
         assert sorted(found, key=int) == [b"%d" % number for number in range(100)]
         master = (await cluster.master()).config.replica
         await eventually(lambda: all(cluster.pending(name) == cluster.pending(master) for name in NAMES))

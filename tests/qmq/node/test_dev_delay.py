@@ -35,7 +35,7 @@ async def test_a_delayed_message_is_delivered_and_not_before_it_is_due(tmp_path:
             while len(found) < 2:
                 got = await consumer.pull(2, timedelta(seconds=10))
                 found += list(got)
-                await got.ack()
+                await got.ack_sync()
         assert [message.body for message in found] == [b"now", b"later"]
         assert found[1].append_time_ms >= receipt.due_ms - 5  # the broker goes by another clock than the delay group
 

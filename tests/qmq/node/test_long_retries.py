@@ -42,14 +42,14 @@ async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to
         a, b = mq.consumer("s", "a", ack="explicit"), mq.consumer("s", "b", ack="explicit")
         await mq.send("s", b"x", key="k", tags=["t"], headers={"h": "v"})
         (first,), (other,) = await pulled(a, 1), await pulled(b, 1)
-        await other.ack()
+        await other.ack_sync()
         first.nack(LONG)
         (again,) = await pulled(a, 1)
         assert again.append_time_ms >= first.append_time_ms + 1000
         assert (again.attempt, again.id, again.body, again.key, again.tags) == (2, first.id, b"x", "k", ("t",))
         assert dict(again.headers) == {"h": b"v", headers.GROUP: b"a", headers.ATTEMPT: b"1"}
         assert again.create_time_ms == first.create_time_ms
-        await again.ack()
+        await again.ack_sync()
         await mq.send("s", b"y")
         assert [message.body for message in await pulled(a, 1)] == [b"y"], "once"
         assert [message.body for message in await pulled(b, 1)] == [b"y"], "to group a alone"

@@ -41,7 +41,7 @@ async def test_what_a_node_stores_is_for_its_own_user_only(tmp_path: Path) -> No
             await mq.send_many("s", [bytes(1_000)] * 200)
             await mq.send("s", b"later", delay=timedelta(days=1))
             async with mq.consumer("s", "g") as consumer:
-                await (await consumer.pull(10)).ack()
+                await (await consumer.pull(10)).ack_sync()
     found = {path.name for path in config.data.rglob("*")}
     assert {"coordination.db", "coordination.lock", "lock", "schedule"} <= found
     assert open_to_others(tmp_path / "new") == {}

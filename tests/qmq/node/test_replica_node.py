@@ -82,7 +82,7 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
         await mq.send_many("s", [b"%d" % number for number in range(100)])
         async with mq.consumer("s", "g") as consumer:
             found = await consumer.pull(60, timedelta(seconds=10))
-            await found.ack()
+            await found.ack_sync()
             epoch = first.driver.core.promised
             await cluster.stop(first.config.replica)
             second = await cluster.master()
@@ -92,7 +92,7 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
             while len(left) < 101 - len(found):
                 got = await consumer.pull(100, timedelta(seconds=10))
                 left += [message.body for message in got]
-                await got.ack()
+                await got.ack_sync()
         assert left == [*[b"%d" % number for number in range(len(found), 100)], b"more"]
 
 
@@ -153,7 +153,7 @@ async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_ne
         held = await consumer.pull(2, timedelta(seconds=10))
         await mq.metadata.pause_group("s", "g", reason="while the master changes")
         await mq.metadata.transfer("g")
-        await held.ack()
+        await held.ack_sync()
         assert not await consumer.pull(2, timedelta(seconds=0.2))
         (group,) = await mq.metadata.describe_groups("s", "g")
         assert (len(held), group.is_paused, group.waiting, group.unacked) == (2, True, 2, 0)

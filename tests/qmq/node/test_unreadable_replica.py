@@ -92,7 +92,7 @@ async def test_what_a_consumer_reads_from_a_bad_sector_is_mended(tmp_path: Path)
             while len(found) < COUNT:
                 got = await consumer.pull(COUNT, timedelta(seconds=10))
                 found += [message.body.rstrip(b"\0") for message in got]
-                await got.ack()
+                await got.ack_sync()
         assert found == [b"%d" % number for number in range(COUNT)]
         assert disk.unreadable > 0
         assert disk.bad == set()

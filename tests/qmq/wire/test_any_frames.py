@@ -139,6 +139,8 @@ class Frames:
             return kind, _SETTLE.pack(session, len(settlements) // _SETTLEMENT.size) + settlements + choose((b"", b"", b"\0\0\0\0\4\0boom"))
         if kind is FrameKind.LANE_SETTLE:
             return kind, _LANE_SETTLE.pack(session, len(settlements) // _SETTLEMENT.size, choose((1, 2, 3))) + settlements
+        if kind is FrameKind.DETACH:
+            return kind, wire.pack_detach(session, choose((-1, 0, 5, choose(LONGS))))
         return kind, wire.pack_session(session)
 
     def _produce(self) -> tuple[FrameKind, bytes]:

@@ -62,6 +62,7 @@ def test_random_payloads_are_read_or_refused(data: bytes) -> None:
         wire.unpack_pull,
         wire.unpack_error,
         wire.unpack_session,
+        wire.unpack_detach,
         wire.unpack_settled,
         wire.Hello.unpack,
         wire.Attach.unpack,
