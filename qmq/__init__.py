@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from qmq import errors
+from qmq.blocking import BesideLoop
 from qmq.client import payloads as payload
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
@@ -31,6 +32,7 @@ from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
 from qmq.client.state_folder import StateDir
 from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
+from qmq.event_loop import run
 from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
 from qmq.security.client_tokens import Token
 from qmq.security.contexts import default_server
@@ -73,6 +75,7 @@ __all__ = [
     "connect",
     "errors",
     "payload",
+    "run",
 ]
 
 
@@ -106,4 +109,5 @@ def connect(
         name=name,
         state_dir=state_dir,
         network=network_of(tls, token),
+        for_threads=BesideLoop,
     )

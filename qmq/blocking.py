@@ -32,6 +32,7 @@ from qmq.security.client_tokens import Token
 from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
+from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.client.delayed import Delayed
@@ -59,7 +60,13 @@ class BlockingClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
         self._client = Client(
-            addresses, create_subjects=create_subjects, interceptors=interceptors, name=name, state_dir=state_dir, network=network
+            addresses,
+            create_subjects=create_subjects,
+            interceptors=interceptors,
+            name=name,
+            state_dir=state_dir,
+            network=network,
+            for_threads=BesideLoop,
         )
         self._thread.start()
 
@@ -304,8 +311,12 @@ class BlockingConsumer:
         self._client.run(go_on())
 
     def ack(self, messages: Message | Messages) -> None:
-        """Acknowledge, and wait until the broker has it. Raises StaleDelivery."""
-        self._client.run(messages.ack())
+        """They were worked on. Does not wait for the broker; see `qmq.Message.ack`."""
+        messages.ack_later()
+
+    def ack_sync(self, messages: Message | Messages) -> None:
+        """The same; returns when the broker has it. Raises as `qmq.Message.ack_sync`."""
+        self._client.run(messages.ack_sync())
 
     def nack(self, messages: Message | Messages, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """Have them handed out again. See `qmq.Message.nack`."""
@@ -334,6 +345,9 @@ class _FromAnyThread:
         self._settler = settler
         self.subject = settler.subject
         self.broker_group = settler.broker_group
+
+    def ack(self, pull: int) -> None:
+        self.settle(pull, pull, Verdict.ACK)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         async def say() -> None:

@@ -59,7 +59,7 @@ class TupleReader(DataSourceReader):
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         from pyspark_qmq import read_options as parsed
-        from pyspark_qmq.source import LogReader
+        from pyspark_qmq.log_reader import LogReader
 
         self._reader = LogReader(parsed.parse(options, is_stream=False), schema)
 

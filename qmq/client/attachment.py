@@ -21,10 +21,11 @@ from collections import deque
 
 from qmq.batch import BatchView
 from qmq.client import prefetch_limits
+from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
-from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession, SessionOwner, Terms
+from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.links import Links
-from qmq.client.message import Decoded, Slice
+from qmq.client.message import Decoded, Message, Slice
 from qmq.client.route_book import Master
 from qmq.client.verdict_store import Origin
 from qmq.client.verdicts import Verdicts
@@ -70,7 +71,15 @@ class Attachment:
         tally = links.tallies.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
         self.verdicts = Verdicts(
-            owner, terms, group, sent_away=self._sent_away, come_back=self.start, now_ns=links.now_ns, tally=tally, file=file
+            owner,
+            terms,
+            group,
+            sent_away=self._sent_away,
+            come_back=self.start,
+            now_ns=links.now_ns,
+            tally=tally,
+            file=file,
+            retry_s=links.timing.session_retry_s[-1],
         )
         self._has_inherited = links.store is None
         self._tally = tally
@@ -81,7 +90,7 @@ class Attachment:
     @property
     def held(self) -> int:
         """Messages here whose verdict is not on its way."""
-        return self.verdicts.outstanding.messages + self.verdicts.postponed
+        return self.verdicts.outstanding.messages - self.verdicts.gathered + self.verdicts.postponed
 
     @property
     def held_bytes(self) -> int:
@@ -109,6 +118,23 @@ class Attachment:
             begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
             self.session.connection.tell(FrameKind.BEGUN, begun)
         return first
+
+    def next_ready(self) -> Message | None:
+        """The next message, if nothing has to be looked at before it is handed out."""
+        if not self.slices or self._loop.time() - self._alive_s > self._lease_ms / 1000:
+            return None
+        first = self.slices[0]
+        if first.attempt > 1 or not first.batch.is_decoded:
+            return None
+        message = Message(first.settler, first.batch, first.offset, first.attempt, first.pull)
+        if first.count == 1:
+            self.slices.popleft()
+        else:
+            # In place: a new slice for each message would cost as much as the message.
+            first.offset += 1
+            first.pull += 1
+            first.count -= 1
+        return message
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +251,7 @@ class Attachment:
             except QmqError as failure:
                 log.debug("%s: %s", self._terms.name, failure)
             self._detach()
-            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, attempt))
             attempt += 1
 
     async def _serve_under(self, master: Master, connection: Connection) -> bool:
@@ -266,8 +292,9 @@ class Attachment:
         """When we attach, what an earlier life of ours holds goes back: what it had to say comes first."""
         from qmq.client.handing_in import inherit
 
-        assert self._links.store is not None
-        await inherit(connection, self._links.store, self._terms, self.group, self._links.now_ns() // 1_000_000)
+        links = self._links
+        assert links.store is not None
+        await inherit(connection, links.store, self._terms, self.group, links.now_ns() // 1_000_000, links.timing.hand_in_retry_s[0])
         self._has_inherited = True
 
     async def _attach(self, master: Master, connection: Connection) -> None:
@@ -361,7 +388,7 @@ class Attachment:
         if session is None or not session.connection.is_open:
             left.set_result(False)
         else:
-            payload = wire.pack_session(session.number)
+            payload = wire.pack_detach(session.number, self._received)
             session.connection.request(FrameKind.DETACH, lambda answer: _heard(left, answer), payload, timeout_s=ANSWER_S)
         return left
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, payloads
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.consumer import Consumer, process_name
+from qmq.client.dead_letters import DeadLetters
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.links import Links
 from qmq.client.listening.listener_api import ListeningDoor
-from qmq.client.locator import Locator, Pushed
+from qmq.client.listening.listeners import ForThreads, no_client
+from qmq.client.locator import Locator
+from qmq.client.metrics import collector_of, serve
 from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.outbox_entry import OutboxDoor
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
 
     from qmq.client.access_client import AccessClient
     from qmq.client.client_counters import ClientCounters
-    from qmq.client.dead_letters import DeadLetters
     from qmq.client.delayed import Delayed
     from qmq.client.metadata import MetadataClient
     from qmq.client.ordered.lane_membership import Assigned, Member
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from qmq.metrics.exposition import Collector
 
 DEFAULT_PORT: Final = 20880
-DELIVERY_TIMEOUT_S: Final = 120.0
+DELIVERY_TIMEOUT_S: Final = TIMING.delivery_timeout_s
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
@@ -76,7 +79,10 @@ class Client(ListeningDoor, OutboxDoor):
         clock: Clock | None = None,
         network: Network = NETWORK,
         state_dir: StateDir = None,
+        for_threads: ForThreads = no_client,
+        timing: ClientTiming = TIMING,
     ) -> None:
+        self._for_threads, self._timing = for_threads, timing
         self._addresses = parse_addresses(addresses)
         self.name = check_name("client", name) if name else process_name()
         """What brokers and operators know this client by."""
@@ -92,10 +98,11 @@ class Client(ListeningDoor, OutboxDoor):
         self._now_ns = time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
         self._network = network
         self._links = Links(
-            Locator(self._locate, self._watch, self._turn, look=self._look),
+            Locator(self._locate, lambda: self.metadata.watch(), lambda: self.metadata.turn(), look=self._look, timing=timing),
             self.name,
             now_ns=self._now_ns,
             network=network,
+            timing=timing,
             store=store_of(False if state_dir is None and not network.is_machine else state_dir, self._addresses),
         )
         self._identity = ProducerIdentity()
@@ -115,8 +122,6 @@ class Client(ListeningDoor, OutboxDoor):
     @property
     def metrics(self) -> Collector:
         """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
-        from qmq.client.metrics import collector_of
-
         return collector_of(self)
 
     async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
@@ -124,8 +129,6 @@ class Client(ListeningDoor, OutboxDoor):
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
-        from qmq.client.metrics import serve
-
         self._endpoints.append(await serve(self, port, host))
         return self._endpoints[-1].port
 
@@ -161,12 +164,11 @@ class Client(ListeningDoor, OutboxDoor):
     @property
     def metadata(self) -> MetadataClient:
         """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
-        if self._links.is_closed:
-            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        self._check_open()
         if self._metadata is None:
             from qmq.client.metadata import MetadataClient
 
-            self._metadata = MetadataClient(self._addresses, self._network)
+            self._metadata = MetadataClient(self._addresses, self._network, self._timing)
         return self._metadata
 
     @property
@@ -175,7 +177,7 @@ class Client(ListeningDoor, OutboxDoor):
         if self._delayed is None:
             from qmq.client.delayed import Delayed
 
-            self._delayed = Delayed(lambda: self.metadata, self._now_ns)
+            self._delayed = Delayed(lambda: self.metadata, self._now_ns, self._timing)
         return self._delayed
 
     async def _locate(self, target: str) -> Placement:
@@ -183,12 +185,6 @@ class Client(ListeningDoor, OutboxDoor):
 
     async def _look(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
-
-    def _watch(self) -> AsyncIterator[Pushed]:
-        return self.metadata.watch()
-
-    def _turn(self) -> None:
-        self.metadata.turn()
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +317,7 @@ class Client(ListeningDoor, OutboxDoor):
     async def _ordering(self, target: str) -> Ordering | None:
         cause: Unavailable | None = None
         try:
-            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+            async with asyncio.timeout(self._timing.delivery_timeout_s):
                 while True:
                     try:
                         return await self._links.locator.ordering(target)
@@ -452,8 +448,7 @@ class Client(ListeningDoor, OutboxDoor):
         left where retention took some; the default raises MessagesExpired.
         Raises InvalidName, InvalidArgument, ClientClosed.
         """
-        if self._links.is_closed:
-            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        self._check_open()
         consumer = self._make_consumer(
             self._links,
             self._reset_to_earliest,
@@ -502,8 +497,7 @@ class Client(ListeningDoor, OutboxDoor):
         `lease_ms` is how long the consumer may be silent before its lanes go to others.
         Raises InvalidName, InvalidArgument, ClientClosed; MessagesExpired comes where it reads.
         """
-        if self._links.is_closed:
-            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        self._check_open()
         consumer = self._make_ordered_consumer(
             self._links,
             self._sync_member,
@@ -574,9 +568,7 @@ class Client(ListeningDoor, OutboxDoor):
 
     def dead_letters(self, group: str) -> DeadLetters:
         """What a consumer group gave up: look at it, give it back, throw it away. Raises InvalidName."""
-        from qmq.client.dead_letters import DeadLetters
-
-        return DeadLetters(self, group)
+        return DeadLetters(self.metadata, self.consumer, self._send_directed_now, group)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

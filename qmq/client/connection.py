@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qmq import limits
+from qmq.client.client_timing import TIMING
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
-from qmq.network import NETWORK, Network, TokenSource, no_token
+from qmq.network import NETWORK, Network
 from qmq.security.tls import tls_failed
+from qmq.token_source import TokenSource, no_token
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire import reachable
@@ -31,8 +33,6 @@ GONE_S: Final = 3.0
 """A machine that acknowledges nothing for so long is gone; a slow broker's machine acknowledges."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
-REAUTH_S: Final = 5.0
-"""How often a connection looks for a newer token."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long a peer that does not read may hold up the end of a connection."""
 
@@ -70,9 +70,9 @@ class _Pending(NamedTuple):
 class Connection:
     """A connection that stands. Make it with `connect`; once it ends it does not come back."""
 
-    def __init__(self, address: str, gone_s: float = GONE_S) -> None:
+    def __init__(self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s) -> None:
         self.address = address
-        self._gone_s = gone_s
+        self._gone_s, self._reauth_s = gone_s, reauth_s
         self.loop = asyncio.get_running_loop()
         self.inflight_bytes_max = 0
         self.on_closed: dict[Callable[[], None], None] = {}
@@ -214,7 +214,7 @@ class Connection:
                 if now - self._heard_s > late.timeout_s:
                     self.abort(f"it has been silent for {now - self._heard_s:.1f} s")
         self._look_after_machine(now)
-        if now - self._token_seen_s >= REAUTH_S:
+        if now - self._token_seen_s >= self._reauth_s:
             self._token_seen_s = now
             self._show_newer_token()
         if self.is_open:
@@ -264,9 +264,11 @@ class Connection:
             await self.ended.wait()
 
 
-async def connect(address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S) -> Connection:
+async def connect(
+    address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s
+) -> Connection:
     """Open a connection and greet. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument of `client`."""
-    connection = Connection(address, gone_s)
+    connection = Connection(address, gone_s, reauth_s)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await _reach(address, connection, network)

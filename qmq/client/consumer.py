@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Final
 
 from qmq import limits
 from qmq.client.attachment import Attachment
-from qmq.client.consumer_session import RETRY_S, Terms
+from qmq.client.client_timing import pause_s
+from qmq.client.consumer_session import Terms
 from qmq.client.links import Links
-from qmq.client.locator import REFRESH_S
 from qmq.client.long_retries import LongRetry, Retries, SendDirected
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
@@ -47,6 +47,8 @@ PREFETCH: Final = 2_000
 PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
+TURN_MESSAGES: Final = 64
+"""So many messages in a row a loop gets of one broker group."""
 
 Reset = Callable[[str, str, str | None], Awaitable[None]]
 """(subject, group, broker group or None for all): begin at the oldest messages that are left."""
@@ -104,7 +106,7 @@ class Consumer:
         )
         self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
-        self._retries = Retries(self.subject, share, send_directed)
+        self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
         self._handing_in = _handing_in(links, self._terms)
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
@@ -114,7 +116,11 @@ class Consumer:
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
-        self._current: tuple[Message, Settler] | None = None
+        self._current: Message | None = None
+        """What the loop works on; `_settler` takes its verdict."""
+        self._settler: Settler | None = None
+        self._serving: Attachment | None = None
+        self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_draining = False
         self.on_closed: Callable[[], object] | None = None
 
@@ -124,21 +130,36 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        self._finish_current()
-        _, part = await self._next_slice(1)
-        assert part is not None
-        message = part.message(0)
-        if self._most_once:
-            message.is_settled = True
-        # Its own settler is kept: the application may have the message's verdicts go another way (qmq/blocking.py).
-        self._current = message, part.settler
+        message = self._current
+        if message is not None:
+            self._current = None
+            if self._is_auto and not message.is_settled and self._settler is not None:
+                self._settler.ack(message.pull_sequence)
+        ready = self.next_ready()
+        if ready is None:
+            ready = await self._next_waited()
+        self._current = ready
+        return ready
+
+    def next_ready(self) -> Message | None:
+        """The next message, if it is here, decoded, and nothing has to be asked first: most of them, at the cost of one object each."""
+        attachment = self._serving
+        if attachment is None or not self._left_of_turn or self._has_failed or self.is_paused:
+            return None
+        message = attachment.next_ready()
+        if message is not None:
+            self._left_of_turn -= 1
+            self._settler = message.settler
         return message
 
-    def _finish_current(self) -> None:
-        if self._current is not None:
-            (message, settler), self._current = self._current, None
-            if self._is_auto and not message.is_settled:
-                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.ACK)
+    async def _next_waited(self) -> Message:
+        _, part = await self._next_slice(1)
+        assert part is not None
+        # Kept beside the message: the application may have the message's verdicts go another way (qmq/blocking.py).
+        self._settler = part.settler
+        message = part.message(0)
+        message.is_settled = self._most_once
+        return message
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """Up to `messages_max` messages of one broker group; none if there were none for `wait`. Settle them with `Messages.ack` or
@@ -180,6 +201,7 @@ class Consumer:
             if attachment is not None:
                 part = attachment.take(messages_max)
                 if (not self._most_once or await self._is_ours_for_good(part)) and self._is_readable(part):
+                    self._serving, self._left_of_turn = attachment, 0 if self._most_once else TURN_MESSAGES
                     return attachment, part
                 continue
             self._check_open()
@@ -351,13 +373,13 @@ class Consumer:
                     self._failure, self._has_failed = failure, True
                     self.notify()
                     return
-                await asyncio.sleep(RETRY_S[attempt])
+                await asyncio.sleep(pause_s(self._links.timing.session_retry_s, attempt))
                 attempt += 1
             except QmqError as failure:
                 log.debug("%s: %s", self.name, failure)
         self._rerouted()
         while True:
-            await asyncio.sleep(REFRESH_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(self._links.timing.refresh_s * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
             self._links.locator.touch(self.subject)
 
     def _rerouted(self) -> None:
@@ -396,11 +418,11 @@ class Consumer:
         self.notify()
         await self._retries.close()
         if self._current is not None:
-            (message, settler), self._current = self._current, None
-            if self._is_auto and not message.is_settled:
+            message, self._current = self._current, None
+            if self._is_auto and not message.is_settled and self._settler is not None:
                 delay = BY_GROUP_MS if isinstance(error, Exception) else 0
                 why = error_text(error) if error is not None else "the consumer was closed"
-                settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
+                self._settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
         self._links.locator.unlisten(self.subject, self._rerouted)
         tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
         for task in tasks:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 10.0
 """How long a broker may take to answer anything but a pull that waits."""
-RETRY_S: Final = (0.02, 0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

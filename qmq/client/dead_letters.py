@@ -18,16 +18,20 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from qmq import headers, limits
 from qmq.batch_columns import Columns
+from qmq.client.consumer import Consumer
+from qmq.client.delivery_client import DeliveryClient
 from qmq.client.message import Message, Messages
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies
 from qmq.errors import InvalidArgument
 from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
 
 if TYPE_CHECKING:
-    from qmq.client.client import Client
     from qmq.proto.v1 import meta_pb2 as pb
 
 PAGE: Final = 500
+SendColumns = Callable[[str, Columns, int], Awaitable[None]]
+"""(subject, columns with headers, create time in ms): stored when it returns, under the messages' own ids."""
+
 FIRST_WAIT: Final = timedelta(seconds=10)
 WAIT: Final = timedelta(seconds=1)
 """A queue from which nothing came for so long has nothing more for us."""
@@ -74,14 +78,14 @@ def _quiet(_: int) -> None:
 class DeadLetters:
     """Those of one group. Make it with `Client.dead_letters`."""
 
-    def __init__(self, client: Client, group: str) -> None:
-        self._client = client
+    def __init__(self, metadata: DeliveryClient, consumer: Callable[..., Consumer], send_directed: SendColumns, group: str) -> None:
+        self._metadata, self._consumer, self._send_directed = metadata, consumer, send_directed
         self.group = check_name("group", group)
         self.subject = dead_letter_subject(group)
 
     async def describe(self) -> list[pb.DeadLetterQueue]:
         """How many there are on each broker group."""
-        return await self._client.metadata.dead_letter_queues(self.group)
+        return await self._metadata.dead_letter_queues(self.group)
 
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
         """The oldest ones that wait, of those that are chosen; nothing is done with them. Raises NotConnected."""
@@ -128,7 +132,7 @@ class DeadLetters:
         left = sum(queue.waiting for queue in await self.describe())
         if not left:
             return
-        consumer = self._client.consumer(
+        consumer = self._consumer(
             self.subject, OPERATORS, ack="explicit", prefetch=limits.CONSUMER_UNACKED_MAX, prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX
         )
         async with consumer:
@@ -145,7 +149,7 @@ class DeadLetters:
     async def _send(self, letters: Sequence[DeadLetter]) -> None:
         """Of one subject and group, see `parts_of`. Returns when all are stored."""
         columns, create_time_ms = columns_of(letters, letters[0].group)
-        await self._client._send_directed_now(letters[0].subject, columns, create_time_ms)
+        await self._send_directed(letters[0].subject, columns, create_time_ms)
 
 
 async def _let_go(_letters: Sequence[DeadLetter]) -> None:

@@ -1,6 +1,6 @@
 """What can be done about delayed messages while they wait: cancel, move, show, list. Over a metaserver, to the master of the delay group.
 
-A change whose answer was lost is asked for again until it is known what became of it, or `DECIDE_S` is over:
+A change whose answer was lost is asked for again until it is known what became of it, or the time to decide is over:
 
 * Cancel: a cancelled message answers as cancelled, so asking again is harmless, and TooLate means that it is delivered whoever asked first.
 * Move: to a moment that is fixed when it is first asked for, so asking again changes nothing more. If the first try moved it and it was
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from qmq.client import due_times
+from qmq.client.client_timing import TIMING, ClientTiming, pause_s
 from qmq.client.delayed_message import DelayedMessage, DelayStats, message_of, stats_of
 from qmq.client.due_times import When
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, TooLate, Unavailable
@@ -30,18 +31,18 @@ from qmq.rpc import CODE
 if TYPE_CHECKING:
     from qmq.client.metadata import MetadataClient
 
-DECIDE_S: Final = 30.0
-"""A delay group that loses its master has another one long before."""
-PAUSE_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 PAGE: Final = 500
 
 
 class Delayed:
     """Delayed messages that wait: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
 
-    def __init__(self, metadata: Callable[[], MetadataClient], now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, metadata: Callable[[], MetadataClient], now_ns: Callable[[], int] = time.time_ns, timing: ClientTiming = TIMING
+    ) -> None:
         self._metadata = metadata
         self._now_ns = now_ns
+        self._timing = timing
 
     async def cancel(self, id: str | DelayedId) -> DelayedMessage:
         """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
@@ -131,15 +132,15 @@ class Delayed:
                 return await self._metadata().ask_delayed(method, request)
             except Unavailable as failure:
                 is_uncertain |= method != "ShowDelayed" and _may_be_done(failure)
-                pause_s = PAUSE_S[min(attempt, len(PAUSE_S) - 1)] * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
-                if loop.time() + pause_s > begun_s + DECIDE_S:
+                rest_s = pause_s(self._timing.decide_retry_s, attempt) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
+                if loop.time() + rest_s > begun_s + self._timing.decide_s:
                     raise _in_doubt(failure) if is_uncertain else failure from failure
             except QmqError as failure:
                 if is_uncertain and not (method == "CancelDelayed" and isinstance(failure, TooLate)):
                     raise _in_doubt(failure) from failure
                 raise
             attempt += 1
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(rest_s)
 
 
 def _id_text(given: object) -> str:

@@ -17,6 +17,7 @@ import random
 from functools import partial
 from typing import Final
 
+from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, Terms
 from qmq.client.links import Links
@@ -30,7 +31,6 @@ from qmq.wire.frame import FrameKind
 log = logging.getLogger("qmq.client")
 
 LOOK_S: Final = 60.0
-PAUSE_S: Final = (0.1, 0.3, 1.0)
 INHERIT_S: Final = 3.0
 """How long a consumer waits while another one hands in what its earlier life left."""
 
@@ -48,11 +48,11 @@ async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
     settlements = still_to_say(left.kept, attached.next_pull_sequence, now_ms)
     for part in in_frames(settlements):
         await connection.call(FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S)
-    await connection.call(FrameKind.DETACH, wire.pack_session(attached.session), timeout_s=ANSWER_S)
+    await connection.call(FrameKind.DETACH, wire.pack_detach(attached.session), timeout_s=ANSWER_S)
     return count(settlements)
 
 
-async def inherit(connection: Connection, store: VerdictStore, terms: Terms, broker_group: str, now_ms: int) -> None:
+async def inherit(connection: Connection, store: VerdictStore, terms: Terms, broker_group: str, now_ms: int, retry_s: float) -> None:
     """Hand in what earlier lives of a consumer left for a broker group. Raises Unavailable: then attaching would fail too."""
 
     def is_mine(origin: Origin) -> bool:
@@ -70,7 +70,7 @@ async def inherit(connection: Connection, store: VerdictStore, terms: Terms, bro
         others = [each for each in store.busy(terms.subject, terms.group) if each.attach.incarnation != terms.incarnation]
         if loop.time() > until_s or not any(map(is_mine, others)):
             return
-        await asyncio.sleep(PAUSE_S[0])
+        await asyncio.sleep(retry_s)
 
 
 async def _try(connection: Connection, left: Left, now_ms: int) -> None:
@@ -127,7 +127,7 @@ class HandingIn:
                 return
             except QmqError as failure:
                 log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
-            await asyncio.sleep(PAUSE_S[min(tries, len(PAUSE_S) - 1)] * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
             tries += 1
 
     async def _carry_once(self, left: Left) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from qmq.client.client_counters import ClientCounters
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.connection import Connection, connect
 from qmq.client.locator import Locator
 from qmq.client.route_book import Master
@@ -32,8 +33,10 @@ class Links:
         now_ns: Callable[[], int] | None = None,
         network: Network = NETWORK,
         store: VerdictStore | None = None,
+        timing: ClientTiming = TIMING,
     ) -> None:
         self.locator = locator
+        self.timing = timing
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
         self.store = store
@@ -75,7 +78,9 @@ class Links:
             return found
         attempt = self._attempts.get(address)
         if attempt is None:
-            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._client, self._network))
+            attempt = self._attempts[address] = asyncio.create_task(
+                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s)
+            )
             attempt.add_done_callback(lambda done: self._attempted(address, done))
         return await asyncio.shield(attempt)
 

@@ -19,6 +19,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.route_book import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
 from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject
 
@@ -30,7 +31,6 @@ STEADY_ASKS: Final = 50
 PAUSE_S_MAX: Final = 1.0
 FIRST_JITTER_S: Final = 0.01
 """A master that dies is missed by all its clients at the same moment."""
-REFRESH_S: Final = 30.0
 PUSH_JITTER_S: Final = 0.03
 REFRESHES_MAX: Final = 4
 """Questions in the background at once."""
@@ -56,9 +56,18 @@ class Locator:
     `locate` may create a subject; in the background `look` is asked, which never does: a subject that was deleted stays so.
     """
 
-    def __init__(self, locate: Locate, watch: Watch, outdated: Callable[[], None] = lambda: None, *, look: Locate | None = None) -> None:
+    def __init__(
+        self,
+        locate: Locate,
+        watch: Watch,
+        outdated: Callable[[], None] = lambda: None,
+        *,
+        look: Locate | None = None,
+        timing: ClientTiming = TIMING,
+    ) -> None:
         self.book = RouteBook()
         self._look = look or locate
+        self._refresh_s = timing.refresh_s
         self._locate, self._watch, self._outdated = locate, watch, outdated
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._asked_s: dict[tuple[str, str], float] = {}
@@ -174,7 +183,7 @@ class Locator:
 
     def touch(self, subject: str) -> None:
         """The subject is in use: ask again if the last answer is old."""
-        if asyncio.get_running_loop().time() > self._placed_s.get(subject, 0.0) + REFRESH_S:
+        if asyncio.get_running_loop().time() > self._placed_s.get(subject, 0.0) + self._refresh_s:
             self.refresh(subject)
 
     def refresh(self, subject: str, *, jitter_s: float = 0.0) -> None:

@@ -27,8 +27,6 @@ from qmq.wire.frame_payloads import Verdict
 
 log = logging.getLogger("qmq.client")
 
-DELIVERY_TIMEOUT_S: Final = 120.0
-"""How long a batch may take until a delay group has it."""
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 256 * limits.KIB
 _OTHERS_BYTES: Final = 200
@@ -61,10 +59,10 @@ class LongRetry(NamedTuple):
 
 
 class Retries:
-    """Those of one consumer. See the module."""
+    """Those of one consumer. A batch may take `timeout_s` until a delay group has it."""
 
-    def __init__(self, subject: str, group: str, send: SendDirected) -> None:
-        self._subject, self._group, self._send = subject, group, send
+    def __init__(self, subject: str, group: str, send: SendDirected, timeout_s: float) -> None:
+        self._subject, self._group, self._send, self._timeout_s = subject, group, send, timeout_s
         self._waiting: list[LongRetry] = []
         self._sending: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -89,7 +87,7 @@ class Retries:
         verdict, delay_ms = Verdict.NACK, limits.REQUEUE_MS_MAX
         try:
             columns, create_time_ms = columns_of(batch, self._group)
-            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 await self._send(self._subject, columns, create_time_ms)
             verdict, delay_ms = Verdict.ACK, 0
         except (QmqError, TimeoutError) as failure:
@@ -105,7 +103,7 @@ class Retries:
             _settle(batch, verdict, delay_ms)
 
     async def close(self) -> None:
-        """Wait until every message has its verdict, `DELIVERY_TIMEOUT_S` at most. What comes later is not sent."""
+        """Wait until every message has its verdict, `timeout_s` at most. What comes later is not sent."""
         self._leave()
         while self._sending:
             await asyncio.wait(self._sending)

@@ -23,6 +23,10 @@ class Settler(Protocol):
     subject: str
     broker_group: str
 
+    def ack(self, pull: int) -> None:
+        """The message was worked on. Leaves soon, with others."""
+        ...
+
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Leaves soon, with others."""
         ...
@@ -46,6 +50,11 @@ class Decoded:
         self._bodies: list[bytes] | None = None
         self._unreadable: CorruptBatch | None = None
         self._columns: dict[str, Any] = {}
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether the bodies are there, and can be read."""
+        return self._bodies is not None
 
     @property
     def message_bytes(self) -> int:
@@ -222,14 +231,23 @@ class Message(StoredMessage):
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """It was worked on: never hand it out again. Returns when the broker has it; raises StaleDelivery if it went to another."""
+        """It was worked on: never hand it out again. Does not wait: the acknowledgement leaves within milliseconds, with others. If the
+        process ends before, the message comes again. `ack_sync` waits.
+        """
         self.is_settled = True
-        await self._settler.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
+        self._settler.ack(self.pull_sequence)
 
     def ack_later(self) -> None:
-        """The same without waiting; it leaves with others."""
+        """`ack` for code that is not `async`."""
         self.is_settled = True
-        self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.ACK)
+        self._settler.ack(self.pull_sequence)
+
+    async def ack_sync(self) -> None:
+        """The same; returns when the broker has it. Raises StaleDelivery if the message went to another consumer, NotConnected if no
+        answer came in time, ClientClosed.
+        """
+        self.is_settled = True
+        await self._settler.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """It failed: hand it out again after `delay`, by default after the group's (1 s, 5 s, 10 s, 30 s, then 60 s, if nobody set others).
@@ -297,13 +315,17 @@ class Messages:
             return self.slices[0].bodies
         return [body for each in self.slices for body in each.bodies]
 
+    async def ack(self) -> None:
+        """All were worked on. Does not wait; see `Message.ack`."""
+        self.ack_later()
+
     def ack_later(self) -> None:
-        """All were worked on."""
+        """`ack` for code that is not `async`."""
         for each in self.slices:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
-    async def ack(self) -> None:
-        """All were worked on; returns when the broker has it. Raises StaleDelivery."""
+    async def ack_sync(self) -> None:
+        """All were worked on; returns when the broker has it. Raises as `Message.ack_sync`."""
         for each in self.slices:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 

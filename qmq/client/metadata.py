@@ -16,7 +16,7 @@ from qmq_ordering.route import Route as OrderedRoute
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 from tenacity.stop import stop_base
 
-from qmq.client.client_timing import TIMING, MetadataTiming
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
 from qmq.client.ordered.lane_membership import Assigned, Member
@@ -64,7 +64,7 @@ class _NoTls(stop_base):
 class MetadataClient(DeliveryClient):
     """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
 
-    def __init__(self, addresses: list[str], network: Network = NETWORK, timing: MetadataTiming = TIMING) -> None:
+    def __init__(self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING) -> None:
         self._network = network
         self._timing = timing
         self._channels = {each: network.channel(each) for each in addresses}

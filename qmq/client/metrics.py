@@ -9,8 +9,8 @@ thread: what is read here is numbers, and lists copied at one moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from qmq.client.consumer import Consumer
 from qmq.errors import InvalidArgument
@@ -18,7 +18,10 @@ from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 from qmq.model import base_group
 
 if TYPE_CHECKING:
-    from qmq.client.client import Client
+    from qmq.client.client_counters import ClientCounters
+    from qmq.client.ordered.ordered_consumer import OrderedConsumer
+    from qmq.client.ordered.ordered_producer import OrderedProducer
+    from qmq.client.producer import Producer
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
 
@@ -45,6 +48,22 @@ UNHEARD: Final = Figure("qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages 
 CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
 
 
+class MeasuredClient(Protocol):
+    """What is read of a client."""
+
+    @property
+    def tallies(self) -> ClientCounters: ...
+
+    @property
+    def connections(self) -> int: ...
+
+    @property
+    def producers(self) -> Sequence[Producer | OrderedProducer]: ...
+
+    @property
+    def consumers(self) -> Sequence[Consumer | OrderedConsumer]: ...
+
+
 class ClientSource:
     figures: Final = (
         SENT,
@@ -62,7 +81,7 @@ class ClientSource:
         CONNECTIONS,
     )
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: MeasuredClient) -> None:
         self._client = client
 
     def read(self) -> Iterator[Reading | None]:
@@ -105,7 +124,7 @@ class ClientSource:
         yield Reading(UNHEARD, sorted(unheard.items()))
 
 
-def collector_of(client: Client) -> Collector:
+def collector_of(client: MeasuredClient) -> Collector:
     """For a registry. Raises InvalidArgument if prometheus_client is not installed."""
     try:
         from qmq.metrics.exposition import Collector
@@ -114,7 +133,7 @@ def collector_of(client: Client) -> Collector:
     return Collector([ClientSource(client)])
 
 
-async def serve(client: Client, port: int, host: str) -> MetricsServer:
+async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
     """Listen. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
     try:
         from qmq.metrics.endpoint import MetricsServer

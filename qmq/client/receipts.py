@@ -153,12 +153,12 @@ class CutReceipt(BatchReceipt):
 class Ticket:
     """Stands for a batch on its way. `await` it, as often as you like, for its BatchReceipt; a batch that failed raises its error."""
 
-    __slots__ = ("_error", "_future", "_receipt", "_watchers", "seen")
+    __slots__ = ("_error", "_receipt", "_waiters", "_watchers", "seen")
 
     def __init__(self) -> None:
         self._receipt: BatchReceipt | None = None
         self._error: QmqError | None = None
-        self._future: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
 
@@ -170,9 +170,10 @@ class Ticket:
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            if self._future is None:
-                self._future = asyncio.get_running_loop().create_future()
-            yield from asyncio.shield(self._future).__await__()
+            # One for each who waits: a shared one would need a shield for each, which is two futures and two callbacks.
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            yield from waiter
         if self._error is not None:
             raise self._error
         assert self._receipt is not None
@@ -203,8 +204,9 @@ class Ticket:
         self._wake()
 
     def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         watchers, self._watchers = self._watchers, None
         for watcher in watchers or ():
             watcher()

@@ -29,7 +29,8 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.client_counters import ReceiveCounters
-from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession, SessionOwner, Terms
+from qmq.client.client_timing import TIMING
+from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.keeping import File, Keeping
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
@@ -42,13 +43,15 @@ from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
 log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
+ACKS_MAX: Final = 64
+"""Acknowledgements that are gathered before they are settled: pulls for more go out in time."""
 _FOR_EVER: Final = 1 << 62
 
 
 class Hold:
     """Takes the verdicts on messages that came while nothing was lost. See the module."""
 
-    __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
+    __slots__ = ("_ack_first", "_ack_last", "_verdicts", "broker_group", "first", "subject", "void_from")
 
     def __init__(self, verdicts: Verdicts, first: int) -> None:
         self._verdicts = verdicts
@@ -56,9 +59,32 @@ class Hold:
         self.broker_group = verdicts.group
         self.first = first
         self.void_from = _FOR_EVER
+        self._ack_first, self._ack_last = 0, -1
+
+    def ack(self, pull: int) -> None:
+        """A message was worked on. Messages that follow each other become one range: most programs work on them in order."""
+        if pull == self._ack_last + 1 and 0 <= pull - self._ack_first < ACKS_MAX and self._ack_first <= self._ack_last:
+            self._ack_last = pull
+            return
+        self.settle_acks()
+        self._ack_first = self._ack_last = pull
+        self._verdicts.loop.call_soon(self.settle_acks)
+
+    def settle_acks(self) -> None:
+        """Settle what `ack` has gathered."""
+        first, last = self._ack_first, self._ack_last
+        if first <= last:
+            self._ack_first, self._ack_last = 0, -1
+            self.settle(first, last, Verdict.ACK)
+
+    @property
+    def gathered(self) -> int:
+        """Acknowledged messages that are not settled yet."""
+        return self._ack_last - self._ack_first + 1
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
+        self.settle_acks()
         last = self._last_of_ours(first, last)
         if first <= last:
             self._verdicts.settle(first, last, verdict, delay, error)
@@ -71,6 +97,7 @@ class Hold:
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
         """Have messages handed out again. Raises InvalidArgument, DelayTooLong."""
+        self.settle_acks()
         first, last = part.pull, part.pull + part.count - 1
         waits_ms = BY_GROUP_MS if delay is None else retry_ms(delay)
         if delay is None or waits_ms <= limits.REQUEUE_MS_MAX:
@@ -94,6 +121,7 @@ class Hold:
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (it may have it), ClientClosed."""
+        self.settle_acks()
         if first < self.void_from:
             await self._verdicts.settle_now(first, min(last, self.void_from - 1), verdict)
         if last >= self.void_from:
@@ -116,6 +144,7 @@ class Verdicts:
         now_ns: Callable[[], int] = time.time_ns,
         tally: ReceiveCounters | None = None,
         file: File | None = None,
+        retry_s: float = TIMING.session_retry_s[-1],
     ) -> None:
         self.terms = terms
         self.group = group
@@ -129,7 +158,8 @@ class Verdicts:
         self._owner = owner
         self._sent_away = sent_away
         self._come_back = come_back
-        self._loop = asyncio.get_running_loop()
+        self._retry_s = retry_s
+        self.loop = asyncio.get_running_loop()
         self._session: ConsumerSession | None = None
         self._unsent = Settlements()
         self._requests: list[SettleRequest] = []
@@ -142,7 +172,12 @@ class Verdicts:
     @property
     def waiting(self) -> int:
         """Messages whose verdict the broker has not answered."""
-        return self._unsent.messages + sum([count(each.settlements) for each in list(self._requests)])
+        return self.gathered + self._unsent.messages + sum([count(each.settlements) for each in list(self._requests)])
+
+    @property
+    def gathered(self) -> int:
+        """Acknowledged messages that are not settled yet."""
+        return sum([each.gathered for each in self._holds])
 
     # --- from the application ------------------------------------------------------------------------------------------
 
@@ -174,9 +209,9 @@ class Verdicts:
         if self._unsent.messages * 4 >= self._owner.prefetch:
             if not self._is_leaving:
                 self._is_leaving = True
-                self._loop.call_soon(self.flush)
+                self.loop.call_soon(self.flush)
         elif self._timer is None:
-            self._timer = self._loop.call_later(SETTLE_DELAY_S, self.flush)
+            self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._owner.pull_more()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
@@ -185,7 +220,7 @@ class Verdicts:
             raise ClientClosed("the consumer is closed: make a new one")
         parts = self.outstanding.remove(first, last)
         if parts:
-            request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self._loop.create_future())
+            request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future())
             if self._session is None:
                 for each in request.settlements:
                     self._keeping.given(each)
@@ -195,7 +230,7 @@ class Verdicts:
             return
         self.flush()
         for request in [each for each in self._requests if each.holds(first, last)]:
-            request.waiter = request.waiter or self._loop.create_future()
+            request.waiter = request.waiter or self.loop.create_future()
             await self._hear(request)
 
     async def _hear(self, request: SettleRequest) -> None:
@@ -214,6 +249,8 @@ class Verdicts:
     def flush(self) -> None:
         """Send what was collected."""
         self._is_leaving = False
+        for hold in self._holds:
+            hold.settle_acks()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -256,7 +293,7 @@ class Verdicts:
         elif not isinstance(answer, Unavailable):
             self._drop(request, answer)
         elif session.connection.is_open and not self._is_closed:
-            self._loop.call_later(RETRY_S[-1], self._transmit_all)
+            self.loop.call_later(self._retry_s, self._transmit_all)
 
     def _done(self, request: SettleRequest, stale: int) -> None:
         self._over(request)
@@ -308,6 +345,7 @@ class Verdicts:
     def void(self, before: int, following: int) -> None:
         """What came from pull sequence `before` on is not ours any more; what comes next begins at `following`."""
         for hold in self._holds:
+            hold.settle_acks()
             hold.void_from = min(hold.void_from, before)
         self.hold = Hold(self, following)
         self._holds = [hold for hold in self._holds if hold.void_from > hold.first] + [self.hold]

@@ -23,10 +23,6 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Produced
 
-ANSWER_S: Final = 15.0
-"""A broker that has not answered a batch by then is asked again."""
-STALL_S: Final = 1.0
-"""A broker group that has answered nothing for so long while batches are with it is in trouble."""
 INFLIGHT_BYTES_MAX: Final = 8 * limits.MIB
 
 B = TypeVar("B", bound=InFlightBatch)
@@ -43,6 +39,7 @@ class MasterConnection(Generic[B]):
         self.connection: Connection | None = None
         self.is_closed = False
         self._links = links
+        self._answer_s, self._stall_s = links.timing.answer_s, links.timing.stall_s
         self._target = target
         self._window = window
         self._tell = changed
@@ -106,10 +103,10 @@ class MasterConnection(Generic[B]):
         except QmqError as failure:
             self._loop.call_soon(self._answered, connection, batch, attempt, failure)
             return
-        left_s = min(max(batch.until - self._loop.time(), 0.1), ANSWER_S)
+        left_s = min(max(batch.until - self._loop.time(), 0.1), self._answer_s)
         connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s)
         if self._watch is None:
-            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
+            self._watch = self._loop.call_later(self._stall_s, self._look, self._answers)
 
     def flush(self) -> None:
         """Write now, not at the end of the next round of the event loop."""
@@ -153,7 +150,7 @@ class MasterConnection(Generic[B]):
             self._links.locator.refresh(self._target)
             self._tell()
         if self._watch is None and not self.is_closed:
-            self._watch = self._loop.call_later(STALL_S, self._look, self._answers)
+            self._watch = self._loop.call_later(self._stall_s, self._look, self._answers)
 
     # --- time ----------------------------------------------------------------------------------------------------------
 

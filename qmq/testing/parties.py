@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
-from qmq.network import Factory, Network, ServerListener, TokenSource, no_token, parse
+from qmq.network import Factory, Network, ServerListener, parse
 from qmq.rpc_channel import RpcChannel
+from qmq.token_source import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream
 
 CLIENTS: Final = "clients"

@@ -25,7 +25,7 @@ async def received(consumer: qmq.Consumer, count: int) -> list[bytes]:
         got = await consumer.pull(1_000, SOON)
         assert got, f"only {len(found)} of {count} messages came"
         found += [message.body for message in got]
-        await got.ack()
+        await got.ack_sync()
     return found
 
 
@@ -89,7 +89,7 @@ async def test_a_killed_machine_writes_nothing_more(qmq_cluster: TestCluster) ->
         *[mq.send("orders", b"%d" % number) for number in range(300)],
         *[mq.send("orders", b"%d" % number, delay=timedelta(seconds=number)) for number in range(300)],
     )
-    await (await consumer.pull(10, SOON)).ack()
+    await (await consumer.pull(10, SOON)).ack_sync()
     await qmq_cluster.clock.advance(seconds=20)
     for name in ("broker-1", "delay-1"):
         machine = qmq_cluster.machine(name)

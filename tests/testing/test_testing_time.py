@@ -103,10 +103,10 @@ async def test_a_consumer_that_hangs_loses_its_lease_and_one_that_lives_keeps_it
         await clock.advance(seconds=90)
         (again,) = await other.pull(1, SOON)
         assert again.body == lost.body
-        await again.ack()
-        await held.ack()
+        await again.ack_sync()
+        await held.ack_sync()
     with pytest.raises(StaleDelivery):
-        await lost.ack()
+        await lost.ack_sync()
 
 
 async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(qmq_cluster: TestCluster) -> None:

@@ -49,6 +49,10 @@ class _Unordered:
         self.settler, self._door = settler, door
         self.subject, self.broker_group = settler.subject, settler.broker_group
 
+    def ack(self, pull: int) -> None:
+        self._door.check()
+        self.settler.ack(pull)
+
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self._door.check()
         self.settler.settle(first, last, verdict, delay, error)

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from qmq.client.listening.listener_options import ListenerOptions
-from qmq.client.listening.listeners import Listeners, Listening
+from qmq.client.listening.listeners import ForThreads, Listeners, Listening, ListeningClient
 
 if TYPE_CHECKING:
-    from qmq.client.client import Client
+    from qmq.client.client_timing import ClientTiming
     from qmq.client.route_book import Ordering
 
 GRACE: Final = timedelta(seconds=30)
@@ -24,6 +24,8 @@ class ListeningDoor:
     """Docs/LISTENERS.md says what handlers may be, and what becomes of their messages."""
 
     _now_ns: Callable[[], int]
+    _for_threads: ForThreads
+    _timing: ClientTiming
     _own_listeners: Listeners | None = None
 
     async def _ordering(self, target: str) -> Ordering | None:
@@ -32,7 +34,8 @@ class ListeningDoor:
     @property
     def _listeners(self) -> Listeners:
         if self._own_listeners is None:
-            self._own_listeners = Listeners(cast("Client", self), self._ordering, self._now_ns)
+            mq = cast(ListeningClient, self)
+            self._own_listeners = Listeners(mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s)
         return self._own_listeners
 
     def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:

@@ -18,8 +18,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from qmq.client.consumer import Consumer
+from qmq.client.interceptors import Chain
 from qmq.client.listening.batch_handling import BatchHandling
 from qmq.client.listening.handler_signature import Binding, Handler, bind
 from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
@@ -29,15 +31,32 @@ from qmq.client.listening.process_signals import asked_by_signals
 from qmq.client.listening.providers import Factory, Providers
 from qmq.client.listening.stop_signal import Stop, failure_of
 from qmq.client.listening.worker_pool import Batches, Pool, Runs, Singles
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.errors import InvalidArgument, Unavailable
-
-if TYPE_CHECKING:
-    from qmq.client.client import Client
 
 log = logging.getLogger("qmq.client")
 
 Ask = Callable[[str], Awaitable[object]]
 """Subject -> what is promised about its order; None: nothing. Raises UnknownSubject, Unavailable."""
+
+
+class ListeningClient(Protocol):
+    """What listeners need of the client that they belong to."""
+
+    @property
+    def interceptors(self) -> Chain: ...
+
+    def consumer(self, *positional: Any, **named: Any) -> Consumer: ...
+
+    def ordered_consumer(self, *positional: Any, **named: Any) -> OrderedConsumer: ...
+
+
+ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
+"""Makes of an asyncio client the one that plain handlers have in their context: `qmq.blocking.BesideLoop`."""
+
+
+def no_client(_: object, __: asyncio.AbstractEventLoop) -> None:
+    """For a client whose plain handlers send nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +70,17 @@ class Listener:
 class Listening:
     """Listeners at work."""
 
-    def __init__(self, mq: Client, ordering: Ask, now_ns: Callable[[], int], providers: Providers, grace_s: float) -> None:
-        self._mq, self._ordering, self._now_ns, self._providers = mq, ordering, now_ns, providers
-        self._stop = Stop(grace_s)
+    def __init__(
+        self,
+        mq: ListeningClient,
+        ordering: Ask,
+        now_ns: Callable[[], int],
+        for_threads: ForThreads,
+        providers: Providers,
+        stop: Stop,
+    ) -> None:
+        self._mq, self._ordering, self._now_ns, self._for_threads, self._providers = mq, ordering, now_ns, for_threads, providers
+        self._stop = stop
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, listener: Listener) -> None:
@@ -110,7 +137,8 @@ class Listening:
         is_ordered = await self._is_ordered(options.subject)
         if is_ordered is None:
             return None
-        around = Surroundings(mq if binding.is_async else _for_threads(mq), mq.interceptors, self._providers, self._now_ns, threads)
+        seen = mq if binding.is_async else self._for_threads(mq, asyncio.get_running_loop())
+        around = Surroundings(seen, mq.interceptors, self._providers, self._now_ns, threads)
         handling = MessageHandling(options, binding, around)
         if is_ordered:
             ordered = mq.ordered_consumer(options.subject, options.group, **options.ordered_consumer(is_async=binding.is_async))
@@ -146,9 +174,9 @@ class Listening:
 class Listeners:
     """A client's. See the module."""
 
-    def __init__(self, mq: Client, ordering: Ask, now_ns: Callable[[], int]) -> None:
+    def __init__(self, mq: ListeningClient, ordering: Ask, now_ns: Callable[[], int], for_threads: ForThreads, cancel_s: float) -> None:
         self.providers = Providers()
-        self._mq, self._ordering, self._now_ns = mq, ordering, now_ns
+        self._mq, self._ordering, self._now_ns, self._for_threads, self._cancel_s = mq, ordering, now_ns, for_threads, cancel_s
         self._registered: list[Listener] = []
         self._listening: Listening | None = None
 
@@ -172,7 +200,8 @@ class Listeners:
             raise InvalidArgument("the listeners of this client are at work already")
         for each in self._registered:
             self.providers.check(each.binding.provided, each.binding.spoken)
-        listening = Listening(self._mq, self._ordering, self._now_ns, self.providers, grace.total_seconds())
+        stop = Stop(grace.total_seconds(), self._cancel_s)
+        listening = Listening(self._mq, self._ordering, self._now_ns, self._for_threads, self.providers, stop)
         self._listening = listening
         try:
             for each in self._registered:
@@ -201,9 +230,3 @@ class Listeners:
         """Stop with grace, before the client closes."""
         if self._listening is not None:
             await self._listening.finish()
-
-
-def _for_threads(mq: Client) -> Any:
-    from qmq.blocking import BesideLoop
-
-    return BesideLoop(mq, asyncio.get_running_loop())

@@ -28,12 +28,10 @@ from qmq.client.listening.context import AnyMessage, Context, Say
 from qmq.client.listening.guarded_message import verdicts_refused
 from qmq.client.listening.handler_signature import Binding
 from qmq.client.listening.idempotent import Idempotent
-from qmq.client.listening.joined_acks import Acks
 from qmq.client.listening.listener_options import Options
 from qmq.client.listening.outcomes import GIVEN_BACK, Act, HandlerDecision, Reject, Retry, TimedOut, decide
 from qmq.client.listening.providers import Providers
 from qmq.client.listening.thread_acks import say_from_threads
-from qmq.client.message import Message
 from qmq.client.ordered.ordered_message import LaneMessage, OrderedMessage
 from qmq.client.payloads import Undecodable, UndecodableBody, checked
 from qmq.errors import Unavailable
@@ -103,33 +101,22 @@ class MessageHandling:
         self._record = options.record_group
         self._policy = options.policy
         self._loop = asyncio.get_running_loop()
-        self.acks = Acks(self._loop.call_soon)
+        self._is_plain = binding.is_async and binding.is_bare and self._idempotent is None and self._timeout_s is None and not around.chain
+        """Whether there is nothing around the handler: its call is all that a message costs."""
         self._say = self._said if binding.is_async else self._said_in_thread
 
     async def handle(self, message: AnyMessage) -> None:
         """A message, from its body to its verdict. Never raises, but for being cancelled."""
-        context = self._context([message])
         limit = _UNLIMITED if self._timeout_s is None else asyncio.timeout(self._timeout_s)
-        thread: asyncio.Future[Any] | None = None
+        threads: list[asyncio.Future[Any]] = []
         failure: BaseException | None = None
         try:
-            with self._chain.handling(message, self._group) if self._chain else _UNSEEN:
-                async with limit:
-                    payload = self._payload(message)
-                    if not self._binding.is_async:
-                        say_from_threads(message, self._loop)
-                        for pause_s in _pauses():
-                            thread = self._start_thread(self._work_in_thread, message, payload, context)
-                            raised = await asyncio.shield(thread)
-                            if raised is None:
-                                break
-                            if not isinstance(raised, _NotYet):
-                                raise raised
-                            await self._rest(message, raised, pause_s)
-                    elif self._idempotent is None:
-                        await self._call(payload, context)
-                    else:
-                        await self._once(self._idempotent, message, payload, context)
+            if self._is_plain:
+                await self._binding.handler(self._payload(message))
+            else:
+                with self._chain.handling(message, self._group) if self._chain else _UNSEEN:
+                    async with limit:
+                        await self._work(message, self._payload(message), threads)
         except asyncio.CancelledError as error:
             if is_cancelled_from_outside():
                 give_back(message)
@@ -138,8 +125,29 @@ class MessageHandling:
         except Exception as error:
             failure = self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
         self.conclude(message, failure)
-        if thread is not None and not thread.done():
-            await asyncio.wait([thread])
+        if threads:
+            await asyncio.wait(threads)
+
+    async def _work(self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]) -> None:
+        """Call the handler, with what goes around it. `threads` gets those that may outlast a timeout."""
+        context = self._context([message])
+        if not self._binding.is_async:
+            await self._work_in_threads(message, payload, context, threads)
+        elif self._idempotent is None:
+            await self._call(payload, context)
+        else:
+            await self._once(self._idempotent, message, payload, context)
+
+    async def _work_in_threads(self, message: AnyMessage, payload: object, context: Context, threads: list[asyncio.Future[Any]]) -> None:
+        say_from_threads(message, self._loop)
+        for pause_s in _pauses():
+            threads[:] = [self._start_thread(self._work_in_thread, message, payload, context)]
+            raised = await asyncio.shield(threads[0])
+            if raised is None:
+                return
+            if not isinstance(raised, _NotYet):
+                raise raised
+            await self._rest(message, raised, pause_s)
 
     async def _once(self, store: Idempotent, message: AnyMessage, payload: object, context: Context) -> None:
         """The part of an `async def` handler whose effect happens once. While the store does not say whether it did, the message waits."""
@@ -236,9 +244,7 @@ class MessageHandling:
         """Give the verdict, unless the message has one."""
         if failure is not None:
             settle(message, decide(failure, message.attempt, self._policy))
-        elif isinstance(message, Message):
-            self.acks.add(message)
-        else:
+        elif not message.is_settled:
             message.ack_later()
 
     def log(self, message: AnyMessage | LaneMessage, failure: BaseException, messages: int = 1) -> None:

@@ -35,7 +35,7 @@ class OrderedPool:
             try:
                 await finish([at_rest], self._stop, self._consumer.name)
             finally:
-                await cancel([running], self._consumer.name)
+                await cancel([running], self._stop, self._consumer.name)
                 await self._consumer.close()
         failure = failure_of([running])
         if failure is not None:

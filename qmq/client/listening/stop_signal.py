@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 log = logging.getLogger("qmq.client")
-
-GRACE_S: Final = 30.0
-CANCEL_S: Final = 5.0
-"""How long a handler may take to be cancelled. One that will not be is left alone: its message goes back when the consumer leaves."""
 
 
 class Stop:
     """The two steps, as events. Neither is ever taken back."""
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, cancel_s: float) -> None:
         self.wanted = asyncio.Event()
         self.now = asyncio.Event()
         self._grace_s = grace_s
+        self.cancel_s = cancel_s
+        """How long a handler may take to be cancelled."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -62,18 +60,18 @@ async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
             left = {each for each in left if not each.done()}
     except asyncio.CancelledError:
         stop.now.set()
-        await cancel(left, spoken)
+        await cancel(left, stop, spoken)
         raise
-    await cancel(left, spoken)
+    await cancel(left, stop, spoken)
 
 
-async def cancel(tasks: Iterable[asyncio.Task[Any]], spoken: str) -> None:
+async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
     """Cancel tasks and wait until they are gone, for a while."""
     left = {each for each in tasks if not each.done()}
     for each in left:
         each.cancel()
     if left:
-        _, stubborn = await asyncio.wait(left, timeout=CANCEL_S)
+        _, stubborn = await asyncio.wait(left, timeout=stop.cancel_s)
         if stubborn:
             log.error("%s: %d handlers will not be cancelled, and are left alone", spoken, len(stubborn))
 

@@ -37,6 +37,9 @@ class _Unordered:
         self.subject = settler.subject
         self.broker_group = settler.broker_group
 
+    def ack(self, pull: int) -> None:
+        self._call(self._settler.ack, pull)
+
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self._call(self._settler.settle, first, last, verdict, delay, error)
 

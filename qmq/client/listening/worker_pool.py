@@ -36,6 +36,10 @@ class WorkSource(Protocol):
     may_cancel: bool
     """Whether nothing is lost if `first` is cancelled."""
 
+    def ready(self) -> Any:
+        """What can be done without waiting, as `more` gives it; None if that is not known."""
+        ...
+
     async def first(self) -> Any:
         """Something to do, or something empty after a while. Raises what the consumer cannot go on with."""
         ...
@@ -81,13 +85,16 @@ class Pool:
         source, work, idle, wanted = self._source, self._work, self._idle, self._stop.wanted
         turns = 0
         while not wanted.is_set():
-            if source.may_cancel:
-                idle.add(task)
-            found = await source.first()
-            idle.discard(task)
-            if not found:
-                continue
-            await work(await source.more(found))
+            ready = source.ready()
+            if ready is None:
+                if source.may_cancel:
+                    idle.add(task)
+                found = await source.first()
+                idle.discard(task)
+                if not found:
+                    continue
+                ready = await source.more(found)
+            await work(ready)
             turns += 1
             if turns == _TURNS:
                 turns = 0
@@ -102,6 +109,9 @@ class Singles:
         self._is_most_once = is_most_once
         self._wait = _GLANCE if is_most_once else _WAIT
         self.may_cancel = not is_most_once
+
+    def ready(self) -> Message | None:
+        return self._consumer.next_ready()
 
     async def first(self) -> Messages:
         return await self._consumer.pull(1, self._wait)
@@ -121,6 +131,9 @@ class Batches:
         self._is_most_once = is_most_once
         self._is_free = asyncio.Lock()
         self.may_cancel = not is_most_once
+
+    def ready(self) -> None:
+        return None
 
     async def first(self) -> list[Message]:
         await self._is_free.acquire()
@@ -156,6 +169,9 @@ class Runs:
 
     def __init__(self, consumer: OrderedConsumer, count: int) -> None:
         self._consumer, self._count = consumer, count
+
+    def ready(self) -> None:
+        return None
 
     async def first(self) -> OrderedMessages:
         return await self._consumer.pull(self._count, _WAIT)

@@ -34,7 +34,7 @@ class KeyDispatcher:
 
     def take(self) -> OrderedMessage | None:
         """The next message, which is in work now."""
-        for cell in list(self._again):
+        for cell in list(self._again) if self._again else ():
             message = self._tries.get(cell)
             if message is not None and not message.lane.is_sure():
                 continue
@@ -88,7 +88,9 @@ class KeyDispatcher:
 
     def _over(self, message: OrderedMessage) -> None:
         self._keys.finished(message.cell.key)
-        self.review(message.lane)
+        # The end of a message blocks no lane, and releases one only that is held; whether the lease is sure is asked in `take`.
+        if self._keys.has_held:
+            self.review(message.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:
         """Their pauses are over."""

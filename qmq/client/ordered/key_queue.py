@@ -68,6 +68,11 @@ class KeyQueue(Generic[L, M]):
         """Give none of its messages out for now."""
         self._held.setdefault(lane, OrderedDict())
 
+    @property
+    def has_held(self) -> bool:
+        """Whether any lane is held."""
+        return bool(self._held)
+
     def release(self, lane: L) -> None:
         """They may come again."""
         self._ready.update(self._held.pop(lane, {}))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession
+from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.ordered.lane_core import Cell, LaneCore, LaneRequest, LaneState
 from qmq.errors import ClientClosed, LaneLost, NotConnected, NotMaster, Outcome, QmqError, Unavailable, UnknownConsumer
 from qmq.wire import frame_payloads as wire
@@ -22,9 +22,12 @@ SETTLE_DELAY_S: Final = 0.005
 class LaneAcks:
     """`sent_away` is called when the session is over; `at_rest` when there is nothing to tell just now."""
 
-    def __init__(self, core: LaneCore, name: str, *, sent_away: Callable[[QmqError], None], at_rest: Callable[[], None]) -> None:
+    def __init__(
+        self, core: LaneCore, name: str, retry_s: float, *, sent_away: Callable[[QmqError], None], at_rest: Callable[[], None]
+    ) -> None:
         self._core = core
         self._name = name
+        self._retry_s = retry_s
         self._sent_away = sent_away
         self._at_rest = at_rest
         self._loop = asyncio.get_running_loop()
@@ -87,7 +90,7 @@ class LaneAcks:
         if not isinstance(answer, Unavailable):
             log.warning("%s: verdicts were refused, and are given again: %s", self._name, answer)
         self._core.detached()
-        self._later(RETRY_S[-1])
+        self._later(self._retry_s)
 
     # --- waiting -------------------------------------------------------------------------------------------------------
 

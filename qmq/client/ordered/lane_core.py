@@ -307,6 +307,11 @@ class LaneCore:
         """Whether nothing of the lane may be begun but what failed."""
         return self.policy.blocks and bool(self._failing)
 
+    @property
+    def has_failing(self) -> bool:
+        """Whether any message failed and is not over."""
+        return bool(self._failing)
+
     def next_due_ms(self) -> int | None:
         """When the next failed message may be tried again."""
         return min((cell.due_ms for cell in self._failing if cell.state is LaneState.FAILED), default=None)

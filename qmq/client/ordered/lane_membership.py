@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq_ordering.lane import Lane
 
-from qmq.client.consumer_session import RETRY_S
+from qmq.client.client_timing import pause_s
 from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, StaleDelivery
 
 log = logging.getLogger("qmq.client")
@@ -68,9 +68,14 @@ class LaneMembership:
     """`on_assigned` is called with what this consumer shall read, `on_failure` when asking again is no use."""
 
     def __init__(
-        self, sync: Sync, member: Member, on_assigned: Callable[[tuple[Lane, ...]], None], on_failure: Callable[[QmqError], None]
+        self,
+        sync: Sync,
+        member: Member,
+        on_assigned: Callable[[tuple[Lane, ...]], None],
+        on_failure: Callable[[QmqError], None],
+        retry_s: Sequence[float],
     ) -> None:
-        self._sync, self._member = sync, member
+        self._sync, self._member, self._retry_s = sync, member, retry_s
         self._lease_s = member.lease_ms / 1000
         self._on_assigned = on_assigned
         self._on_failure = on_failure
@@ -108,7 +113,7 @@ class LaneMembership:
                 tries = 0
                 if self._believe(assigned) or self._loop.time() - asked_s > QUICK_S:
                     continue
-            await asyncio.sleep(_jittered(RETRY_S[min(tries, len(RETRY_S)) - 1] if tries else QUICK_S))
+            await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1) if tries else QUICK_S))
 
     def _believe(self, assigned: Assigned) -> bool:
         """Whether it says something new."""
@@ -142,7 +147,7 @@ class LaneMembership:
             except QmqError as failure:
                 log.debug("no metaserver heard that %s is finished: %s", telling, failure)
                 tries += 1
-                await asyncio.sleep(_jittered(RETRY_S[min(tries, len(RETRY_S)) - 1]))
+                await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1)))
             else:
                 tries = 0
                 self._untold.difference_update(telling)
@@ -175,7 +180,7 @@ class LaneMembership:
             return True
         except QmqError as failure:
             log.debug("%s", failure)
-            await asyncio.sleep(_jittered(RETRY_S[0]))
+            await asyncio.sleep(_jittered(self._retry_s[0]))
             return False
         return True
 

@@ -28,8 +28,9 @@ from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
 
 from qmq import limits
+from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
-from qmq.client.consumer_session import ANSWER_S, RETRY_S, ConsumerSession
+from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.links import Links
 from qmq.client.ordered import lane_pull
 from qmq.client.ordered.lane_acks import LaneAcks
@@ -137,7 +138,7 @@ class LaneReader:
         self.broker_group = lane.group
         self.partition = lane.partition
         self.core = LaneCore(terms.policy)
-        self.settling = LaneAcks(self.core, terms.name, sent_away=self._sent_away, at_rest=self._at_rest)
+        self.settling = LaneAcks(self.core, terms.name, links.timing.session_retry_s[-1], sent_away=self._sent_away, at_rest=self._at_rest)
         self.session: ConsumerSession | None = None
         self.failure: QmqError | None = None
         self._links, self._owner, self._terms = links, owner, terms
@@ -167,10 +168,10 @@ class LaneReader:
 
     def pull_more(self) -> None:
         """Ask for messages if there is room for a good many."""
-        session, core, room = self.session, self.core, self._owner.room
-        room_bytes = self._owner.room_bytes
-        if session is None or self._is_pulling or self._is_leaving or core.is_end or self.failure is not None:
+        session, core = self.session, self.core
+        if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
+        room, room_bytes = self._owner.room, self._owner.room_bytes
         if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._owner.is_paused:
             return
         self._is_pulling = True
@@ -233,12 +234,14 @@ class LaneReader:
 
     def worked(self, *, is_urgent: bool) -> None:
         """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
-        self.arm()
+        if self._retry_timer is not None or self.core.has_failing:
+            self.arm()
         if is_urgent:
             self.settling.now()
         else:
             self.settling.soon()
-        self.pull_more()
+        if not self._is_pulling:
+            self.pull_more()
         self._bell.set()
 
     def arm(self) -> None:
@@ -277,7 +280,7 @@ class LaneReader:
         """Attach, and attach again whenever the connection or the session ends."""
         refusals = tries = 0
         while not self._is_closed and not (self._is_leaving and not self._token):
-            rest_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+            rest_s = pause_s(self._links.timing.session_retry_s, tries)
             tries += 1
             try:
                 # The way there keeps its own pauses; those of this loop are for what a broker answers.
@@ -461,6 +464,6 @@ class LaneReader:
         if session is None or not session.connection.is_open:
             return
         try:
-            await session.connection.call(FrameKind.DETACH, wire.pack_session(session.number), timeout_s=ANSWER_S)
+            await session.connection.call(FrameKind.DETACH, wire.pack_detach(session.number), timeout_s=ANSWER_S)
         except QmqError as failure:
             log.debug("%s: %s: the lane's lease tells", self._terms.name, failure)

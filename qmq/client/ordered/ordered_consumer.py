@@ -110,7 +110,7 @@ class OrderedConsumer:
         """Of the lanes that are assigned. Some may wait to be started until one that overlaps is let go."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
-        self._membership = LaneMembership(sync, member, self._assigned, self.failed)
+        self._membership = LaneMembership(sync, member, self._assigned, self.failed, links.timing.session_retry_s)
         self._waiting: dict[asyncio.Future[bool], None] = {}
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
@@ -131,9 +131,23 @@ class OrderedConsumer:
 
     async def __anext__(self) -> OrderedMessage:
         self._finish_current()
-        message = await self._next()
+        message = self._next_ready() or await self._next()
         if self._is_auto:
             self._current = message, asyncio.current_task()
+        return message
+
+    def _next_ready(self) -> OrderedMessage | None:
+        """The next message, if it is here and nothing has to be asked first: most of them, without a coroutine."""
+        if self._is_bulk is not False or self._failure is not None or self.is_paused or self._is_closing:
+            return None
+        message = self._desk.take()
+        if message is None:
+            return None
+        if message.unreadable is not None:
+            message.fail(error=message.unreadable)
+            return None
+        if self._waiting:
+            self._notify()  # there may be another one, for another who waits
         return message
 
     def _finish_current(self) -> None:
@@ -208,7 +222,7 @@ class OrderedConsumer:
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
-            message = await self._next()
+            message = self._next_ready() or await self._next()
             busy.add(task)
             try:
                 await self._handle(handler, message)

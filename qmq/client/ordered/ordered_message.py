@@ -128,7 +128,11 @@ class OrderedMessage(LaneMessage):
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """It was worked on. Returns when that is committed.
+        """It was worked on. Does not wait: the acknowledgement leaves within milliseconds, with others. `ack_sync` waits."""
+        self.ack_later()
+
+    async def ack_sync(self) -> None:
+        """The same; returns when it is committed.
 
         Raises LaneLost if the lane went to another consumer first: the message may be seen again. Raises NotConnected if no answer came in
         time (the verdict is sent again and again), ClientClosed.
@@ -137,7 +141,7 @@ class OrderedMessage(LaneMessage):
         await self.lane.confirmed(self.cell)
 
     def ack_later(self) -> None:
-        """The same without waiting; it leaves with others."""
+        """`ack` for code that is not `async`."""
         if not self.is_settled:
             self.is_settled = True
             self._settler.finish(self)

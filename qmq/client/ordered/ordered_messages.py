@@ -134,13 +134,17 @@ class OrderedMessages:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """All were worked on. Returns when that is committed. Raises as `OrderedMessage.ack`."""
+        """All were worked on. Does not wait; see `OrderedMessage.ack`."""
+        self.ack_later()
+
+    async def ack_sync(self) -> None:
+        """The same; returns when it is committed. Raises as `OrderedMessage.ack_sync`."""
         self.ack_later()
         for each in self.runs:
             await each.lane.confirmed(each.cell)
 
     def ack_later(self) -> None:
-        """The same without waiting; it leaves with others."""
+        """`ack` for code that is not `async`."""
         if not self.is_settled:
             self.is_settled = True
             self._settler.finish_all(self)

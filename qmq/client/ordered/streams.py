@@ -199,7 +199,7 @@ class Streams:
             connection.moved()
 
     def _make(self, part: PhysicalPartition) -> Stream:
-        stream = Stream(part, self._new_id, unknown=self._unknown)
+        stream = Stream(part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s)
         connection = self._connections[part.number] = StreamConnection(self._links, stream, self)
         connection.reach(ahead=True)
         return stream

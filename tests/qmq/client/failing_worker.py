@@ -24,7 +24,7 @@ async def work(address: str, count: int) -> None:
         while command := (await asyncio.to_thread(sys.stdin.readline)).split():
             if command[0] == "take":
                 (message,) = await consumer.pull(1)
-                await message.ack()
+                await message.ack_sync()
                 print(message.body.decode(), flush=True)
             else:
                 say([message for message in taken if message.broker_group == command[1]])

@@ -17,6 +17,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.batch_columns import Columns, parse_header
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, ProducerFenced, QmqError, RouteChanged, UnknownSubject
 from qmq.model import begins_session, session_of
 from qmq.proto.v1 import control_pb2, meta_pb2_grpc
@@ -372,7 +373,7 @@ class Cluster(NamedTuple):
 
 
 @asynccontextmanager
-async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False) -> AsyncIterator[Cluster]:
+async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False, timing: ClientTiming = TIMING) -> AsyncIterator[Cluster]:
     """A cluster and a client of it."""
     made = [FakeGroup(f"g{number}") for number in range(groups)]
     servers = [FakeMeta(made, can_push=can_push) for _ in range(metas)]
@@ -386,16 +387,16 @@ async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False) ->
             assert meta.server is not None
             stack.push_async_callback(meta.server.stop, None)
             stack.callback(meta.end_streams)
-        mq = await stack.enter_async_context(qmq.connect([meta.address for meta in servers]))
+        mq = await stack.enter_async_context(qmq.Client([meta.address for meta in servers], timing=timing))
         yield Cluster(servers, made, mq)
 
 
 @asynccontextmanager
 async def ordered_cluster(
-    groups: int = 2, *, metas: int = 1, can_push: bool = False, order: str = "strict"
+    groups: int = 2, *, metas: int = 1, can_push: bool = False, order: str = "strict", timing: ClientTiming = TIMING
 ) -> AsyncIterator[tuple[Cluster, FakeOrder]]:
     """A cluster whose one subject is ordered, with a partition on each broker group."""
-    async with cluster(groups, metas=metas, can_push=can_push) as it:
+    async with cluster(groups, metas=metas, can_push=can_push, timing=timing) as it:
         made = FakeOrder(it.groups, order)
         for meta in it.metas:
             meta.order = made

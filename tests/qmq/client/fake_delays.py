@@ -10,6 +10,7 @@ from fake_cluster import FakeBroker, FakeGroup, FakeMeta, FakeOrder, Peer, Sent,
 
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, sent_sizes
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.errors import NotConnected, QmqError, UnknownSubject
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb
@@ -144,7 +145,9 @@ class DelayCluster(NamedTuple):
 
 
 @asynccontextmanager
-async def delay_cluster(delays: int = 1, *, can_push: bool = False, ordered: bool = False) -> AsyncIterator[DelayCluster]:
+async def delay_cluster(
+    delays: int = 1, *, can_push: bool = False, ordered: bool = False, timing: ClientTiming = TIMING
+) -> AsyncIterator[DelayCluster]:
     """One broker group, some delay groups, a metaserver and a client."""
     groups = [FakeGroup("g0")]
     made = [FakeDelayGroup(f"d{number}") for number in range(delays)]
@@ -160,7 +163,7 @@ async def delay_cluster(delays: int = 1, *, can_push: bool = False, ordered: boo
         assert meta.server is not None
         stack.push_async_callback(meta.server.stop, None)
         stack.callback(meta.end_streams)
-        mq = await stack.enter_async_context(qmq.connect(meta.address))
+        mq = await stack.enter_async_context(qmq.Client(meta.address, timing=timing))
         yield DelayCluster(meta, groups, made, mq)
 
 

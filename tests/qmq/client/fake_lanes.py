@@ -280,7 +280,7 @@ class FakeLanes:
 
     def _detach(self, peer: Peer, request: Frame) -> None:
         try:
-            grant = self._held_by(peer, wire.unpack_session(request.payload))
+            grant = self._held_by(peer, wire.unpack_detach(request.payload)[0])
         except QmqError as failure:
             return peer.refuse(request, failure)
         self.grants.remove(grant)

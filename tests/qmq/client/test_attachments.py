@@ -15,6 +15,7 @@ from support import eventually
 
 import qmq
 from qmq.client.attachment import Attachment
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
 from qmq.log.share import Share
@@ -90,8 +91,13 @@ def attachment_of(consumer: qmq.Consumer, group: str = "g0") -> Attachment:
 
 
 @pytest.fixture
-async def it() -> object:
-    async with cluster(1) as found:
+def timing() -> ClientTiming:
+    return TIMING
+
+
+@pytest.fixture
+async def it(timing: ClientTiming) -> object:
+    async with cluster(1, timing=timing) as found:
         yield found
 
 
@@ -104,7 +110,7 @@ async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     await queue.fail_over(5)
     assert (queue.attaches[-1].received, queue.attaches[-1].incarnation) == (4, queue.attaches[0].incarnation)
     assert (await consumer.pull(10)).bodies == [b"3", b"4"], "what nobody saw is not dropped"
-    await seen.ack()
+    await seen.ack_sync()
     assert (queue.verdicts(), consumer.stale) == ([(0, 2)], 0)
 
 
@@ -136,8 +142,8 @@ async def test_what_was_handed_out_and_never_arrived_is_skipped(it: Cluster) -> 
     pulling = asyncio.create_task(consumer.pull(10))
     await queue.deliver(7, [b"2", b"3"], base=2)
     again = await pulling
-    await seen.ack()
-    await again.ack()
+    await seen.ack_sync()
+    await again.ack_sync()
     assert (queue.verdicts(), consumer.stale) == ([(0, 1), (7, 8)], 0)
 
 
@@ -153,7 +159,7 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
     anew = await pulling
     assert anew.bodies == [b"x", b"y", b"z"], "6 to 9, which nobody saw, are dropped"
     with pytest.raises(StaleDelivery, match="2 of the messages"):
-        await seen.ack()
+        await seen.ack_sync()
     assert queue.verdicts() == [(0, 3)]
     seen[4].nack()
     seen[5].ack_later()
@@ -161,7 +167,7 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
     await eventually(lambda: len(queue.settled) == 2)
     assert (queue.verdicts(), consumer.stale) == ([(0, 3), (4, 6)], 2)
     with pytest.raises(StaleDelivery, match="did not know of the delivery"):
-        await seen[4].ack()
+        await seen[4].ack_sync()
     await queue.fail_over(7)
     assert queue.attaches[-1].received == 6
 
@@ -179,7 +185,7 @@ async def test_several_failovers_each_void_their_own_tail(it: Cluster) -> None:
     for number, messages in enumerate(taken):
         for message in messages:
             try:
-                await message.ack()
+                await message.ack_sync()
                 settled[(number, message.pull_sequence)] += 1
             except StaleDelivery:
                 pass
@@ -197,11 +203,11 @@ async def test_a_group_that_does_not_know_us_any_more_voids_everything(it: Clust
     seen = await pulling
     await queue.fail_over(20, resumed=False)
     with pytest.raises(StaleDelivery):
-        await seen.ack()
+        await seen.ack_sync()
     seen.ack_later()
     pulling = asyncio.create_task(consumer.pull(10))
     await queue.deliver(20, [b"0", b"1", b"2"])
-    await (await pulling).ack()
+    await (await pulling).ack_sync()
     assert queue.verdicts() == [(20, 22)]
     await queue.fail_over(23)
     assert queue.attaches[-1].received == 22
@@ -214,8 +220,8 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
     await queue.deliver(0, [b"%d" % number for number in range(10)])
     seen = await pulling
     queue.holds_answers = True
-    waiting = asyncio.create_task(seen[2].ack())
-    void = asyncio.create_task(seen[8].ack())
+    waiting = asyncio.create_task(seen[2].ack_sync())
+    void = asyncio.create_task(seen[8].ack_sync())
     seen[3].ack_later()
     seen[7].nack()
     await eventually(lambda: len(queue.settled) == 4)
@@ -243,7 +249,7 @@ async def test_a_verdict_that_was_never_sent_waits_for_the_new_master(it: Cluste
         peer.cut()
     await eventually(lambda: attachment_of(consumer).session is None)
     seen[0].ack_later()
-    waiting = asyncio.create_task(seen[1].ack())
+    waiting = asyncio.create_task(seen[1].ack_sync())
     queue.attached = wire.Attached(1, 30_000, 3, 1)
     group.fail_over()
     await waiting
@@ -270,12 +276,12 @@ async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_
     for replica in group.replicas:
         replica.handle[FrameKind.SETTLE] = refuse_once
     queue.attached = wire.Attached(1, 30_000, 1, 1)
-    await seen.ack()
+    await seen.ack_sync()
     assert (len(refused), queue.verdicts(), len(queue.attaches)) == (1, [(0, 0)], 2)
 
 
-async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.verdicts.RETRY_S", (0.01,))
+@pytest.mark.parametrize("timing", [ClientTiming(session_retry_s=(0.01,))])
+async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster) -> None:
     (group,) = it.groups
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
@@ -292,7 +298,7 @@ async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster, monkey
             queue._settle(peer, request)
 
     group.replicas[0].handle[FrameKind.SETTLE] = refuse
-    await seen.ack()
+    await seen.ack_sync()
     assert (len(tries), len(queue.attaches)) == (3, 1)
 
 
@@ -343,7 +349,7 @@ async def test_pulled_messages_are_of_one_group() -> None:
         await queues[1].deliver(0, [b"1", b"1"])
         found = await pulling
         assert (found.broker_group, found.bodies) == ("g1", [b"1", b"1"])
-        await found.ack()
+        await found.ack_sync()
         assert (queues[0].verdicts(), queues[1].verdicts()) == ([], [(0, 1)])
         assert len(none := await consumer.pull(10, timedelta(0))) == 0
         assert none.broker_group == ""
@@ -375,11 +381,9 @@ def _empty(group: FakeGroup, asked: Counter[str]) -> object:
 
 
 @pytest.mark.parametrize("is_pushed", [True, False])
-async def test_a_group_that_becomes_known_later_is_consumed_too(is_pushed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_pushed:
-        monkeypatch.setattr("qmq.client.consumer.REFRESH_S", 0.05)
-        monkeypatch.setattr("qmq.client.locator.REFRESH_S", 0.05)
-    async with cluster(2, can_push=is_pushed) as it:
+async def test_a_group_that_becomes_known_later_is_consumed_too(is_pushed: bool) -> None:
+    timing = TIMING if is_pushed else ClientTiming(refresh_s=0.05)
+    async with cluster(2, can_push=is_pushed, timing=timing) as it:
         first, second = it.groups
         queues = [Queue(group) for group in it.groups]
         it.meta.answer = lambda _: [route(first)]
@@ -564,7 +568,7 @@ async def test_through_any_failovers_nothing_is_lost_and_nothing_settles_what_th
                         continue
                     intended[message.broker_group].add(message.sequence)
                     try:
-                        await message.ack()
+                        await message.ack_sync()
                         heard[message.broker_group][message.sequence] += 1
                     except StaleDelivery:
                         pass

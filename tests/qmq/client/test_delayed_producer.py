@@ -16,6 +16,7 @@ from support import eventually
 from qmq import limits
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client.client import Client
+from qmq.client.client_timing import ClientTiming
 from qmq.client.delay_home import DelayHome
 from qmq.errors import (
     DeadlineExceeded,
@@ -500,9 +501,8 @@ async def test_the_masters_of_a_delay_group_are_followed() -> None:
         assert delay.bodies == [b"%d" % number for number in range(300)]
 
 
-async def test_without_a_delay_group_the_error_says_what_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.client.DELIVERY_TIMEOUT_S", 1.5)
-    async with delay_cluster(0) as it:
+async def test_without_a_delay_group_the_error_says_what_to_start() -> None:
+    async with delay_cluster(0, timing=ClientTiming(delivery_timeout_s=1.5)) as it:
         with pytest.raises(DeadlineExceeded, match="qmq delay") as failed:
             await it.mq.send("s", b"x", delay=LATER)
         assert failed.value.outcome is NOT_STORED

@@ -14,6 +14,7 @@ from fake_delays import DelayCluster, delay_cluster, message
 
 import qmq
 from qmq import limits
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -33,16 +34,12 @@ from qmq.proto.v1 import meta_pb2 as pb
 ID = "00000000000000010000000000020003-1a3185c5000-1a3185c4000-d0"
 NINE = datetime(2027, 1, 15, 8, tzinfo=UTC)
 NINE_MS = 1_800_000_000_000
+QUICK = ClientTiming(decide_retry_s=(0.001,))
 LOST = (grpc.StatusCode.UNAVAILABLE, "the connection broke")
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.delayed.PAUSE_S", (0.001,))
-
-
 async def test_a_message_is_shown_with_all_it_has() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["ShowDelayed"] = [
             message(
                 ID,
@@ -81,14 +78,14 @@ async def test_a_message_is_shown_with_all_it_has() -> None:
 
 
 async def test_a_message_without_a_key_has_none() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["ShowDelayed"] = [message(ID)]
         found = await it.mq.delayed.show(DelayedId.parse(ID))
         assert (found.key, found.key_bytes, found.body) == (None, None, b"")
 
 
 async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [lambda request: message(request.id, state="cancelled", body_bytes=1)]
         it.meta.answers["MoveDelayed"] = [lambda request: message(request.id, due_ms=request.due_ms)]
         receipt = await it.mq.send("s", b"x", delay=timedelta(hours=1))
@@ -101,7 +98,7 @@ async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
 
 
 async def test_a_move_by_a_delay_counts_from_now_and_what_is_past_means_at_once() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [lambda request: message(request.id, due_ms=request.due_ms)]
         later = (await it.mq.delayed.move(ID, timedelta(hours=1))).due
         assert abs(later - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
@@ -113,7 +110,7 @@ async def test_a_move_by_a_delay_counts_from_now_and_what_is_past_means_at_once(
 
 @pytest.mark.parametrize("failure", [TooLate("delivered"), MessageNotFound("none"), InvalidArgument("no delay group d0")])
 async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqError) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers = {call: [failure] for call in ("CancelDelayed", "MoveDelayed", "ShowDelayed")}
         for asking in (it.mq.delayed.cancel(ID), it.mq.delayed.move(ID, NINE), it.mq.delayed.show(ID)):
             with pytest.raises(type(failure), match=failure.message) as refused:
@@ -123,7 +120,7 @@ async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqErr
 
 
 async def test_a_move_beyond_what_the_group_keeps_is_said_by_it() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [DelayTooLong("a week is the most")]
         with pytest.raises(DelayTooLong, match="a week"):
             await it.mq.delayed.move(ID, timedelta(days=8))
@@ -140,7 +137,7 @@ async def test_a_move_beyond_what_the_group_keeps_is_said_by_it() -> None:
     ],
 )
 async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_asked(when: Any, failure: type[QmqError]) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         with pytest.raises(failure):
             await it.mq.delayed.move(ID, when)
         assert not it.meta.asked
@@ -148,7 +145,7 @@ async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_aske
 
 @pytest.mark.parametrize("id", ["", "x", ID.upper(), ID.rpartition("-")[0], "0" * 32, None, 5, ID + "/.."])
 async def test_what_is_no_id_is_refused_before_anybody_is_asked(id: Any) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         for asking in (it.mq.delayed.cancel(id), it.mq.delayed.move(id, NINE), it.mq.delayed.show(id)):
             with pytest.raises((InvalidArgument, InvalidName)):
                 await asking
@@ -164,14 +161,14 @@ LOSSES = [LOST, LATE, NotMaster("before commit", outcome=UNKNOWN), NotConnected(
 
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_a_cancel_whose_answer_is_lost_is_asked_for_until_it_is_known(loss: Any) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [loss, loss, loss, message(ID, state="cancelled")]
         assert (await it.mq.delayed.cancel(ID)).state == "cancelled"
         assert len(it.meta.asked) == 4
 
 
 async def test_too_late_after_a_lost_answer_of_a_cancel_is_certain() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [LOST, TooLate("delivered")]
         with pytest.raises(TooLate) as late:
             await it.mq.delayed.cancel(ID)
@@ -179,7 +176,7 @@ async def test_too_late_after_a_lost_answer_of_a_cancel_is_certain() -> None:
 
 
 async def test_not_found_after_a_lost_answer_of_a_cancel_is_unknown() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [LOST, MessageNotFound("its bucket is deleted")]
         with pytest.raises(MessageNotFound, match="may have been done") as unknown:
             await it.mq.delayed.cancel(ID)
@@ -187,7 +184,7 @@ async def test_not_found_after_a_lost_answer_of_a_cancel_is_unknown() -> None:
 
 
 async def test_a_move_is_asked_for_again_with_the_same_moment() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [LOST, LOST, lambda request: message(request.id, due_ms=request.due_ms)]
         await it.mq.delayed.move(ID, timedelta(hours=1))
         first, second, third = it.meta.requests("MoveDelayed")
@@ -195,7 +192,7 @@ async def test_a_move_is_asked_for_again_with_the_same_moment() -> None:
 
 
 async def test_a_move_that_was_made_and_delivered_before_it_was_known_is_a_move() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [LOST, TooLate("delivered")]
         it.meta.answers["ShowDelayed"] = [message(ID, due_ms=NINE_MS, state="delivered")]
         moved = await it.mq.delayed.move(ID, NINE)
@@ -204,7 +201,7 @@ async def test_a_move_that_was_made_and_delivered_before_it_was_known_is_a_move(
 
 @pytest.mark.parametrize("shown", [message(ID, due_ms=NINE_MS - 1, state="delivered"), MessageNotFound("gone"), InvalidArgument("what")])
 async def test_a_move_that_nobody_can_tell_of_is_unknown(shown: Any) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers = {"MoveDelayed": [LOST, TooLate("delivered")], "ShowDelayed": [shown]}
         with pytest.raises(TooLate) as late:
             await it.mq.delayed.move(ID, NINE)
@@ -212,7 +209,7 @@ async def test_a_move_that_nobody_can_tell_of_is_unknown(shown: Any) -> None:
 
 
 async def test_too_late_at_the_first_try_of_a_move_asks_nothing_more() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [NotMaster("elected soon"), TooLate("delivered")]
         with pytest.raises(TooLate) as late:
             await it.mq.delayed.move(ID, NINE)
@@ -224,13 +221,11 @@ async def test_too_late_at_the_first_try_of_a_move_asks_nothing_more() -> None:
     ("answers", "outcome"),
     [([LOST], UNKNOWN), ([LATE], UNKNOWN), ([NotConnected("no master")], NOT_STORED), ([], NOT_STORED)],
 )
-async def test_what_is_never_known_says_so_in_the_end(answers: list[Any], outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(_: object) -> QmqError:
-        monkeypatch.setattr("qmq.client.delayed.DECIDE_S", 0)
-        return NotConnected("still no master")
-
-    async with delay_cluster() as it:
-        it.meta.answers["CancelDelayed"] = [*answers, end]
+async def test_what_is_never_known_says_so_in_the_end(answers: list[Any], outcome: Any) -> None:
+    too_long_s = TIMING.decide_s * 10
+    timing = ClientTiming(decide_retry_s=(*[0.001] * len(answers), too_long_s))
+    async with delay_cluster(timing=timing) as it:
+        it.meta.answers["CancelDelayed"] = [*answers, NotConnected("still no master")]
         with pytest.raises(NotConnected) as failed:
             await it.mq.delayed.cancel(ID)
         assert failed.value.outcome is outcome
@@ -238,7 +233,7 @@ async def test_what_is_never_known_says_so_in_the_end(answers: list[Any], outcom
 
 
 async def test_a_client_that_is_closed_asks_nothing() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         delayed = it.mq.delayed
         await it.mq.close()
         with pytest.raises(ClientClosed):
@@ -263,7 +258,7 @@ def pages(it: DelayCluster, total: int) -> None:
 
 
 async def test_a_list_goes_through_all_pages_in_order_and_has_no_bodies() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         pages(it, 1234)
         found = [each async for each in it.mq.delayed.list("s")]
         assert [each.id for each in found] == [f"{number:032x}-1-1-d0" for number in range(1234)]
@@ -277,14 +272,14 @@ async def test_a_list_goes_through_all_pages_in_order_and_has_no_bodies() -> Non
 
 @pytest.mark.parametrize(("limit", "asked"), [(0, []), (1, [1]), (500, [500]), (700, [500, 200])])
 async def test_a_list_with_a_limit_asks_for_no_more(limit: int, asked: list[int]) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         pages(it, 1234)
         assert len([each async for each in it.mq.delayed.list(limit=limit)]) == limit
         assert [request.messages_max for request in it.meta.requests("ListDelayed")] == asked
 
 
 async def test_a_list_has_bounds_and_nothing_is_a_list_too() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         pages(it, 0)
         assert [each async for each in it.mq.delayed.list("s", start=NINE, end=NINE + timedelta(hours=1))] == []
         assert [each async for each in it.mq.delayed.list(end=datetime(1960, 1, 1, tzinfo=UTC))] == []
@@ -297,14 +292,14 @@ async def test_a_list_has_bounds_and_nothing_is_a_list_too() -> None:
     "options", [{"start": datetime(2027, 1, 1)}, {"end": 5}, {"limit": -1}, {"limit": True}, {"limit": 1.5}, {"subject": "~s"}]
 )
 async def test_a_list_of_what_cannot_be_is_refused(options: Any) -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         with pytest.raises((InvalidArgument, InvalidName)):
             await anext(it.mq.delayed.list(**options))
         assert not it.meta.asked
 
 
 async def test_a_list_with_a_delay_group_away_is_refused() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["ListDelayed"] = [NotConnected("d1 does not answer")]
         with pytest.raises(NotConnected, match="d1"):
             async with asyncio.timeout(20):
@@ -312,7 +307,7 @@ async def test_a_list_with_a_delay_group_away_is_refused() -> None:
 
 
 async def test_stats_say_how_each_delay_group_stands_and_who_is_silent() -> None:
-    async with delay_cluster() as it:
+    async with delay_cluster(timing=QUICK) as it:
         described = delay_pb2.DelayDescription(
             group="d0",
             replica="d0-1",

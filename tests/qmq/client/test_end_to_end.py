@@ -81,7 +81,7 @@ async def test_several_consumers_share_one_backlog_and_each_message_goes_to_one(
                 found = await consumer.pull(50, SHORT)
                 seen.update(found.bodies)
                 by_consumer[number] += len(found)
-                await found.ack()
+                await found.ack_sync()
 
         await asyncio.gather(*[work(number) for number in range(4)])
         assert len(seen) == 10_000
@@ -119,7 +119,7 @@ async def test_what_is_acknowledged_does_not_come_back_after_a_restart_and_the_r
         found = await mq.consumer("s", "g").pull(60)
         assert len(found) == 60
         for message in list(found)[:40]:
-            await message.ack()
+            await message.ack_sync()
     async with running(config) as node, qmq.connect(node.address) as mq:
         again = await collect(mq.consumer("s", "g"), 60)
         assert sorted(int(m.body) for m in again) == list(range(40, 100))
@@ -161,7 +161,7 @@ async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_end
         again = await collect(other.consumer("s", "g", lease_ms=1000), 20)
         assert {message.attempt for message in again} == {2}
         with pytest.raises(StaleDelivery, match="another consumer"):
-            await held.ack()
+            await held.ack_sync()
 
 
 async def test_a_consumer_keeps_its_lease_while_its_handler_is_slow(node: Node) -> None:
@@ -170,7 +170,7 @@ async def test_a_consumer_keeps_its_lease_while_its_handler_is_slow(node: Node) 
         consumer = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
         found = await consumer.pull(1)
         await asyncio.sleep(2.5)
-        await found.ack()
+        await found.ack_sync()
         assert consumer.stale == 0
 
 

@@ -44,9 +44,9 @@ async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> N
     (attachment,) = consumer._attachments
     assert 150 * KIB < attachment.held_bytes < 151 * KIB, "a batch is never cut: it may exceed what was asked for"
     assert not attachment.asked
-    await found[0].ack()
+    await found[0].ack_sync()
     assert not attachment.asked
-    await found[2].ack()
+    await found[2].ack_sync()
     assert 69 * KIB < (await queue.pull()).bytes_max < 70 * KIB
 
 
@@ -102,7 +102,7 @@ async def _postponed(it: DelayCluster) -> None:
     await eventually(lambda: len(queue.settled) == 1)
     assert attachment.held_bytes == before // 3
     found[0].ack_later()
-    assert (attachment.held, attachment.held_bytes) == (0, 0)
+    await eventually(lambda: (attachment.held, attachment.held_bytes) == (0, 0))
 
 
 @pytest.mark.parametrize("wrong", [0, -1, CONSUMER_UNACKED_BYTES_MAX + 1])
@@ -122,7 +122,7 @@ async def test_who_cannot_pull_in_one_queue_pulls_in_the_others() -> None:
         held = await pulling
         await queues[1].deliver([b"other"])
         assert (await consumer.pull(10)).bodies == [b"other"]
-        await held.ack()
+        await held.ack_sync()
         await queues[0].deliver([b"again"])
         assert (await consumer.pull(10)).bodies == [b"again"]
 
@@ -178,12 +178,12 @@ async def test_the_broker_hands_out_no_more_bytes_than_it_allows_and_the_rest_go
         assert attachment.held_bytes < 300 * KIB + 100 * KIB
         taken = attachment.held
         for _ in range(60 - taken):
-            await (await other.pull(1)).ack()
+            await (await other.pull(1)).ack_sync()
         assert attachment.held == taken
         await other.close()
         await producer.send_many([bytes(20 * KIB)] * 10)
         for _ in range(taken - 1 + 10):
-            await held.ack()
+            await held.ack_sync()
             held = await greedy.pull(1)
             assert len(held) == 1, "it goes on as it settles"
 
@@ -226,7 +226,7 @@ async def test_a_consumer_that_never_reads_its_socket_holds_up_neither_its_group
         taken = 0
         while taken + await _unacked(mq, "deaf") < count:
             taken += len(found := await mine.pull(wait=timedelta(seconds=0.2)))
-            await found.ack()
+            await found.ack_sync()
         assert taken > 0
         connection.abort("enough")
 

@@ -15,7 +15,8 @@ from fake_queue import FakeQueue
 from support import eventually
 
 import qmq
-from qmq.client import handing_in, verdict_files
+from qmq.client import verdict_files
+from qmq.client.client_timing import ClientTiming
 from qmq.client.verdict_store import Kept, Origin, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
@@ -23,19 +24,19 @@ from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import RESUME
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
 
+QUICK = ClientTiming(hand_in_retry_s=(0.01,))
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(handing_in, "PAUSE_S", (0.01,))
     return tmp_path / "verdicts"
 
 
 @pytest.fixture
 async def it(state: Path) -> AsyncIterator[Cluster]:
-    async with cluster(2) as found:
+    async with cluster(2, timing=QUICK) as found:
         yield found
 
 
@@ -72,7 +73,7 @@ async def taken(mq: qmq.Client, queue: FakeQueue, bodies: list[bytes], *attempts
 
 async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> Origin:
     """A client was closed while the broker was away, with verdicts on 0 (done) and 1 (failed) of 0 to 3; the broker is back."""
-    async with qmq.connect(it.meta.address) as mq:
+    async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer, found = await taken(mq, queue, [b"0", b"1", b"2", b"3"], **how)
         await away(queue.group)
         await eventually(lambda: not any(each.session for each in consumer._attachments if each.group == queue.group.name))
@@ -89,7 +90,7 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> Origin:
 
 async def test_nothing_is_written_while_brokers_can_be_reached(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1", b"2"])
-    await found[0].ack()
+    await found[0].ack_sync()
     found[1].nack(error="x")
     await consumer.close()
     assert len(queues[0].settled) == 2
@@ -102,7 +103,7 @@ async def test_what_is_said_while_the_broker_is_away_is_kept_until_it_was_told(i
     await eventually(lambda: consumer._attachments[0].session is None)
     found[0].nack(error="first")
     found[1].reject("second")
-    waiting = asyncio.create_task(found[2].ack())
+    waiting = asyncio.create_task(found[2].ack_sync())
     found[3].ack_later()
     await eventually(lambda: len(kept(state)) == 4)
     ((origin, _),) = files(state)
@@ -168,7 +169,7 @@ async def test_the_other_broker_groups_are_consumed_meanwhile(it: Cluster, queue
     for number in range(5):
         await queues[1].deliver([b"%d" % number])
         (message,) = await consumer.pull(1)
-        await message.ack()
+        await message.ack_sync()
     assert [each.first for each in queues[1].settled] == [0, 1, 2, 3, 4]
     assert kept(state) == [Settlement(0, 0, NACK, BY_GROUP_MS, "x")]
 
@@ -192,7 +193,7 @@ async def test_a_full_disk_keeps_nobody_from_consuming(
 
 
 async def test_without_a_folder_verdicts_wait_in_memory(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
-    async with qmq.connect(it.meta.address, state_dir=False) as mq:
+    async with qmq.Client(it.meta.address, timing=QUICK, state_dir=False) as mq:
         _, found = await taken(mq, queues[0], [b"0"])
         await away(it.groups[0])
         found.nack(error="x")
@@ -208,7 +209,7 @@ async def test_without_a_folder_verdicts_wait_in_memory(it: Cluster, queues: lis
 async def test_closing_while_the_broker_is_away_leaves_everything_for_the_next_start(
     it: Cluster, queues: list[FakeQueue], state: Path
 ) -> None:
-    async with qmq.connect(it.meta.address) as mq:
+    async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer = mq.consumer("s", "g", name="worker")
         following = asyncio.create_task(anext(consumer))
         await queues[0].deliver([b"0", b"1", b"2"])
@@ -254,7 +255,7 @@ async def test_it_waits_while_another_hands_that_in(it: Cluster, queues: list[Fa
     other = it.mq.consumer("s", "g", name="another")
     others = asyncio.create_task(other.pull(1))
     await eventually(lambda: bool(queue.settles))
-    async with qmq.connect(it.meta.address) as mq:
+    async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         mine = asyncio.create_task(mq.consumer("s", "g", name="worker").pull(1))
         await eventually(lambda: len(it.groups[0].replicas[0].peers) == 2)
         queue.is_silent = False
@@ -319,7 +320,7 @@ async def test_it_is_tried_again_until_the_broker_is_back_and_the_others_are_con
     for number in range(3):
         pulling = asyncio.create_task(consumer.pull(1))
         await queues[1].deliver([b"%d" % number])
-        await (await pulling).ack()
+        await (await pulling).ack_sync()
     assert len(files(state)) == 1
     await back(it.groups[0])
     await eventually(lambda: not files(state))

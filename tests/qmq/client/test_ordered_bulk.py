@@ -128,7 +128,7 @@ async def test_nothing_comes_when_the_wait_is_over() -> None:
         found = await ordered(c).pull(wait=SHORT)
         assert (len(found), found.bodies, found.partition, found.broker_group, found.token) == (0, [], 0, "", 0)
         found.ack_later()
-        await found.ack()
+        await found.ack_sync()
         found.fail()
 
 
@@ -147,7 +147,7 @@ async def test_while_a_slice_is_in_hand_its_lane_hands_out_nothing_and_others_do
         waiting = asyncio.create_task(consumer.pull(2))
         await asyncio.wait([waiting], timeout=0.05)
         assert not waiting.done()
-        await second.ack()
+        await second.ack_sync()
         third = await waiting
         assert (third.partition, third.bodies) == (second.partition, [b"2", b"3"])
 
@@ -172,7 +172,7 @@ async def test_an_acknowledgement_covers_exactly_the_slice_and_returns_when_it_i
         consumer = ordered(c, ack="explicit")
         found = await consumer.pull(2)
         c.broker.holds_settled = True
-        acknowledging = asyncio.create_task(found.ack())
+        acknowledging = asyncio.create_task(found.ack_sync())
         await eventually(lambda: len(c.broker.held) == 1)
         assert not acknowledging.done()
         c.broker.answer_held()
@@ -207,7 +207,7 @@ async def test_with_explicit_acknowledgement_the_loop_says_nothing() -> None:
         coming = asyncio.ensure_future(anext(loop))
         await asyncio.wait([coming], timeout=0.05)
         assert not coming.done(), "the lane waits for a word"
-        await held[0].ack()
+        await held[0].ack_sync()
         assert (await coming).bodies == [b"2", b"3"]
 
 
@@ -243,10 +243,10 @@ async def test_a_slice_of_a_lost_lane_is_counted_stale_and_settles_nothing() -> 
         assert taker.bodies == found.bodies
         assert taker.token > found.token
         with pytest.raises(LaneLost):
-            await found.ack()
+            await found.ack_sync()
         assert consumer.stale == 5
         assert c.broker.partition(1).done == set()
-        await taker.ack()
+        await taker.ack_sync()
         assert c.broker.partition(1).done == set(range(5))
 
 
@@ -437,7 +437,7 @@ async def test_closing_gives_up_a_slice_that_takes_too_long() -> None:
         await consumer.close()
         assert (consumer.stale, c.broker.partition(1).done) == (3, set())
         with pytest.raises(LaneLost):
-            await found.ack()
+            await found.ack_sync()
 
 
 async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

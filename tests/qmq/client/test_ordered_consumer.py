@@ -167,10 +167,10 @@ async def test_with_explicit_acknowledgement_several_keys_are_in_hand_and_one_me
         first, second = await anext(consumer), await anext(consumer)
         assert (first.body, second.body) == (b"a0", b"b0")
         waiting = asyncio.create_task(anext(consumer))
-        await second.ack()
+        await second.ack_sync()
         assert c.broker.partition(1).done == {2}, "ack returns when it is committed"
         assert not waiting.done()
-        await first.ack()
+        await first.ack_sync()
         assert (await waiting).body == b"a1"
 
 
@@ -180,7 +180,7 @@ async def test_an_acknowledgement_returns_only_when_it_is_committed() -> None:
         c.assignments.assign(a=[lane()])
         message = await anext(ordered(c, ack="explicit"))
         c.broker.holds_settled = True
-        acknowledging = asyncio.create_task(message.ack())
+        acknowledging = asyncio.create_task(message.ack_sync())
         await eventually(lambda: len(c.broker.held) == 1)
         assert not acknowledging.done()
         c.broker.answer_held()
@@ -251,10 +251,10 @@ async def test_a_consumer_that_lost_its_lane_settles_nothing_and_drops_what_it_h
         taker = await anext(other)
         assert (taker.body, taker.token) == (b"0", 2)
         with pytest.raises(LaneLost):
-            await first.ack()
+            await first.ack_sync()
         assert consumer.stale == 2
         with pytest.raises(LaneLost):
-            await second.ack()
+            await second.ack_sync()
         assert c.broker.partition(1).done == set()
         assert consumer.lanes == ()
 
@@ -273,7 +273,7 @@ async def test_verdicts_that_were_on_their_way_when_the_lane_was_lost_are_stale(
         await eventually(lambda: consumer.stale == 1)
         again = await anext(consumer)
         assert (again.body, again.token) == (b"0", 2), "the lane is still assigned: it is taken anew, from its first message"
-        await again.ack()
+        await again.ack_sync()
         assert c.broker.partition(1).done == {0}
 
 
@@ -309,7 +309,7 @@ async def test_refused_verdicts_are_given_again() -> None:
         assert c.broker.group.master is not None
         usual = c.broker.group.master.handle[FrameKind.LANE_SETTLE]
         c.broker.group.master.handle[FrameKind.LANE_SETTLE] = lambda peer, request: peer.refuse(request, NoQuorum("alone"))
-        acknowledging = asyncio.create_task(message.ack())
+        acknowledging = asyncio.create_task(message.ack_sync())
         await asyncio.wait([acknowledging], timeout=0.05)
         c.broker.group.master.handle[FrameKind.LANE_SETTLE] = usual
         await acknowledging
@@ -390,7 +390,7 @@ async def test_a_handler_that_takes_too_long_is_given_up_with_its_lane() -> None
         await eventually(lambda: bool(c.broker.detached))
         assert consumer.stale == 1
         with pytest.raises(LaneLost):
-            await message.ack()
+            await message.ack_sync()
         assert c.broker.partition(1).done == set()
 
 
@@ -404,7 +404,7 @@ async def test_lanes_that_stay_are_not_touched_and_another_version_of_the_route_
         c.broker.partition(1).version = 2
         c.assignments.assign(a=[lane(1, version=2), lane(2)])
         assert (await anext(consumer)).partition == 2
-        await message.ack()
+        await message.ack_sync()
         assert (await anext(consumer)).body == b"1"
         assert [each.partition for each in c.broker.attaches] == [1, 2]
         c.broker.cut()
@@ -423,7 +423,7 @@ async def test_a_range_that_comes_back_waits_until_this_consumer_itself_has_let_
         c.assignments.assign(a=[lane()])
         await eventually(lambda: c.metas[0].synced[-1].generation == c.assignments.generation)
         assert len(c.broker.attaches) == 1
-        await message.ack()
+        await message.ack_sync()
         assert (await anext(consumer)).body == b"1"
         assert [(each.first, each.end) for each in c.broker.attaches] == [tuple(WHOLE), tuple(WHOLE)]
 
@@ -664,7 +664,7 @@ async def test_signs_of_life_of_a_lane_go_by_the_lease_that_was_granted() -> Non
         consumer = ordered(c, ack="explicit", lease_ms=3_600_000)
         message = await anext(consumer)
         await eventually(lambda: c.broker.heartbeats > 1)
-        await message.ack()
+        await message.ack_sync()
         await consumer.close()
 
 
@@ -692,7 +692,7 @@ async def test_what_is_finished_and_could_not_be_told_before_the_end_is_stale() 
         consumer = ordered(c, ack="explicit", lease_ms=200)
         message = await anext(consumer)
         c.broker.holds_settled = True
-        acknowledging = asyncio.create_task(message.ack())
+        acknowledging = asyncio.create_task(message.ack_sync())
         await eventually(lambda: bool(c.broker.held))
         await consumer.close()
         with pytest.raises(ClientClosed) as failure:
@@ -837,9 +837,9 @@ async def test_hazard_12_a_failover_that_gave_the_lane_to_another_fences_the_old
         assert taker.body == b"0"
         assert taker.token > message.token
         with pytest.raises(LaneLost):
-            await message.ack()
+            await message.ack_sync()
         assert c.broker.partition(1).done == set(), "the old owner settled nothing"
-        await taker.ack()
+        await taker.ack_sync()
         assert c.broker.partition(1).done == {0}
         assert all(each.consumer == "b" for each in c.broker.settled)
 

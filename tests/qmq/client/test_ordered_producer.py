@@ -14,6 +14,7 @@ from support import eventually
 
 import qmq
 from qmq.batch_columns import BatchFlag
+from qmq.client.client_timing import ClientTiming
 from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.errors import (
     ClientClosed,
@@ -249,7 +250,7 @@ async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
 
 async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later_goes_on() -> None:
     async with ordered_cluster() as (it, order):
-        producer = it.mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=0.3)
+        producer = it.mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5)
         await asyncio.gather(producer.send(b"a:0", LOW[0]), producer.send(b"b:0", HIGH[0]))
         it.groups[0].on_produce = it.groups[0].store_silently
         stuck = [producer.send(b"a:%d" % number, LOW[0]) for number in range(1, 41)]
@@ -272,7 +273,7 @@ async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later
 
 async def test_messages_that_gather_behind_one_out_of_time_fail_too() -> None:
     async with ordered_cluster() as (it, order):
-        producer = it.mq.ordered_producer("s", delivery_timeout_s=0.3)
+        producer = it.mq.ordered_producer("s", delivery_timeout_s=1.5)
         await producer.send(b"a:0", LOW[0])
         silent(it.groups[0])
         first = producer.send(b"a:1", LOW[0])
@@ -461,9 +462,8 @@ async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> l
     return tickets
 
 
-async def test_after_a_fence_what_may_be_stored_is_sent_again_first_and_under_its_first_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ordered_cluster(can_push=True) as (it, order):
-        monkeypatch.setattr("qmq.client.ordered.stream.ASK_S", 0.1)
+async def test_after_a_fence_what_may_be_stored_is_sent_again_first_and_under_its_first_ids() -> None:
+    async with ordered_cluster(can_push=True, timing=ClientTiming(fenced_s=0.1)) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1)
         tickets = await _fenced(it, order, producer)
         receipts = [(await ticket).receipt(0) for ticket in tickets]
@@ -478,9 +478,8 @@ async def test_after_a_fence_what_may_be_stored_is_sent_again_first_and_under_it
         assert not new[-1].ids
 
 
-async def test_after_a_fence_what_may_be_stored_fails_if_the_application_wants_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ordered_cluster(can_push=True) as (it, order):
-        monkeypatch.setattr("qmq.client.ordered.stream.ASK_S", 0.1)
+async def test_after_a_fence_what_may_be_stored_fails_if_the_application_wants_no_copies() -> None:
+    async with ordered_cluster(can_push=True, timing=ClientTiming(fenced_s=0.1)) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1, unknown="fail")
         tickets = await _fenced(it, order, producer)
         for ticket in tickets[:-1]:
@@ -531,9 +530,8 @@ async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
         assert not order.partitions[1].log[-1].flags
 
 
-async def test_best_effort_order_leaves_what_may_be_stored_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ordered_cluster(order="best-effort") as (it, order):
-        monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
+async def test_best_effort_order_leaves_what_may_be_stored_where_it_is() -> None:
+    async with ordered_cluster(order="best-effort", timing=ClientTiming(stall_s=0.05)) as (it, order):
         producer = it.mq.ordered_producer("s")
         await asyncio.gather(producer.send(b"0", LOW[0]), producer.send(b"0", HIGH[0]))
         it.groups[0].on_produce = it.groups[0].store_silently

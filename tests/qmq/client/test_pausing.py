@@ -34,7 +34,7 @@ async def drained(consumer: qmq.Consumer, count: int) -> list[bytes]:
         while len(found) < count:
             for message in await consumer.pull(count):
                 found.append(message.body)
-                await message.ack()
+                await message.ack_sync()
     return found
 
 
@@ -47,7 +47,7 @@ async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is
         assert consumer.is_paused
         assert not await consumer.pull(50, SHORT)
         for message in seen:
-            await message.ack()
+            await message.ack_sync()
         assert (list(await consumer.pull(50, SHORT)), handed_out(node, consumer)) == ([], 10)  # there was room for three more
         draining = asyncio.create_task(drained(consumer, 47))
         await asyncio.sleep(0)
@@ -145,7 +145,7 @@ async def test_an_ordered_subject_is_paused_and_resumed_by_operators(node: Node)
             await mq.metadata.resume_group("o", "g")
             found = await waiting
             assert found.bodies == [b"0"]
-            await found.ack()
+            await found.ack_sync()
             (group,) = (await mq.metadata.describe_route("o")).groups
             assert not group.is_paused
 

@@ -10,6 +10,7 @@ from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, FakeGroup, Peer, Sent,
 from support import eventually
 
 import qmq
+from qmq.client.client_timing import ClientTiming
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -112,9 +113,8 @@ async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connec
         assert group.bodies == [b"%d" % number for number in range(500)]
 
 
-async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
-    async with cluster(2) as it:
+async def test_a_group_that_stalls_holds_up_only_what_is_with_it() -> None:
+    async with cluster(2, timing=ClientTiming(stall_s=0.05)) as it:
         stalled, _ = it.groups
         stalled.on_produce = stalled.store_silently
         producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=1.5)
@@ -133,10 +133,8 @@ async def test_a_group_that_stalls_holds_up_only_what_is_with_it(monkeypatch: py
         assert len(it.bodies) == 200
 
 
-async def test_a_lone_open_batch_does_not_wait_for_a_stalled_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.delivery.master_connection.STALL_S", 0.05)
-    monkeypatch.setattr("qmq.delivery.master_connection.ANSWER_S", 1000)
-    async with cluster(2) as it:
+async def test_a_lone_open_batch_does_not_wait_for_a_stalled_group() -> None:
+    async with cluster(2, timing=ClientTiming(stall_s=0.05, answer_s=1000.0)) as it:
         for group in it.groups:
             group.on_produce = group.store_silently
         producer = it.mq.producer("s", delivery_timeout_s=30)

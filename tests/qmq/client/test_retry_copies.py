@@ -18,7 +18,7 @@ import qmq
 from qmq import blocking, limits
 from qmq.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.batch_columns import BatchFlag, Columns
-from qmq.client import long_retries
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.long_retries import LongRetry, batches, columns_of
 from qmq.client.message import Decoded, Message, Messages, Slice
 from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
@@ -115,8 +115,13 @@ class Held:
 
 
 @pytest.fixture
-async def it() -> AsyncIterator[DelayCluster]:
-    async with delay_cluster() as found:
+def timing() -> ClientTiming:
+    return TIMING
+
+
+@pytest.fixture
+async def it(timing: ClientTiming) -> AsyncIterator[DelayCluster]:
+    async with delay_cluster(timing=timing) as found:
         yield found
 
 
@@ -303,11 +308,9 @@ async def test_what_a_delay_group_refuses_the_broker_keeps_for_an_hour(
     assert "a week is the most here" in caplog.text
 
 
+@pytest.mark.parametrize("timing", [ClientTiming(delivery_timeout_s=0.2)])
 @pytest.mark.parametrize("how", ["silent", "busy", "absent"])
-async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(
-    it: DelayCluster, queue: Queue, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_retries, "DELIVERY_TIMEOUT_S", 0.2)
+async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(it: DelayCluster, queue: Queue, how: str) -> None:
     delay = it.delays[0]
     if how == "silent":
         delay.on_produce = delay.store_silently

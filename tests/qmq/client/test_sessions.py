@@ -145,7 +145,7 @@ async def given_up(producer: Any, network: Held) -> list[Relay]:
 @pytest.mark.parametrize("unknown", ["fail", "resend"])
 async def test_what_nobody_knew_of_is_not_stored_behind_what_was_sent_later(unknown: str, tmp_path: Path) -> None:
     async with ordered(tmp_path) as (mq, network):
-        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=0.6, unknown=unknown)
+        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown=unknown)
         held = await given_up(producer, network)
         assert [(await producer.send(body, "k")).base_sequence for body in (b"5", b"6")] == [2, 3]
         for each in held:
@@ -157,7 +157,7 @@ async def test_what_nobody_knew_of_is_not_stored_behind_what_was_sent_later(unkn
 
 async def test_what_nobody_knew_of_may_be_stored_before_what_is_sent_later(tmp_path: Path) -> None:
     async with ordered(tmp_path) as (mq, network):
-        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=0.6, unknown="fail")
+        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown="fail")
         held = await given_up(producer, network)
         for each in held:
             each.go_on()

@@ -85,7 +85,7 @@ async def test_what_is_no_error_is_refused_and_the_message_stays(it: DelayCluste
         found.nack(error=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="text or an exception"):
         found[0].reject(None)  # type: ignore[arg-type]
-    await found.ack()
+    await found.ack_sync()
     assert queue.settled == [Settlement(0, 0, ACK, 0)]
 
 
@@ -207,7 +207,7 @@ async def test_the_broker_hears_which_messages_that_failed_before_are_worked_on_
 
 async def test_it_hears_so_before_anything_that_the_work_leads_to(it: DelayCluster, queue: FakeQueue) -> None:
     found = await taken(it, queue, [b"0"], 2)
-    await found.ack()
+    await found.ack_sync()
     assert [kind for kind in queue.frames if kind != FrameKind.PULL] == [FrameKind.ATTACH, FrameKind.BEGUN, FrameKind.SETTLE]
 
 

@@ -21,7 +21,7 @@ async def take(consumer: qmq.Consumer, count: int) -> list[bytes]:
         got = await consumer.pull(count - len(found), wait=timedelta(seconds=10))
         assert got, f"{len(found)} of {count} came"
         found += got.bodies
-        await got.ack()
+        await got.ack_sync()
     return found
 
 

@@ -40,7 +40,7 @@ async def test_a_message_that_fails_five_times_is_in_the_dead_letter_queue_with_
                 if message.body == b"bad":
                     message.nack(NOW, error=f"failed {message.attempt} times")
                 else:
-                    await message.ack()
+                    await message.ack_sync()
             (letter,) = await letters(mq, "billing", 1)
             assert len(await consumer.pull(wait=timedelta(milliseconds=100))) == 0
         assert (letter.body, letter.key, letter.tags) == (b"bad", "k1", ("eu",))

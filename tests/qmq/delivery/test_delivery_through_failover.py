@@ -89,7 +89,7 @@ async def test_what_was_acknowledged_by_tag_never_comes_back_and_the_rest_comes_
                 assert found
                 assert set(found.bodies) <= wanted - acked
                 try:
-                    await found.ack()
+                    await found.ack_sync()
                 except StaleDelivery:
                     continue
                 acked |= set(found.bodies)
@@ -116,7 +116,7 @@ async def test_a_broadcast_group_and_an_at_most_once_group_go_on_through_the_kil
                 if not found:
                     break
                 if name != "once":
-                    await found.ack()
+                    await found.ack_sync()
                 seen[name].update(found.bodies)
 
         for name, consumer in (("a", first), ("b", second), ("once", once)):

@@ -235,6 +235,9 @@ class Settler:
     def __init__(self) -> None:
         self.threads: list[int] = []
 
+    def ack(self, pull: int) -> None:
+        self.threads.append(threading.get_ident())
+
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self.threads.append(threading.get_ident())
 

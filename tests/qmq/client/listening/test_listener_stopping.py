@@ -15,6 +15,7 @@ import pytest
 from support import eventually
 
 import qmq
+from qmq.client.client_timing import ClientTiming
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 
@@ -99,11 +100,8 @@ async def test_after_the_grace_handlers_are_cancelled_and_their_messages_given_b
         assert again.attempt == 2
 
 
-async def test_a_handler_that_will_not_be_cancelled_is_left_alone_and_its_message_goes_back(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq.client.listening.stop_signal.CANCEL_S", 0.05)
-    async with qmq.connect(node.address) as mq:
+async def test_a_handler_that_will_not_be_cancelled_is_left_alone_and_its_message_goes_back(node: Node) -> None:
+    async with qmq.Client(node.address, timing=ClientTiming(cancel_s=0.05)) as mq:
         began, go_on = asyncio.Event(), asyncio.Event()
 
         @mq.listener("s", group="g")

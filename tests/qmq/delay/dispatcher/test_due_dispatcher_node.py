@@ -78,7 +78,7 @@ async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Pat
         async with asyncio.timeout(30):
             async for message in consumer:
                 seen.append(message)
-                await message.ack()
+                await message.ack_sync()
                 if len(seen) == 30:
                     break
         assert [str(message.id) for message in seen] == [number.to_bytes(16, "big").hex() for number in range(30)]
