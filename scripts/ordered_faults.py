@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--metas", type=int, default=shape.metas)
     options.add_argument("--etcds", type=int, default=shape.etcds)
     options.add_argument("--network", choices=("loopback", "netns"), default="", help="netns, the default for root, can be cut")
+    options.add_argument("--secure", action="store_true", help="TLS everywhere, rules, etcd with users: docker-compose.secure.yml")
     options.add_argument("--flush", choices=("async", "sync"), default=known.flush)
     options.add_argument("--slow", type=float, default=known.slow_s, metavar="SECONDS", help="a message that waits longer needs a reason")
     options.add_argument("--keep", type=Path, metavar="DIR", help="an empty folder, or one to be made")
@@ -66,6 +67,7 @@ def options_of(chosen: argparse.Namespace) -> Options:
         workload=chosen.workload,
         rows=chosen.rows,
         network=chosen.network,
+        secure=chosen.secure,
         flush=chosen.flush,
         slow_s=chosen.slow,
         shape=Shape(chosen.etcds, chosen.metas, chosen.groups, chosen.replicas),

@@ -10,6 +10,7 @@ from pathlib import Path
 import forms
 import pytest
 from hypothesis import settings
+from secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 from support import NodeProcess, node_config, running
 
 from qmq.broker.maintenance import EXIT_FATAL
@@ -36,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
         stop(status)
 
     os._exit = shown  # type: ignore[assignment]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Only where xdist runs: `-n`."""
+    from scheduling import GroupScheduling
+
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

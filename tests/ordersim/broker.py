@@ -94,8 +94,8 @@ class Replica(Process):
         self.coordinator = Coordinator(self.coordination, self.group.name, lambda: record, simulation.new_id, lease_s=LEASE_S)
         config = BrokerConfig(name=self.group.name)
         self.broker = Broker(self.store, self.view.subject, self.clock, config, self.loop, make_parts=self._make_parts, is_serving=False)
-        self.admin = LaneAdmin(self.broker)
-        self._control = ControlService(BrokerAdmin(self.broker), self.admin, None, self.group.name)  # type: ignore[arg-type]
+        self.admin = LaneAdmin(self.broker, self.group.name)
+        self._control = ControlService(BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name)  # type: ignore[arg-type]
         self.accept = lambda: Connection(self.broker, lambda _: None).stream
         self.view.on_change(self._changed)
         self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]

@@ -16,7 +16,7 @@ import pytest
 from sim.bugs import BUGS
 from sim.run import simulate
 
-SEEDS = forms.seeds(gate=40, every=300, changing=40)
+SEEDS = forms.seeds(gate=20, every=300, changing=40)
 SEEDS_PER_TEST = 20
 EXTRA_SEEDS = 60
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
@@ -103,10 +103,10 @@ def tell() -> str:
 
 
 def test_a_seed_always_tells_the_same_story() -> None:
-    """In one process twice, and in others, where strings hash to something else."""
+    """In this process and in others, where strings hash to something else."""
     folder = str(Path(__file__).parents[1])
     told = {tell()}
-    for hash_seed in ("0", "1"):
+    for hash_seed in ("0",) if forms.FORM == "gate" else ("0", "1"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": folder}
         command = [sys.executable, "-c", "from sim.test_simulation import tell; print(tell())"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

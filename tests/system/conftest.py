@@ -5,16 +5,12 @@ QMQ_TEST_SECURE=1 (`scripts/test --secure`) makes it a secured one, and clients 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Final
 
 import pytest
 
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from system.group import Group, can_use_namespaces, running_group
-
-SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
+from system.group import SECURE, Group, can_use_namespaces, running_group
 
 
 @pytest.fixture(scope="session")

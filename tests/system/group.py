@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -27,6 +28,8 @@ ETCD_USERS = ("etcd-users",)
 METAS = ("meta0", "meta1")
 REPLICAS = ("g1-a", "g1-b", "g1-c")
 CONTROL_PORT = 20882
+SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
+"""Whether clusters of faults are secured ones: `scripts/test --secure`."""
 
 
 def can_use_namespaces() -> bool:
@@ -46,6 +49,12 @@ async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus
         return status
 
 
+def papers_of(folder: Path, member: str) -> Tls:
+    """The certificate of a member of the secured cluster in a folder."""
+    members = folder / "volumes" / "certs" / "members" / member
+    return Tls(*(members / name for name in ("ca.pem", "cert.pem", "key.pem")))
+
+
 class Group:
     """Group g1 of a running cluster."""
 
@@ -57,8 +66,7 @@ class Group:
 
     def papers(self, member: str) -> Tls:
         """The certificate of a member of a secured cluster."""
-        folder = self.folder / "volumes" / "certs" / "members" / member
-        return Tls(*(folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+        return papers_of(self.folder, member)
 
     def control(self, replica: str) -> str:
         """Address of a replica's control port."""

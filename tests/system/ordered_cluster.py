@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -22,8 +25,11 @@ from cluster_runner.compose import COMPOSE_FILE, resolve
 
 from qmq.client.metadata import MetadataClient
 from qmq.errors import QmqError
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
-from system.group import CONTROL_PORT, can_use_namespaces, describe
+from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
+from qmq.security.tls_network import network_of
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, can_use_namespaces, describe, papers_of
 
 META_PORT = 20880
 FIRST_DATA_PORT = 20900
@@ -86,10 +92,11 @@ def _copy(body: Mapping[str, Any], name: str, **environment: str) -> dict[str, A
 
 
 class OrderedCluster:
-    """Some broker groups of a running cluster."""
+    """Some broker groups of a running cluster, which control ports are asked about through `network`."""
 
-    def __init__(self, cluster: Cluster, shape: Shape) -> None:
+    def __init__(self, cluster: Cluster, shape: Shape, network: Network = NETWORK) -> None:
         self.cluster = cluster
+        self.network = network
         self.shape = shape
         self.replicas = shape.replica_names
         self.metas = shape.meta_names
@@ -98,7 +105,7 @@ class OrderedCluster:
     async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
         """What the replicas of a broker group say of themselves; who is silent is left out."""
         names = self.replicas[group]
-        found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}") for name in names])
+        found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network) for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}
 
     async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
@@ -131,8 +138,8 @@ class OrderedCluster:
 
     async def _answers(self, name: str) -> bool:
         if name not in self.metas:
-            return await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}") is not None
-        metadata = MetadataClient([f"{self.cluster.address(name)}:{META_PORT}"])
+            return await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network) is not None
+        metadata = MetadataClient([f"{self.cluster.address(name)}:{META_PORT}"], network=self.network)
         try:
             await metadata.cluster()
         except QmqError:
@@ -148,13 +155,26 @@ class OrderedCluster:
 
 @contextmanager
 def running_cluster(
-    folder: Path, shape: Shape, network: str = "", environment: Mapping[str, str] | None = None
+    folder: Path, shape: Shape, network: str = "", environment: Mapping[str, str] | None = None, *, secure: bool = False
 ) -> Iterator[OrderedCluster]:
-    """A cluster of that shape, until the end of the block."""
+    """A cluster of that shape, until the end of the block.
+
+    With `secure` the broker groups and metaservers are those of docker-compose.secure.yml, with its three members of etcd; clients in this
+    process and its children show the administrator's certificate.
+    """
     settings = {**ETCD_TIMES, **(environment or {})}
     file = folder / "compose.json"
     file.write_text(json.dumps(shaped(resolve(COMPOSE_FILE, settings), shape)))
     network = network or ("netns" if can_use_namespaces() else "loopback")
+    if secure:
+        services = (*ETCD, *ETCD_USERS, *shape.meta_names, *chain.from_iterable(shape.replica_names.values()))
+        with Cluster(folder / "cluster", network=network, environment=settings, secure=True) as cluster:
+            cluster.up(services, deps=False)
+            shown = papers_of(folder / "cluster", "admin")
+            variables = {CA_VARIABLE: shown.ca, CERT_VARIABLE: shown.cert, KEY_VARIABLE: shown.key}
+            with patch.dict(os.environ, {name: str(path) for name, path in variables.items()}):
+                yield OrderedCluster(cluster, shape, network_of(shown))
+        return
     with Cluster(folder / "cluster", network=network, environment=settings, file=file) as cluster:
         cluster.up()
         yield OrderedCluster(cluster, shape)

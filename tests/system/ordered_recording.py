@@ -162,12 +162,12 @@ class DeliveryRecorder:
 
     async def ack(self, message: OrderedMessage) -> None:
         """Acknowledge it, and write down what is known of that. Raises nothing."""
-        await self._ack(message.ack, [message.cell], message.partition, message.token, [message.sequence])
+        await self._ack(message.ack_sync, [message.cell], message.partition, message.token, [message.sequence])
 
     async def ack_in_bulk(self, messages: OrderedMessages) -> None:
         """The same for many of one lane."""
         cells = [run.cell for run in messages.runs]
-        await self._ack(messages.ack, cells, messages.partition, messages.token, [each.sequence for each in messages])
+        await self._ack(messages.ack_sync, cells, messages.partition, messages.token, [each.sequence for each in messages])
 
     async def _ack(
         self, ack: Callable[[], Awaitable[None]], cells: Sequence[Cell], partition: int, token: int, sequences: Sequence[int]

@@ -50,6 +50,7 @@ class Options:
     """Of the binlog, at most."""
     shape: Shape = field(default_factory=Shape)
     network: str = ""
+    secure: bool = False
     flush: str = "async"
     slow_s: float = 5.0
     """A message that waits longer needs a reason. Generous: on a small machine everything waits for the processor now and then."""
@@ -185,7 +186,7 @@ async def _run(
 
 async def run_in(folder: Path, options: Options, done: Callable[[], None] = lambda: None) -> Result:
     """The same with a cluster of its own."""
-    manager = running_cluster(folder, options.shape, options.network, {"QMQ_FLUSH": options.flush})
+    manager = running_cluster(folder, options.shape, options.network, {"QMQ_FLUSH": options.flush}, secure=options.secure)
     cluster = await asyncio.to_thread(manager.__enter__)
     try:
         return await run(cluster, options, folder, done)

@@ -105,7 +105,7 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
                     found[place].nack(error=f"{number} always fails")
             notes.write(runs_of([number for number in numbers if number % EVERY != FAILS]))
             try:
-                await found.ack()
+                await found.ack_sync()
             except (StaleDelivery, NotConnected):
                 continue  # it hung past its lease, and others have them; or past the answer, and it is told again
 
@@ -117,7 +117,7 @@ async def bury(server: str, notes: Notes, stop: asyncio.Event) -> None:
             found = await consumer.pull(1_000, wait=timedelta(seconds=1))
             if found:
                 notes.write(runs_of([number_of(body) for body in found.bodies]))
-                await found.ack()
+                await found.ack_sync()
 
 
 async def main(words: list[str]) -> None:

@@ -72,6 +72,7 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert b"does not hold" in damaged.stdout
 
 
+@pytest.mark.rotating
 def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: NodeProcess) -> None:
     node_process.options = ("--metrics-port", "0")
     node_process.start()

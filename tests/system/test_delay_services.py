@@ -7,30 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from system.group import CONTROL_PORT, ETCD, Cluster, describe
+from qmq.network import NETWORK, Network
+from qmq.security.tls_network import network_of
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 DELAYS = ("d1-a", "d1-b", "d1-c")
 
 
-async def master(cluster: Cluster, *, other_than: str = "") -> str:
+async def master(cluster: Cluster, network: Network, *, other_than: str = "") -> str:
     """The one that serves, waited for."""
     async with asyncio.timeout(60):
         while True:
             for name in DELAYS:
-                status = await describe(f"{cluster.address(name)}:{CONTROL_PORT}") if name != other_than else None
+                status = await describe(f"{cluster.address(name)}:{CONTROL_PORT}", network) if name != other_than else None
                 if status is not None and status.is_serving:
                     return name
             await asyncio.sleep(0.05)
 
 
 async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "cluster", environment={"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}) as cluster:
-        await asyncio.to_thread(cluster.up, DELAYS)
-        first = await master(cluster)
+    times = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
+    with Cluster(tmp_path / "cluster", environment=times, secure=SECURE) as cluster:
+        await asyncio.to_thread(cluster.up, (*ETCD, *(ETCD_USERS if SECURE else ()), *DELAYS), deps=False)
+        network = network_of(papers_of(tmp_path / "cluster", "admin")) if SECURE else NETWORK
+        first = await master(cluster, network)
         cluster.kill(first)
-        assert await master(cluster, other_than=first) != first
+        assert await master(cluster, network, other_than=first) != first
         await asyncio.to_thread(cluster.start, first)
         states = {each.service: each.state for each in cluster.status()}
         assert {name: states[name] for name in (*ETCD, *DELAYS)} == dict.fromkeys((*ETCD, *DELAYS), "running")

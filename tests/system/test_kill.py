@@ -64,7 +64,7 @@ class Load:
                 self.seen.update(found.bodies)
                 self.after_ack.update(body for body in found.bodies if body in self.acked)
                 async with asyncio.timeout(3):
-                    await found.ack()
+                    await found.ack_sync()
                 self.acked.update(found.bodies)
             except (QmqError, TimeoutError):
                 await asyncio.sleep(0.02)
@@ -96,7 +96,7 @@ async def drain(node: NodeProcess) -> Counter[bytes]:
         return found
 
 
-@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("flush", forms.some(["sync", "async"], 2))
 async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, flush: str) -> None:
     node_process.options = ("--flush", flush)
     load = Load(random.Random(forms.SEED))

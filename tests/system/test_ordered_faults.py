@@ -11,6 +11,7 @@ from pathlib import Path
 import forms
 import pytest
 
+from system.group import SECURE
 from system.ordered_plan import KILLS
 from system.ordered_run import Options, run_in
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("faults")
 
 async def test_every_promise_is_kept_while_the_route_changes_and_brokers_metaservers_and_consumers_die(tmp_path: Path) -> None:
     seconds = 12.0 if forms.FORM == "gate" else 25.0
-    options = Options(changes=6, kills=len(KILLS), freezes=1, seconds=seconds, seed=1, rate=1_500.0)
+    options = Options(changes=6, kills=len(KILLS), freezes=1, seconds=seconds, seed=1, rate=1_500.0, secure=SECURE)
     result = await run_in(tmp_path, options)
     assert result.ok, result.report
     assert result.report.counts["changes"] >= 6

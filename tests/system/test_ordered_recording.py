@@ -96,7 +96,7 @@ class FakeMessage:
         self.cell = SimpleNamespace(state=state)
         self._failure = failure
 
-    async def ack(self) -> None:
+    async def ack_sync(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -107,7 +107,7 @@ class FakeMessages(list[FakeMessage]):
     partition, token = 4, 6
     runs = (SimpleNamespace(cell=SimpleNamespace(state=LaneState.WORKING)), SimpleNamespace(cell=SimpleNamespace(state=LaneState.VOID)))
 
-    async def ack(self) -> None:
+    async def ack_sync(self) -> None:
         raise LaneLost("lost")
 
 

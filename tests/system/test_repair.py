@@ -17,7 +17,7 @@ from qmq.errors import DeadlineExceeded, Outcome
 from system.group import Group, can_use_namespaces
 from system.test_faults import load
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
 
 BULK = [bytes(10_000)] * 800
 """More than a broker writes before it looks at its free space again."""
@@ -153,5 +153,5 @@ async def test_a_bit_flipped_in_old_messages_is_found_when_they_are_read_and_men
                 while len(found) < len(bodies):
                     got = await consumer.pull(1_000, timedelta(seconds=20))
                     found += [message.body for message in got]
-                    await got.ack()
+                    await got.ack_sync()
             assert found == bodies

@@ -16,7 +16,7 @@ from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import ETCD, REPLICAS, Group, running_group
 from system.test_cluster_runner import needs_etcd
 
-pytestmark = [pytest.mark.xdist_group("faults"), needs_etcd]
+pytestmark = [pytest.mark.xdist_group("faults"), needs_etcd, pytest.mark.rotating]
 
 
 @pytest.fixture(scope="module")

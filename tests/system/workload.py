@@ -118,7 +118,7 @@ class Workload:
             for number, (queue, records) in enumerate(by_queue.items())
         ]
         try:
-            await found.ack()
+            await found.ack_sync()
             kind = "ok"
         except StaleDelivery:
             kind = "fail"

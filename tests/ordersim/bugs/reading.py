@@ -37,10 +37,10 @@ def _take_over(holders: list[LaneHolder], _request: Any) -> tuple[list[LaneHolde
     return holders, []
 
 
-async def _describe_early(self: LaneAdmin, subject: str, numbers: list[int], group: str) -> list[Any]:
+async def _describe_early(self: LaneAdmin, request: Any) -> list[Any]:
     self._broker.require_serving()
-    queues = [queue for (name, number), queue in sorted(self._broker.store.queues.items()) if name == subject.encode() and number > 0]
-    return [_describe(self, queue, group) for queue in queues if not numbers or queue.id.partition in numbers]
+    queues = [queue for queue in self._broker.store.queues.values() if queue.id.subject == request.subject and queue.id.partition > 0]
+    return [_describe(self, queue, request) for queue in queues if not request.partitions or queue.id.partition in request.partitions]
 
 
 def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> LaneShare:
