@@ -324,7 +324,6 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
             handler = Recorder(wait_s=0.003)
             task = asyncio.create_task(victim.ordered_consumer("s", "g", name="a").run(handler))
             await eventually(lambda: handler.count >= 10)
-            settled = set(c.broker.partition(1).done)
             c.broker.take_away()
             c.assignments.assign(a=[], b=[lane()])
             survivor = Recorder()
@@ -333,7 +332,8 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
             for key in KEYS[:5]:
                 numbers = survivor.seen[key]
                 assert numbers == list(range(numbers[0] if numbers else 6, 6)), "a replay, in order, to the end"
-            assert survivor.count >= 30 - len(settled) - 5
+                # the victim may have attached once more, before it heard that the lane is another's
+                assert {*handler.seen[key], *numbers} == set(range(6)), "what is settled was handled"
             await stopped(task, other)
 
 
