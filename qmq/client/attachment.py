@@ -16,32 +16,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 
 from qmq.batch import BatchView
 from qmq.client import prefetch_limits
-from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.links import Links
 from qmq.client.message import Decoded, Message, Slice
-from qmq.client.route_book import Master
+from qmq.client.session_loop import SessionLoop
 from qmq.client.verdict_store import Origin
 from qmq.client.verdicts import Verdicts
 from qmq.errors import (
     CallerError,
-    ClientClosed,
+    LaneLost,
     MessagesExpired,
-    NotConnected,
-    NotMaster,
     OrderMismatch,
     PeerError,
     ProtocolViolation,
     QmqError,
     StorageError,
     Unavailable,
-    UnknownConsumer,
 )
 from qmq.targeted import is_directed
 from qmq.wire import frame_payloads as wire
@@ -57,24 +52,22 @@ class Attachment:
     def __init__(self, links: Links, owner: SessionOwner, terms: Terms, group: str) -> None:
         self.group = group
         self.slices: deque[Slice] = deque()
-        self.session: ConsumerSession | None = None
         self.failure: QmqError | None = None
         self.asked = self.want = self.asked_bytes = 0
         self._terms = terms
         self._links, self._owner = links, owner
         self._loop = asyncio.get_running_loop()
+        self._sessions = SessionLoop[wire.Attached](
+            links, self, subject=terms.subject, group=group, name=terms.name, lease_ms=terms.lease_ms
+        )
         self._received = -1
-        self._lease_ms = terms.lease_ms
-        """As the broker granted it, which may be shorter than what was asked for."""
-        self._alive_s = -math.inf
-        """When the last sign of life was sent that a broker answered."""
         tally = links.tallies.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
         self.verdicts = Verdicts(
             owner,
             terms,
             group,
-            sent_away=self._sent_away,
+            sent_away=self._sessions.failed,
             come_back=self.start,
             now_ns=links.now_ns,
             tally=tally,
@@ -83,9 +76,12 @@ class Attachment:
         )
         self._has_inherited = links.store is None
         self._tally = tally
-        self._ended = asyncio.Event()
-        self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
+
+    @property
+    def session(self) -> ConsumerSession | None:
+        """The session with the master, while there is one."""
+        return self._sessions.session
 
     @property
     def held(self) -> int:
@@ -101,9 +97,9 @@ class Attachment:
         """Whether what is here is ours, as far as we can tell. If the last sign of life that was answered is older than the lease (this
         process was stopped, or cut off), it may be others' by now: the answer to a new ATTACH says so.
         """
-        if self._loop.time() - self._alive_s <= self._lease_ms / 1000:
+        if self._sessions.is_sure:
             return True
-        self._detach()
+        self._sessions.detach()
         return False
 
     def take(self, messages_max: int) -> Slice:
@@ -121,7 +117,7 @@ class Attachment:
 
     def next_ready(self) -> Message | None:
         """The next message, if nothing has to be looked at before it is handed out."""
-        if not self.slices or self._loop.time() - self._alive_s > self._lease_ms / 1000:
+        if not self.slices or self._loop.time() > self._sessions.sure_until_s:
             return None
         first = self.slices[0]
         if first.attempt > 1 or not first.batch.is_decoded:
@@ -164,8 +160,7 @@ class Attachment:
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
-            log.debug("%s: %s", self._terms.name, failure)
-            self._sent_away(failure)
+            self._sessions.failed(failure)
         else:
             self.want = prefetch_limits.grown(self.want, asked, got, self._owner.prefetch)
             self._owner.pull_more()
@@ -223,51 +218,16 @@ class Attachment:
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
+    ask_again = ()
+
+    @property
+    def wants_session(self) -> bool:
+        """Until the consumer leaves."""
+        return not self._is_closed
+
     def start(self) -> None:
         """Attach, and stay so."""
-        if (self._runner is None or self._runner.done()) and not self._is_closed:
-            self._runner = self._loop.create_task(self._run())
-
-    async def _run(self) -> None:
-        """Attach, and attach again whenever the connection or the session ends."""
-        attempt = 0
-        while not self._is_closed:
-            try:
-                # The way there keeps its own pauses; those of this loop are for what a broker answers.
-                master, connection = await self._links.reach(self._terms.subject, self.group)
-                if await self._serve_under(master, connection):
-                    attempt = 0
-            except Unavailable as failure:
-                log.debug("%s: %s", self._terms.name, failure)
-                continue
-            except OrderMismatch as failure:
-                subject = self._terms.subject
-                self._fail(OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})"))
-                return
-            except CallerError as failure:
-                if isinstance(failure, ClientClosed) or (attempt > 2 and not isinstance(failure, UnknownConsumer)):
-                    self._fail(failure)
-                    return
-            except QmqError as failure:
-                log.debug("%s: %s", self._terms.name, failure)
-            self._detach()
-            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, attempt))
-            attempt += 1
-
-    async def _serve_under(self, master: Master, connection: Connection) -> bool:
-        """One session, from attaching to its end; whether there was one. Raises what attaching raises, unless it is worth another try."""
-        is_attached = False
-        try:
-            if not self._has_inherited:
-                await self._inherit(connection)
-            await self._attach(master, connection)
-            is_attached = True
-            await self._stay_attached()
-        except NotMaster:
-            self._links.locator.doubt(self.group, master)
-        except (Unavailable, UnknownConsumer) as failure:
-            log.debug("%s: %s", self._terms.name, failure)
-        return is_attached
+        self._sessions.start()
 
     def _request(self, start: str) -> wire.Attach:
         terms = self._terms
@@ -297,28 +257,39 @@ class Attachment:
         await inherit(connection, links.store, self._terms, self.group, links.now_ns() // 1_000_000, links.timing.hand_in_retry_s[0])
         self._has_inherited = True
 
-    async def _attach(self, master: Master, connection: Connection) -> None:
-        asked_s = self._loop.time()
+    async def ask(self, connection: Connection) -> wire.Attached:
+        """ATTACH, once what an earlier life had to say is handed in."""
+        if not self._has_inherited:
+            await self._inherit(connection)
         answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
-        attached = wire.Attached.unpack(answer.payload)
-        self.verdicts.attempts_max = attached.attempts_max
-        if self._is_closed:
-            return
-        if not connection.is_open:
-            raise NotConnected("the connection ended while attaching")
-        if not attached.resumed:
-            self._void(0, attached.next_pull_sequence)
-        elif attached.next_pull_sequence <= self._received:
-            self._void(attached.next_pull_sequence, attached.next_pull_sequence)
-        self._links.locator.confirm(self.group)
-        self.session = ConsumerSession(connection, attached.session, master)
-        self._lease_ms = attached.lease_ms
-        self._alive_s = asked_s
-        self._ended.clear()
-        connection.on_closed[self._detach] = None
-        self.verdicts.attached(self.session)
+        return wire.Attached.unpack(answer.payload)
+
+    def granted(self, answer: wire.Attached) -> None:
+        """See the table above."""
+        self.verdicts.attempts_max = answer.attempts_max
+        if not answer.resumed:
+            self._void(0, answer.next_pull_sequence)
+        elif answer.next_pull_sequence <= self._received:
+            self._void(answer.next_pull_sequence, answer.next_pull_sequence)
+
+    def attached(self, session: ConsumerSession) -> None:
+        """Tell what waited for a session."""
+        self.verdicts.attached(session)
         self._owner.notify()
         self._owner.pull_more()
+
+    def heard(self) -> None: ...
+
+    def lost(self, failure: LaneLost) -> None:
+        """Lanes are lost, not attachments."""
+        log.debug("%s: %s", self._terms.name, failure)
+
+    def refused(self, failure: CallerError) -> None:
+        """The application is to know."""
+        if isinstance(failure, OrderMismatch):
+            subject = self._terms.subject
+            failure = OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})")
+        self._fail(failure)
 
     def _void(self, before: int, following: int) -> None:
         """What we hold from `before` on is not ours any more; the next delivery begins at `following`."""
@@ -329,37 +300,14 @@ class Attachment:
         self._received = following - 1
         self.verdicts.void(before, following)
 
-    async def _stay_attached(self) -> None:
-        """Send signs of life until the session ends."""
-        while self.session is not None and not self._is_closed:
-            try:
-                async with asyncio.timeout(self._lease_ms / 3000):
-                    await self._ended.wait()
-            except TimeoutError:
-                session = self.session
-                if session is not None:
-                    payload, asked_s = wire.pack_session(session.number), self._loop.time()
-                    await session.connection.call(FrameKind.HEARTBEAT, payload, timeout_s=ANSWER_S)
-                    self._alive_s = max(self._alive_s, asked_s)
-
     def moved(self) -> None:
         """Routes changed: if the group has another master now, go there."""
-        known = self._links.locator.book.master(self.group)
-        if self.session is not None and known is not None and known != self.session.master:
-            self._detach()
+        self._sessions.moved()
 
-    def _sent_away(self, failure: QmqError) -> None:
-        if isinstance(failure, NotMaster) and self.session is not None:
-            self._links.locator.doubt(self.group, self.session.master)
-        self._detach()
-
-    def _detach(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
-            session.connection.on_closed.pop(self._detach, None)
+    def detached(self) -> None:
+        """No pull is under way, and no verdict."""
         self.asked = self.asked_bytes = 0
         self.verdicts.detached()
-        self._ended.set()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -375,11 +323,9 @@ class Attachment:
         self.verdicts.flush()
         self._is_closed = True
         left = self._leave()
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
+        await self._sessions.end()
         self.verdicts.close(is_told=await left)
-        self._detach()
+        self._sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
         """Say so in the same write as the last verdicts, so that nothing is handed to us in between. Gives whether the broker heard."""

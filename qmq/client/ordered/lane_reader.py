@@ -1,8 +1,9 @@
 """A lane as this consumer reads it, over all the masters that its broker group has in time. Thin: `lane_core.py` decides.
 
-It keeps a session with the master, a pull under way, and at most one LANE_SETTLE (`lane_acks.py`). It comes back after a broken connection,
-or to a new master, with the token that it was granted: what it holds is still its own then. Without it (the lease was over, an operator
-moved the group, the range is somebody else's) the broker gives another token, or none, and everything in hand is void.
+It keeps a session with the master (`qmq/client/session_loop.py`), a pull under way, and at most one LANE_SETTLE (`lane_acks.py`). After a
+broken connection, or at a new master, it attaches with the token that it was granted: what it holds is still its own then. Without the
+token (the lease was over, an operator moved the group, another consumer has the range) the broker gives another token, or none, and
+everything in hand is void.
 
 What a broker may answer, and what is done about it:
 
@@ -11,15 +12,12 @@ What a broker may answer, and what is done about it:
     UnknownConsumer, NotConnected, Stopping     attach again, with the token
     NotMaster                                   the same, at the new master
     MessagesExpired, LogDamaged, CorruptBatch   the application is to know
-
-The lease is counted here from when the last sign of life was *sent* that was answered, so it never ends later here than at the broker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -28,7 +26,6 @@ from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
 
 from qmq import limits
-from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.links import Links
@@ -37,22 +34,16 @@ from qmq.client.ordered.lane_acks import LaneAcks
 from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, LaneState
 from qmq.client.ordered.ordered_message import LaneSettler, OrderedMessage
 from qmq.client.ordered.ordered_messages import MessageRun
-from qmq.client.route_book import Master
+from qmq.client.session_loop import SessionLoop
 from qmq.errors import (
     CallerError,
-    ClientClosed,
     LaneHeld,
     LaneLost,
     LaneNotOpen,
     MessagesExpired,
-    NotConnected,
-    NotMaster,
-    OrderMismatch,
     PeerError,
     QmqError,
     StorageError,
-    Unavailable,
-    UnknownConsumer,
     UnknownPartition,
 )
 from qmq.wire import frame_payloads as wire
@@ -62,8 +53,6 @@ log = logging.getLogger("qmq.client")
 
 WAIT_MS: Final = 20_000
 """How long a pull may wait at its broker."""
-REFUSALS_MAX: Final = 3
-"""A broker may hear of a new subject later than we do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +128,23 @@ class LaneReader:
         self.partition = lane.partition
         self.core = LaneCore(terms.policy)
         self.settling = LaneAcks(self.core, terms.name, links.timing.session_retry_s[-1], sent_away=self._sent_away, at_rest=self._at_rest)
-        self.session: ConsumerSession | None = None
         self.failure: QmqError | None = None
-        self._links, self._owner, self._terms = links, owner, terms
+        self._sessions = SessionLoop[wire.LaneAttached](
+            links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
+        )
+        self._owner, self._terms = owner, terms
         self._tally = links.tallies.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
-        self._lease_ms = terms.lease_ms
-        """As the broker granted it, which may be shorter than what was asked for."""
-        self._sure_until_s = 0.0
-        self._is_pulling = self._is_attaching = self._is_told_finished = False
+        self._is_pulling = self._is_told_finished = False
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._ended = asyncio.Event()
         self._bell = asyncio.Event()
-        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def session(self) -> ConsumerSession | None:
+        """The session with the master, while there is one."""
+        return self._sessions.session
 
     @property
     def lps(self) -> LpRange:
@@ -162,7 +153,7 @@ class LaneReader:
 
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended yet at the broker."""
-        return self._loop.time() < self._sure_until_s
+        return self._sessions.is_sure
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -271,56 +262,20 @@ class LaneReader:
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
+    ask_again = (LaneHeld, LaneNotOpen, UnknownPartition)
+
+    @property
+    def wants_session(self) -> bool:
+        """Until the lane is given up; one that is leaving wants a session for as long as the broker takes the lane for its own."""
+        return not self._is_closed and not (self._is_leaving and not self._token)
+
     def start(self) -> None:
         """Attach, and stay so. Harmless to repeat."""
-        if (self._runner is None or self._runner.done()) and not self._is_closed and self.failure is None:
-            self._runner = self._loop.create_task(self._run())
+        if self.failure is None:
+            self._sessions.start()
 
-    async def _run(self) -> None:
-        """Attach, and attach again whenever the connection or the session ends."""
-        refusals = tries = 0
-        while not self._is_closed and not (self._is_leaving and not self._token):
-            rest_s = pause_s(self._links.timing.session_retry_s, tries)
-            tries += 1
-            try:
-                # The way there keeps its own pauses; those of this loop are for what a broker answers.
-                master, connection = await self._links.reach(self.subject, self.broker_group)
-                if await self._serve_under(master, connection):
-                    tries = refusals = 0
-            except (LaneHeld, LaneNotOpen, UnknownPartition) as failure:
-                tries, rest_s = 0, (failure.retry_after_ms or 50) / 1000 * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
-            except Unavailable as failure:
-                log.debug("%s: %s", self._terms.name, failure)
-                continue
-            except CallerError as failure:
-                refusals += 1
-                if isinstance(failure, ClientClosed | OrderMismatch) or refusals > REFUSALS_MAX:
-                    self._fail(failure)
-                    return
-            except QmqError as failure:
-                log.debug("%s: %s", self._terms.name, failure)
-            await asyncio.sleep(rest_s)
-
-    async def _serve_under(self, master: Master, connection: Connection) -> bool:
-        """One session, from attaching to its end; whether there was one. Raises what attaching raises, unless it is worth another try."""
-        is_attached = False
-        try:
-            await self._attach(master, connection)
-            is_attached = True
-            await self._stay_attached()
-        except NotMaster:
-            self._links.locator.doubt(self.broker_group, master)
-        except LaneLost as failure:
-            self._lost(failure)
-        except (LaneHeld, LaneNotOpen):
-            raise
-        except (Unavailable, UnknownConsumer) as failure:
-            log.debug("%s: %s", self._terms.name, failure)
-        finally:
-            self._detach()
-        return is_attached
-
-    async def _attach(self, master: Master, connection: Connection) -> None:
+    async def ask(self, connection: Connection) -> wire.LaneAttached:
+        """LANE_ATTACH, with the token that there is."""
         terms, lane = self._terms, self.lane
         request = wire.LaneAttach(
             terms.subject,
@@ -334,69 +289,53 @@ class LaneReader:
             self._token,
             terms.lease_ms,
         )
-        self._is_attaching, sent_s = True, self._loop.time()
-        try:
-            answer = await connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=ANSWER_S)
-            attached = wire.LaneAttached.unpack(answer.payload)
-            parked = lane_pull.unpack_keys(attached.parked)
-            if not connection.is_open:
-                raise NotConnected("the connection ended while attaching")
-            self._take_up(attached, parked, ConsumerSession(connection, attached.session, master), sent_s)
-        finally:
-            self._is_attaching = False
-            self._bell.set()
+        answer = await connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=ANSWER_S)
+        return wire.LaneAttached.unpack(answer.payload)
 
-    def _take_up(self, attached: wire.LaneAttached, parked: list[bytes], session: ConsumerSession, sent_s: float) -> None:
-        is_resumed = bool(attached.is_resumed)
-        self._links.locator.confirm(self.broker_group)
+    def granted(self, answer: wire.LaneAttached) -> None:
+        """The lane is this consumer's: as before, or anew."""
+        is_resumed, parked = bool(answer.is_resumed), lane_pull.unpack_keys(answer.parked)
         if not is_resumed:
             self._drop(self.core.lost())
-        self.core.attached(attached.position, is_resumed=is_resumed, parked=parked)
-        self._token = attached.token
+        self.core.attached(answer.position, is_resumed=is_resumed, parked=parked)
+        self._token = answer.token
         self._is_told_finished = self._is_told_finished and is_resumed
-        self.session = session
-        self._ended.clear()
-        session.connection.on_closed[self._detach] = None
-        self._lease_ms = attached.lease_ms
-        self._heard(sent_s)
+
+    def attached(self, session: ConsumerSession) -> None:
+        """Tell what waited for a session."""
         self.settling.attached(session, self._token)
         self.pull_more()
+        self._bell.set()
 
-    async def _stay_attached(self) -> None:
-        """Send signs of life until the session ends."""
-        while (session := self.session) is not None:
-            try:
-                async with asyncio.timeout(self._lease_ms / 3000):
-                    await self._ended.wait()
-            except TimeoutError:
-                sent_s = self._loop.time()
-                await session.connection.call(FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S)
-                if session is self.session:
-                    self._heard(sent_s)
-
-    def _heard(self, sent_s: float) -> None:
-        self._sure_until_s = sent_s + self._lease_ms / 1000
+    def heard(self) -> None:
+        """The consumer may hand out again."""
         self._owner.changed(self)
+
+    def detached(self) -> None:
+        """No pull is under way, and no verdict."""
+        self._is_pulling = False
+        self.settling.detached()
+        self._bell.set()
+
+    def refused(self, failure: CallerError) -> None:
+        """The application is to know."""
+        self._fail(failure)
 
     def moved(self) -> None:
         """Routes changed: if the group has another master now, go there."""
-        known = self._links.locator.book.master(self.broker_group)
-        if self.session is not None and known is not None and known != self.session.master:
-            self._detach()
+        self._sessions.moved()
 
     def _sent_away(self, failure: QmqError) -> None:
-        log.debug("%s: %s", self._terms.name, failure)
         if isinstance(failure, LaneLost):
-            self._lost(failure)
-        elif isinstance(failure, NotMaster) and self.session is not None:
-            self._links.locator.doubt(self.broker_group, self.session.master)
-        self._detach()
+            self.lost(failure)
+        self._sessions.failed(failure)
 
-    def _lost(self, failure: LaneLost) -> None:
+    def lost(self, failure: LaneLost) -> None:
+        """Nothing in hand is ours any more."""
         log.info("%s lost lane %s: %s", self._terms.name, self.lane, failure)
         self._token = 0
         self._is_told_finished = False
-        self._sure_until_s = 0.0
+        self._sessions.doubt()
         self._drop(self.core.lost())
 
     def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
@@ -411,15 +350,6 @@ class LaneReader:
             f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} is not this consumer's any more, or was let go:"
             " the message may be seen again"
         )
-
-    def _detach(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
-            session.connection.on_closed.pop(self._detach, None)
-        self._is_pulling = False
-        self.settling.detached()
-        self._ended.set()
-        self._bell.set()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -436,13 +366,11 @@ class LaneReader:
         self._drop(self.core.release(is_final=True))
         self.settling.now()
         await self._until(lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S))
-        await self._until(lambda: not self._is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S))
+        await self._until(lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S))
         await self._say_goodbye()
         self._is_closed = True
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
-        self._detach()
+        await self._sessions.end()
+        self._sessions.detach()
         if is_last:
             self.settling.close()
         # What is finished and could not be told will be seen again.

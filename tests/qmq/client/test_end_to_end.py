@@ -156,8 +156,8 @@ async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_end
         silent = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
         held = await silent.pull(20)
         (attachment,) = silent._attachments
-        assert attachment._runner is not None
-        attachment._runner.cancel()
+        assert attachment._sessions._runner is not None
+        attachment._sessions._runner.cancel()
         again = await collect(other.consumer("s", "g", lease_ms=1000), 20)
         assert {message.attempt for message in again} == {2}
         with pytest.raises(StaleDelivery, match="another consumer"):

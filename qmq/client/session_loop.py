@@ -1,0 +1,227 @@
+"""A consumer's session with the master of one broker group, over all the masters that the group has in time.
+
+The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends signs of life until the session ends, and begins again. Its
+user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), knows what to ask for and what follows from the answer.
+
+    outcome                                        next
+    no connection to the master                    try again at once: `Links.reach` keeps its own pauses
+    NotMaster                                      ask the metaserver for the master, pause, try again
+    an error in the user's `ask_again`             pause as long as the broker says, try again
+    LaneLost                                       tell the user, pause, try again
+    the session ended, UnknownConsumer             pause, try again
+    another error of the caller                    pause, try again; after REFUSALS_MAX of them tell the user, and end
+    ClientClosed, OrderMismatch                    tell the user, and end
+
+The lease counts from the time at which the last answered sign of life was *sent*, so the lease never ends later here than at the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from typing import Final, Generic, Protocol, TypeVar
+
+from qmq.client.client_timing import pause_s
+from qmq.client.connection import Connection
+from qmq.client.consumer_session import ANSWER_S, ConsumerSession
+from qmq.client.links import Links
+from qmq.client.route_book import Master
+from qmq.errors import CallerError, ClientClosed, LaneLost, NotConnected, NotMaster, OrderMismatch, QmqError, Unavailable, UnknownConsumer
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+log = logging.getLogger("qmq.client")
+
+REFUSALS_MAX: Final = 3
+"""A broker may hear of a new subject, or of a new group, later than the client does."""
+
+
+class Granted(Protocol):
+    """A broker's answer that grants a session."""
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def lease_ms(self) -> int: ...
+
+
+GrantedT = TypeVar("GrantedT", bound=Granted)
+
+
+class SessionUser(Protocol[GrantedT]):
+    """What a session is for."""
+
+    @property
+    def ask_again(self) -> tuple[type[QmqError], ...]:
+        """Errors that mean: not yet."""
+        ...
+
+    @property
+    def wants_session(self) -> bool:
+        """Whether a session that ended is to be followed by another one."""
+        ...
+
+    async def ask(self, connection: Connection) -> GrantedT:
+        """Ask the broker for a session. Raises what it answers."""
+        ...
+
+    def granted(self, answer: GrantedT) -> None:
+        """A session is about to begin: what is held may no longer be this consumer's."""
+        ...
+
+    def attached(self, session: ConsumerSession) -> None:
+        """A session has begun."""
+        ...
+
+    def heard(self) -> None:
+        """The lease was renewed."""
+        ...
+
+    def detached(self) -> None:
+        """The session has ended, or an attempt to have one."""
+        ...
+
+    def lost(self, failure: LaneLost) -> None:
+        """What the session was for belongs to another consumer."""
+        ...
+
+    def refused(self, failure: CallerError) -> None:
+        """There will be no session: the application has to know."""
+        ...
+
+
+class SessionLoop(Generic[GrantedT]):
+    """`session` is None while there is none."""
+
+    def __init__(self, links: Links, user: SessionUser[GrantedT], *, subject: str, group: str, name: str, lease_ms: int) -> None:
+        """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""
+        self.session: ConsumerSession | None = None
+        self.sure_until_s = -math.inf
+        """Until when the lease cannot have ended at the broker, by the event loop's clock."""
+        self.is_attaching = False
+        self._links, self._user = links, user
+        self._subject, self._group, self._name = subject, group, name
+        self._lease_ms = lease_ms
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Attach, and stay attached. Harmless to repeat."""
+        if (self._runner is None or self._runner.done()) and self._user.wants_session:
+            self._runner = self._loop.create_task(self._run())
+
+    async def end(self) -> None:
+        """End the loop. The session stays, for what the user has to say yet; then `detach`."""
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+
+    async def _run(self) -> None:
+        tries = refusals = 0
+        while self._user.wants_session:
+            rest_s = None
+            try:
+                master, connection = await self._links.reach(self._subject, self._group)
+                if await self._serve_under(master, connection):
+                    tries = refusals = 0
+            except self._user.ask_again as failure:
+                tries, rest_s = 0, (failure.retry_after_ms or 50) / 1000 * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
+            except Unavailable as failure:
+                log.debug("%s: %s", self._name, failure)
+                continue
+            except CallerError as failure:
+                refusals += 1
+                self.detach()
+                if isinstance(failure, ClientClosed | OrderMismatch) or refusals > REFUSALS_MAX:
+                    self._user.refused(failure)
+                    return
+            except QmqError as failure:
+                log.debug("%s: %s", self._name, failure)
+            self.detach()
+            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, tries) if rest_s is None else rest_s)
+            tries += 1
+
+    async def _serve_under(self, master: Master, connection: Connection) -> bool:
+        """One session, from asking for it to its end; whether there was one. Raises what the broker answered, unless a pause is enough."""
+        is_attached = False
+        try:
+            await self._attach(master, connection)
+            is_attached = True
+            await self._stay_attached()
+        except NotMaster:
+            self._links.locator.doubt(self._group, master)
+        except LaneLost as failure:
+            self._user.lost(failure)
+        except self._user.ask_again:
+            raise
+        except (Unavailable, UnknownConsumer) as failure:
+            log.debug("%s: %s", self._name, failure)
+        return is_attached
+
+    async def _attach(self, master: Master, connection: Connection) -> None:
+        self.is_attaching = True
+        try:
+            sent_s = self._loop.time()
+            answer = await self._user.ask(connection)
+            if not connection.is_open:
+                raise NotConnected("the connection ended while attaching")
+            self._links.locator.confirm(self._group)
+            self._user.granted(answer)
+            self.session = ConsumerSession(connection, answer.session, master)
+            self._ended.clear()
+            connection.on_closed[self.detach] = None
+            self._lease_ms = answer.lease_ms
+            self._heard(sent_s)
+        finally:
+            self.is_attaching = False
+        self._user.attached(self.session)
+
+    async def _stay_attached(self) -> None:
+        """Send signs of life until the session ends."""
+        while (session := self.session) is not None:
+            try:
+                async with asyncio.timeout(self._lease_ms / 3000):
+                    await self._ended.wait()
+            except TimeoutError:
+                sent_s = self._loop.time()
+                await session.connection.call(FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S)
+                if session is self.session:
+                    self._heard(sent_s)
+
+    def _heard(self, sent_s: float) -> None:
+        self.sure_until_s = sent_s + self._lease_ms / 1000
+        self._user.heard()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the lease cannot have ended yet at the broker."""
+        return self._loop.time() <= self.sure_until_s
+
+    def doubt(self) -> None:
+        """The lease is to be taken for ended."""
+        self.sure_until_s = -math.inf
+
+    def moved(self) -> None:
+        """Routes changed: if the group has another master now, go there."""
+        known = self._links.locator.book.master(self._group)
+        if self.session is not None and known is not None and known != self.session.master:
+            self.detach()
+
+    def failed(self, failure: QmqError) -> None:
+        """A request of this session failed: end the session, and attach again."""
+        log.debug("%s: %s", self._name, failure)
+        if isinstance(failure, NotMaster) and self.session is not None:
+            self._links.locator.doubt(self._group, self.session.master)
+        self.detach()
+
+    def detach(self) -> None:
+        """End the session here."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.connection.on_closed.pop(self.detach, None)
+        self._user.detached()
+        self._ended.set()
