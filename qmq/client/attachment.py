@@ -20,12 +20,12 @@ from collections import deque
 
 from qmq.batch import BatchView
 from qmq.client import prefetch_limits
+from qmq.client.ack_spool import Origin
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.links import Links
 from qmq.client.message import Decoded, Message, Slice
 from qmq.client.session_loop import SessionLoop
-from qmq.client.verdict_store import Origin
 from qmq.client.verdicts import Verdicts
 from qmq.errors import (
     CallerError,
@@ -250,7 +250,7 @@ class Attachment:
 
     async def _inherit(self, connection: Connection) -> None:
         """When we attach, what an earlier life of ours holds goes back: what it had to say comes first."""
-        from qmq.client.handing_in import inherit
+        from qmq.client.spool_sender import inherit
 
         links = self._links
         assert links.store is not None

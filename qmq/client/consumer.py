@@ -39,7 +39,7 @@ from qmq.model import BROADCAST, check_name
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
 
 if TYPE_CHECKING:
-    from qmq.client.handing_in import HandingIn
+    from qmq.client.spool_sender import SpoolSender
 
 log = logging.getLogger("qmq.client")
 
@@ -107,7 +107,7 @@ class Consumer:
         self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
         self._links, self._reset = links, reset
         self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
-        self._handing_in = _handing_in(links, self._terms)
+        self._spool_sender = _spool_sender(links, self._terms)
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
@@ -355,8 +355,8 @@ class Consumer:
     def _start_running(self) -> None:
         if self._follower is None or self._follower.done():
             self._follower = self._loop.create_task(self._follow())
-        if self._handing_in is not None:
-            self._handing_in.start()
+        if self._spool_sender is not None:
+            self._spool_sender.start()
         for attachment in self._attachments:
             attachment.start()
         self.pull_more()
@@ -428,8 +428,8 @@ class Consumer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
-        if self._handing_in is not None:
-            await self._handing_in.close()
+        if self._spool_sender is not None:
+            await self._spool_sender.close()
         self.notify()
         if self.on_closed is not None:
             self.on_closed()
@@ -441,12 +441,12 @@ class Consumer:
         await self.close(error)
 
 
-def _handing_in(links: Links, terms: Terms) -> HandingIn | None:
+def _spool_sender(links: Links, terms: Terms) -> SpoolSender | None:
     if links.store is None:
         return None
-    from qmq.client.handing_in import HandingIn
+    from qmq.client.spool_sender import SpoolSender
 
-    return HandingIn(links, links.store, terms)
+    return SpoolSender(links, links.store, terms)
 
 
 def default_name(incarnation: str) -> str:

@@ -16,7 +16,7 @@ from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
 from qmq.network import NETWORK, Network
 
 if TYPE_CHECKING:
-    from qmq.client.verdict_files import VerdictStore
+    from qmq.client.ack_spool import AckSpool
 
 REACH_S: Final = 1.0
 """A broker that has not greeted by then is doubted, and the metaserver is asked; the attempt goes on meanwhile."""
@@ -32,7 +32,7 @@ class Links:
         *,
         now_ns: Callable[[], int] | None = None,
         network: Network = NETWORK,
-        store: VerdictStore | None = None,
+        store: AckSpool | None = None,
         timing: ClientTiming = TIMING,
     ) -> None:
         self.locator = locator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from qmq.client.verdict_files import VerdictStore
+    from qmq.client.ack_spool import AckSpool
 
 StateDir = str | os.PathLike[str] | Literal[False] | None
 """A folder; None for the usual one; False for none."""
@@ -32,7 +32,7 @@ def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | 
     return home / ".local" / "state" / "qmq" if home is not None else None
 
 
-def store_of(state_dir: StateDir, addresses: Sequence[str]) -> VerdictStore | None:
+def store_of(state_dir: StateDir, addresses: Sequence[str]) -> AckSpool | None:
     """The store of verdicts of the clients of a cluster on this machine; None without a folder, and on systems that cannot lock files so.
 
     Raises InvalidArgument.
@@ -44,6 +44,6 @@ def store_of(state_dir: StateDir, addresses: Sequence[str]) -> VerdictStore | No
     folder = folder_of(state_dir, os.environ, home)
     if folder is None or sys.platform == "win32":
         return None
-    from qmq.client.verdict_files import VerdictStore
+    from qmq.client.ack_spool import AckSpool
 
-    return VerdictStore(folder, addresses)
+    return AckSpool(folder, addresses)

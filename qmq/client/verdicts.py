@@ -10,7 +10,7 @@ Rules:
   another message by then. A pull sequence alone does not tell them apart, so each message holds on to the `Hold` under which it came, and
   a hold knows from which pull sequence on it is void.
 * What cannot be told because there is no session, or because one ended without an answer, is written to the client's store
-  (`qmq/client/keeping.py`) until it is answered: this process may end first.
+  (`qmq/client/ack_spool.py`) until it is answered: this process may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: it counts as held, and its verdict is given when a delay group has the
   message, or will not have it (`qmq/client/long_retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
 
@@ -28,10 +28,10 @@ from datetime import timedelta
 from typing import Final
 
 from qmq import limits
+from qmq.client.ack_spool import QueueSpool, SpoolFile
 from qmq.client.client_counters import ReceiveCounters
 from qmq.client.client_timing import TIMING
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
-from qmq.client.keeping import File, Keeping
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
 from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
@@ -143,7 +143,7 @@ class Verdicts:
         come_back: Callable[[], None],
         now_ns: Callable[[], int] = time.time_ns,
         tally: ReceiveCounters | None = None,
-        file: File | None = None,
+        file: SpoolFile | None = None,
         retry_s: float = TIMING.session_retry_s[-1],
     ) -> None:
         self.terms = terms
@@ -167,7 +167,7 @@ class Verdicts:
         """Whether a flush is to come at the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._keeping = Keeping(file, self._unanswered)
+        self._spool = QueueSpool(file, self._unanswered)
 
     @property
     def waiting(self) -> int:
@@ -205,7 +205,7 @@ class Verdicts:
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._session is None:
-                self._keeping.given(wire.Settlement(begin, end, verdict, delay, error))
+                self._spool.given(wire.Settlement(begin, end, verdict, delay, error))
         if self._unsent.messages * 4 >= self._owner.prefetch:
             if not self._is_leaving:
                 self._is_leaving = True
@@ -223,7 +223,7 @@ class Verdicts:
             request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future())
             if self._session is None:
                 for each in request.settlements:
-                    self._keeping.given(each)
+                    self._spool.given(each)
             self._send(request)
             self._owner.pull_more()
             await self._hear(request)
@@ -315,7 +315,7 @@ class Verdicts:
 
     def _over(self, request: SettleRequest) -> None:
         self._requests.remove(request)
-        self._keeping.over(request)
+        self._spool.over(request)
 
     def _transmit_all(self) -> None:
         for request in list(self._requests):
@@ -331,7 +331,7 @@ class Verdicts:
         self._session = session
         self._transmit_all()
         self.flush()
-        self._keeping.attached(self._requests)
+        self._spool.attached(self._requests)
 
     def detached(self) -> None:
         """No more answers come: what is under way may have arrived."""
@@ -340,7 +340,7 @@ class Verdicts:
             request.is_repeated |= request.is_flying
             request.is_flying = False
         if not self._is_closed:
-            self._keeping.detached()
+            self._spool.detached()
 
     def void(self, before: int, following: int) -> None:
         """What came from pull sequence `before` on is not ours any more; what comes next begins at `following`."""
@@ -357,7 +357,7 @@ class Verdicts:
                 self.count_lost(lost)
             if not request.settlements:
                 self._drop(request, self.stale(request.lost))
-        self._keeping.voided()
+        self._spool.voided()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class Verdicts:
 
     def close(self, *, is_told: bool) -> None:
         """Nothing is sent any more; whoever waits hears that nobody knows. `is_told`: the master heard all verdicts, and that we leave."""
-        self._keeping.close(is_told=is_told)
+        self._spool.close(is_told=is_told)
         self._is_closed = True
         self.detached()
         for request in list(self._requests):

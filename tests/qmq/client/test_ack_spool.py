@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.client import verdict_files
+from qmq.client import ack_spool
+from qmq.client.ack_spool import BAD_SUFFIX, OLD_MS, AckSpool, Kept, Origin, SpoolFile, pack_origin, pack_verdicts, still_to_say, unpack
 from qmq.client.state_folder import folder_of, store_of
-from qmq.client.verdict_files import BAD_SUFFIX, OLD_MS, VerdictFile, VerdictStore
-from qmq.client.verdict_store import Kept, Origin, pack_origin, pack_verdicts, still_to_say, unpack
 from qmq.errors import InvalidArgument
 from qmq.wire.frame_payloads import RESUME, Attach
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
@@ -33,12 +32,12 @@ def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str 
     return Origin(broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], []))
 
 
-def file_of(store: VerdictStore, origin: Origin | None = None, now_ms: int = NOW_MS) -> VerdictFile:
+def file_of(store: AckSpool, origin: Origin | None = None, now_ms: int = NOW_MS) -> SpoolFile:
     found = origin or origin_of()
     return store.file(lambda: found, lambda: now_ms)
 
 
-def left(store: VerdictStore, now_ms: int = NOW_MS) -> list[tuple[Origin, list[Kept]]]:
+def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[Origin, list[Kept]]]:
     """What nobody has locked; it stays so."""
     found: list[tuple[Origin, list[Kept]]] = []
     for each in store.left("s", "ops", now_ms):
@@ -48,8 +47,8 @@ def left(store: VerdictStore, now_ms: int = NOW_MS) -> list[tuple[Origin, list[K
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> VerdictStore:
-    return VerdictStore(tmp_path, ["meta:1"])
+def store(tmp_path: Path) -> AckSpool:
+    return AckSpool(tmp_path, ["meta:1"])
 
 
 # --- the format --------------------------------------------------------------------------------------------------------
@@ -104,7 +103,7 @@ def test_delays_began_when_the_verdict_was_given_and_what_is_void_is_not_said() 
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(store: VerdictStore, tmp_path: Path) -> None:
+def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(store: AckSpool, tmp_path: Path) -> None:
     file = file_of(store)
     assert not list(tmp_path.iterdir())
     assert left(store) == []
@@ -118,7 +117,7 @@ def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(
     assert (file.exists, list((tmp_path / "verdicts").iterdir())) == (False, [])
 
 
-def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: VerdictStore) -> None:
+def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: AckSpool) -> None:
     file = file_of(store)
     file.rewrite(SAID[:3])
     file.append(SAID[3:])
@@ -129,7 +128,7 @@ def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: Verdic
     assert list(store.busy("s", "ops")) == []
 
 
-def test_one_at_a_time_hands_a_file_in(store: VerdictStore) -> None:
+def test_one_at_a_time_hands_a_file_in(store: AckSpool) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -142,7 +141,7 @@ def test_one_at_a_time_hands_a_file_in(store: VerdictStore) -> None:
     assert left(store) == []
 
 
-def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: VerdictStore) -> None:
+def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: AckSpool) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.rewrite(SAID[:1])
@@ -151,25 +150,25 @@ def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: Verdic
     assert [kept for _, kept in left(store)] == [[Kept(SAID[0], NOW_MS)]]
 
 
-def test_who_waited_for_a_file_that_is_gone_meanwhile_has_nothing(store: VerdictStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waited_for_a_file_that_is_gone_meanwhile_has_nothing(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
-    original = verdict_files.fcntl.flock
+    original = ack_spool.fcntl.flock
 
     def delete_first(fd: int, how: int) -> None:
-        monkeypatch.setattr(verdict_files.fcntl, "flock", original)
+        monkeypatch.setattr(ack_spool.fcntl, "flock", original)
         (other,) = store.left("s", "ops", NOW_MS)
         other.delete()
         other.put_back()
         original(fd, how)
 
-    monkeypatch.setattr(verdict_files.fcntl, "flock", delete_first)
+    monkeypatch.setattr(ack_spool.fcntl, "flock", delete_first)
     assert left(store) == []
 
 
-def test_files_of_other_subjects_groups_and_clusters_are_not_ours(store: VerdictStore, tmp_path: Path) -> None:
-    for file in (file_of(store, origin_of(group="other")), file_of(VerdictStore(tmp_path, ["meta:2"]))):
+def test_files_of_other_subjects_groups_and_clusters_are_not_ours(store: AckSpool, tmp_path: Path) -> None:
+    for file in (file_of(store, origin_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
         file.rewrite(SAID)
         file.leave()
     assert left(store) == []
@@ -179,17 +178,17 @@ def test_files_of_other_subjects_groups_and_clusters_are_not_ours(store: Verdict
         file.rewrite(SAID)
         file.leave()
     assert sorted(map(str, mine)) == sorted(str(origin) for origin, _ in left(store))
-    assert len(left(VerdictStore(tmp_path, ["meta:1"]))) == 3
+    assert len(left(AckSpool(tmp_path, ["meta:1"]))) == 3
 
 
 def test_the_addresses_may_be_in_any_order(tmp_path: Path) -> None:
-    file = file_of(VerdictStore(tmp_path, ["a:1", "b:1"]))
+    file = file_of(AckSpool(tmp_path, ["a:1", "b:1"]))
     file.rewrite(SAID)
     file.leave()
-    assert len(left(VerdictStore(tmp_path, ["b:1", "a:1"]))) == 1
+    assert len(left(AckSpool(tmp_path, ["b:1", "a:1"]))) == 1
 
 
-def test_what_cannot_be_read_is_set_aside_with_a_warning(store: VerdictStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_read_is_set_aside_with_a_warning(store: AckSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for incarnation in ("a", "b"):
         file = file_of(store, origin_of(incarnation=incarnation))
         file.rewrite(SAID)
@@ -205,7 +204,7 @@ def test_what_cannot_be_read_is_set_aside_with_a_warning(store: VerdictStore, tm
     assert not caplog.text
 
 
-def test_after_a_week_nobody_waits_for_a_broker_group_any_more(store: VerdictStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_week_nobody_waits_for_a_broker_group_any_more(store: AckSpool, caplog: pytest.LogCaptureFixture) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -217,7 +216,7 @@ def test_after_a_week_nobody_waits_for_a_broker_group_any_more(store: VerdictSto
 
 
 def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
-    store: VerdictStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: AckSpool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = file_of(store)
     file.rewrite(SAID)
@@ -226,7 +225,7 @@ def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "qmq.client"):
-        patch.setattr(verdict_files.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID)
         assert file.exists
         file.rewrite(SAID[:1])
@@ -241,7 +240,7 @@ def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
 
 
 def test_half_a_line_that_a_full_disk_took_costs_nothing_that_is_said_before_or_after(
-    store: VerdictStore, monkeypatch: pytest.MonkeyPatch
+    store: AckSpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, original = file_of(store), os.write
     file.rewrite(SAID[:1])
@@ -255,23 +254,23 @@ def test_half_a_line_that_a_full_disk_took_costs_nothing_that_is_said_before_or_
         return original(fd, data[:9])
 
     with monkeypatch.context() as patch:
-        patch.setattr(verdict_files.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
     assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
 
 
-def test_a_write_that_takes_a_part_only_goes_on(store: VerdictStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_takes_a_part_only_goes_on(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.write
-    monkeypatch.setattr(verdict_files.os, "write", lambda fd, data: original(fd, data[:7]))
+    monkeypatch.setattr(ack_spool.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
     assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in SAID]]
 
 
-def test_others_cannot_read_what_is_kept(store: VerdictStore, tmp_path: Path) -> None:
+def test_others_cannot_read_what_is_kept(store: AckSpool, tmp_path: Path) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     (path,) = (tmp_path / "verdicts").iterdir()

@@ -1,4 +1,4 @@
-"""Handing in the verdicts that an earlier client left in the store (`verdict_store.py`), in the background of a consumer.
+"""Handing in the verdicts that an earlier client left in the store (`ack_spool.py`), in the background of a consumer.
 
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
         known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
@@ -6,7 +6,7 @@
         not reached      again after a pause; other files, and the consumer's own work, go on meanwhile
 
 A consumer that comes back under its name, with another life, takes from its earlier life what that holds. So what this one left is
-handed in first, before the consumer attaches to the same broker group (`inherit`); what other names left can wait (`HandingIn`).
+handed in first, before the consumer attaches to the same broker group (`inherit`); what other names left can wait (`SpoolSender`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import random
 from functools import partial
 from typing import Final
 
+from qmq.client.ack_spool import AckSpool, Left, Origin, still_to_say
 from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, Terms
 from qmq.client.links import Links
 from qmq.client.settlements import count, in_frames
-from qmq.client.verdict_files import Left, VerdictStore
-from qmq.client.verdict_store import Origin, still_to_say
 from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -52,7 +51,7 @@ async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
     return count(settlements)
 
 
-async def inherit(connection: Connection, store: VerdictStore, terms: Terms, broker_group: str, now_ms: int, retry_s: float) -> None:
+async def inherit(connection: Connection, store: AckSpool, terms: Terms, broker_group: str, now_ms: int, retry_s: float) -> None:
     """Hand in what earlier lives of a consumer left for a broker group. Raises Unavailable: then attaching would fail too."""
 
     def is_mine(origin: Origin) -> bool:
@@ -91,10 +90,10 @@ def _put_back(left: Left, _: object) -> None:
     left.put_back()
 
 
-class HandingIn:
+class SpoolSender:
     """For one consumer: looks for files of its subject and group now and then."""
 
-    def __init__(self, links: Links, store: VerdictStore, terms: Terms) -> None:
+    def __init__(self, links: Links, store: AckSpool, terms: Terms) -> None:
         self._links, self._store, self._terms = links, store, terms
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
