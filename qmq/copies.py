@@ -1,4 +1,4 @@
-"""Copies of messages that are stored once more: for a delay group, in a dead-letter queue, out of one. Pure.
+"""Copies of messages that are stored once more: out of a delay group or an outbox, in a dead-letter queue, out of one. Pure.
 
 A copy keeps its message's id, key, tags and create time. In one batch create times lie within `CREATED_SPAN_MS`.
 """
@@ -28,7 +28,7 @@ def columns_of_copies(
         bodies,
         keys=keys if any(keys) else None,
         tags=tags if any(tags) else None,
-        headers=list(headers),
+        headers=list(headers) if any(headers) else None,
         create_deltas=[each - first for each in created_ms] if max(created_ms) != first else None,
         message_ids=message_ids,
     )

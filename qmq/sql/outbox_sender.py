@@ -25,6 +25,7 @@ from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import Ticket
 from qmq.client.route_book import Ordering, delayed_target, spoken
+from qmq.copies import columns_of_copies
 from qmq.errors import (
     BufferFull,
     CallerError,
@@ -94,20 +95,17 @@ def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator
 
 def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
     """Messages as a batch holds them, and its create time. Pure."""
-    created = [message.create_time_ms for message in messages]
-    keys = [message.key for message in messages]
-    tags = [message.tags for message in messages]
-    headers = [message.headers for message in messages]
-    first = min(created)
-    return Columns(
+    columns, first = columns_of_copies(
         [message.body for message in messages],
-        keys=keys if any(keys) else None,
-        tags=tags if any(tags) else None,
-        headers=headers if any(headers) else None,
-        create_deltas=[each - first for each in created] if max(created) != first else None,
-        message_ids=[message.message_id for message in messages],
-        dues=[message.due_ms or 0 for message in messages] if messages[0].due_ms is not None else None,
-    ), first
+        [message.key for message in messages],
+        [message.tags for message in messages],
+        [message.headers for message in messages],
+        [message.create_time_ms for message in messages],
+        [message.message_id for message in messages],
+    )
+    if messages[0].due_ms is not None:
+        columns.dues = [message.due_ms or 0 for message in messages]
+    return columns, first
 
 
 class Sender:

@@ -33,7 +33,7 @@ FOUND_AT = {
     "advance when the first of several sources is finished": 1,
     "open a range when another one of its source is finished": 6,
     "skip a version": 6,
-    "give newer parked messages of a key back before older ones": 93,
+    "give newer parked messages of a key back before older ones": 625,
     "leave parked keys behind when a group moves on": 22,
     "take progress that is missing for done": 6,
     "put a frontier without comparing": 10,

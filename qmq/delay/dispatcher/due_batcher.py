@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from qmq import headers
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
+from qmq.copies import columns_of_copies
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 
 AHEAD: Final = 4
@@ -112,22 +113,17 @@ class DueBatcher:
 
 def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int] | None = None) -> tuple[Columns, int]:
     """The columns of a batch of these, without due times, and its create time. They must be of one sort."""
-    created = [message.create_time_ms for message in messages]
-    first = min(created)
     keys = [message.key for message in messages]
-    columns = Columns(
+    columns, first = columns_of_copies(
         [message.body for message in messages],
-        keys=keys if logical_partitions is not None or any(keys) else None,
-        create_deltas=[each - first for each in created] if max(created) != first else None,
-        message_ids=[message.message_id for message in messages],
-        logical_partitions=logical_partitions,
+        keys,
+        [message.tags for message in messages],
+        [message.headers for message in messages],
+        [message.create_time_ms for message in messages],
+        [message.message_id for message in messages],
     )
-    tags = [message.tags for message in messages]
-    if any(tags):
-        columns.tags = tags
-    found = [message.headers for message in messages]
-    if any(found):
-        columns.headers = list(found)
+    if logical_partitions is not None:
+        columns.keys, columns.logical_partitions = keys, logical_partitions
     return columns, first
 
 
