@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from qmq import errors
-from qmq.blocking import BesideLoop
+from qmq.blocking import beside
 from qmq.client import payloads as payload
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
@@ -109,5 +109,5 @@ def connect(
         name=name,
         state_dir=state_dir,
         network=network_of(tls, token),
-        for_threads=BesideLoop,
+        for_threads=beside,
     )

@@ -8,90 +8,67 @@
 An event loop runs in a thread of its own; any thread may call.
 """
 
+# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, BlockingPart, LoopThread
 from qmq.client.client import Client
-from qmq.client.consumer import Consumer
-from qmq.client.due_times import When
-from qmq.client.interceptors import Chain, Interceptor
-from qmq.client.listening.listener_options import ListenerOptions
-from qmq.client.listening.process_signals import asked_in_main_thread
-from qmq.client.message import Message, Messages, Settler, Slice
-from qmq.client.outbox_entry import GRACE
-from qmq.client.receipts import Receipt, Receipts
+from qmq.client.interceptors import Interceptor
 from qmq.client.state_folder import StateDir
-from qmq.errors import ClientClosed
 from qmq.security.client_tokens import Token
 from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
-from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime, timedelta
+
+    from qmq.client.access_client import AccessClient
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
+    from qmq.client.due_times import When
+    from qmq.client.metadata import MetadataClient
+    from qmq.client.partial import Partial
+    from qmq.client.receipts import Receipt, Receipts
     from qmq.metrics.exposition import Collector
-    from qmq.sql.outbox import BlockingOutbox, Outbox
-
-_R = TypeVar("_R")
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+    from qmq.model import DelayedId, SubjectConfig, SubjectFlush
+    from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
 
 
-class BlockingClient:
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        create_subjects: bool = True,
-        interceptors: Iterable[Interceptor] = (),
-        name: str | None = None,
-        state_dir: StateDir = None,
-        tls: Tls | None = None,
-        token: Token = None,
-    ) -> None:
-        network = network_of(tls, token)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
-        self._client = Client(
-            addresses,
-            create_subjects=create_subjects,
-            interceptors=interceptors,
-            name=name,
-            state_dir=state_dir,
-            network=network,
-            for_threads=BesideLoop,
-        )
-        self._thread.start()
+class BlockingClient(BlockingClientBase):
+    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call."""
 
-    @overload
-    def run(self) -> None: ...
+    @property
+    def metrics(self) -> Collector:
+        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
+        return self._client.metrics
 
-    @overload
-    def run(self, work: Coroutine[Any, Any, _R]) -> _R: ...
+    def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Show the client's figures for Prometheus at /metrics until it is closed; the port, a free one for 0.
 
-    def run(self, work: Coroutine[Any, Any, _R] | None = None) -> _R | None:
-        """Run the listeners until they are stopped: see `qmq.Client.run`. Or run a coroutine of the asyncio client in the loop's thread,
-        and wait for it. Raises ClientClosed.
+        Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
-        if work is None:
-            with asked_in_main_thread(self.stop):
-                return self.run(self._client.run())
-        if self._loop.is_closed():
-            work.close()
-            raise ClientClosed("the client is closed: make a new one with qmq.blocking.connect()")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._thread.run(self._client.serve_metrics(port, host))
+
+    @property
+    def access(self) -> BlockingAccess:
+        """Who may do what in the cluster."""
+        return BlockingAccess(self._thread, self._thread.call(lambda: self._client.access))
+
+    @property
+    def metadata(self) -> BlockingMetadata:
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
+        return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
+
+    @property
+    def delayed(self) -> BlockingDelayed:
+        """Delayed messages that wait: cancel, move, show and list them."""
+        return BlockingDelayed(self._thread, self._thread.call(lambda: self._client.delayed))
 
     def send(
         self,
@@ -107,8 +84,20 @@ class BlockingClient:
         zone: str | None = None,
         acks: str = "quorum",
     ) -> Receipt:
-        """See `qmq.Client.send`."""
-        return self.run(
+        """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
+
+        The body is bytes, or what `qmq.payload.encode` makes bytes of: a str, a dataclass, a model, anything that JSON knows.
+
+        With `delay`, or `at` (a datetime with a time zone), it is delivered then, and at once if that is past: the receipt's `delayed_id`
+        names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
+        again, from `at` on if that is given.
+
+        `acks` is as for `producer`. Messages of one key to an ordered subject are in order among those that are sent with the same `acks`.
+
+        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
+        ClientClosed.
+        """
+        return self._thread.run(
             self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
         )
 
@@ -124,131 +113,133 @@ class BlockingClient:
         ats: Sequence[datetime] | datetime | None = None,
         acks: str = "quorum",
     ) -> Receipts:
-        """See `qmq.Client.send_many`."""
-        return self.run(self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks))
+        """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
 
-    @property
-    def interceptors(self) -> Chain:
-        """See `qmq.Client.interceptors`. They are called in the loop's thread for what is sent, in the caller's for what is handled."""
-        return self._client.interceptors
+        To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
+        """
+        return self._thread.run(
+            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
+        )
 
-    @property
-    def metrics(self) -> Collector:
-        """See `qmq.Client.metrics`."""
-        return self._client.metrics
+    def consumer(
+        self,
+        subject: str,
+        group: str,
+        *,
+        name: str | None = None,
+        start: str = "",
+        broadcast: bool = False,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        ack: str = "auto",
+        consume_most_once: bool = False,
+        prefetch: int = 2000,
+        prefetch_bytes: int = 64 * 1024 * 1024,
+        pull_bytes: int = 1024 * 1024,
+        lease_ms: int = 30000,
+        expired: str = "raise",
+    ) -> BlockingConsumer:
+        """A consumer of a group: iterate over it, or `pull`.
 
-    def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """See `qmq.Client.serve_metrics`."""
-        return self.run(self._client.serve_metrics(port, host))
-
-    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
-        """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
-        from qmq.sql.outbox import BlockingOutbox
-
-        async def make() -> Outbox:
-            return self._client.outbox(connection, table=table, grace=grace)
-
-        return BlockingOutbox(self.run(make()), self.run)
-
-    @property
-    def delayed(self) -> BlockingDelayed:
-        """See `qmq.Client.delayed`."""
-        return BlockingDelayed(self, self._client.delayed)
-
-    def consumer(self, subject: str, group: str, **options: Any) -> BlockingConsumer:
-        """See `qmq.Client.consumer`."""
-
-        async def make() -> Consumer:
-            return self._client.consumer(subject, group, **options)
-
-        return BlockingConsumer(self, self.run(make()))
-
-    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
-        """See `qmq.Client.listener`. Plain functions run in threads, and their context's `mq` is a blocking client."""
-
-        def register(handler: _Handler) -> _Handler:
-            self.listen(subject, handler, group, **options)
-            return handler
-
-        return register
-
-    def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
-        """See `qmq.Client.listen`."""
-
-        async def register() -> None:
-            self._client.listen(subject, handler, group, **options)
-
-        self.run(register())
-
-    def provide(self, kind: type[Any], factory: Callable[..., Any]) -> None:
-        """See `qmq.Client.provide`."""
-        self._client.provide(kind, factory)
-
-    def stop(self) -> None:
-        """See `qmq.Client.stop`. From any thread."""
-        self._loop.call_soon_threadsafe(self._client.stop)
+        A group that is new begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every
+        message, from "latest" on by default; who comes back under its `name` goes on where it was. `prefetch` messages and
+        `prefetch_bytes` of them (or a batch more) may be unsettled at once. `expired="skip"` goes on with the oldest messages that are
+        left where retention took some; the default raises MessagesExpired.
+        Raises InvalidName, InvalidArgument, ClientClosed.
+        """
+        return BlockingConsumer(
+            self._thread,
+            self._thread.call(
+                lambda: self._client.consumer(
+                    subject,
+                    group,
+                    name=name,
+                    start=start,
+                    broadcast=broadcast,
+                    tags_any=tags_any,
+                    tags_all=tags_all,
+                    ack=ack,
+                    consume_most_once=consume_most_once,
+                    prefetch=prefetch,
+                    prefetch_bytes=prefetch_bytes,
+                    pull_bytes=pull_bytes,
+                    lease_ms=lease_ms,
+                    expired=expired,
+                )
+            ),
+            self.interceptors,
+        )
 
     @property
     def is_paused(self) -> bool:
-        """See `qmq.Client.is_paused`."""
+        """Whether `pause` was called."""
         return self._client.is_paused
 
     def pause(self) -> None:
-        """See `qmq.Client.pause`."""
-        self._client.pause()
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. Sending goes on."""
+        self._thread.call(lambda: self._client.pause())
 
     def resume(self) -> None:
-        """See `qmq.Client.resume`."""
-
-        async def go_on() -> None:
-            self._client.resume()
-
-        self.run(go_on())
-
-    def close(self) -> None:
-        """See `qmq.Client.close`."""
-        if self._loop.is_closed():
-            return
-        try:
-            self.run(self._client.close())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def __enter__(self) -> BlockingClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        """Let them go on, but for those that were paused one by one."""
+        self._thread.call(lambda: self._client.resume())
 
 
-class BesideLoop(BlockingClient):
-    """An asyncio client for threads beside its event loop: plain handlers of listeners have it. It is not theirs to close."""
+class BlockingConsumer(BlockingConsumerBase):
+    """One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`."""
 
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._client = client
+    @property
+    def held(self) -> int:
+        """Messages that are here and have no verdict."""
+        return self._consumer.held
 
-    def close(self) -> None:
-        """Does nothing: whoever has the asyncio client closes it."""
+    @property
+    def is_paused(self) -> bool:
+        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        return self._consumer.is_paused
+
+    def pause(self) -> None:
+        """Hand out nothing and pull nothing until `resume`. It keeps its place in the group, its lease and what it holds: what was handed
+        out may be settled as ever, and what nobody saw yet waits here, and goes to nobody else. A loop that asks for more waits.
+        """
+        self._thread.call(lambda: self._consumer.pause())
+
+    def resume(self) -> None:
+        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        self._thread.call(lambda: self._consumer.resume())
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Settle what is left and leave the group: a message that was being worked on fails (with `error`, if that ended the work), the
+        unseen ones go to others at once.
+
+        Waits until retries after more than an hour are stored, two minutes at most.
+        """
+        self._thread.run(self._consumer.close(error))
 
 
-class BlockingDelayed:
-    """See `qmq.client.delayed.Delayed`."""
+class BlockingDelayed(BlockingPart):
+    """Delayed messages that wait: `BlockingClient.delayed`."""
 
-    def __init__(self, client: BlockingClient, delayed: Delayed) -> None:
-        self._client = client
-        self._delayed = delayed
+    def __init__(self, thread: LoopThread, part: Delayed) -> None:
+        super().__init__(thread)
+        self._part = part
 
-    def cancel(self, id: str) -> DelayedMessage:
-        return self._client.run(self._delayed.cancel(id))
+    def cancel(self, id: str | DelayedId) -> DelayedMessage:
+        """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
 
-    def move(self, id: str, when: When) -> DelayedMessage:
-        return self._client.run(self._delayed.move(id, when))
+        Raises TooLate if it is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`), ClientClosed.
+        """
+        return self._thread.run(self._part.cancel(id))
 
-    def show(self, id: str) -> DelayedMessage:
-        return self._client.run(self._delayed.show(id))
+    def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
+        """Deliver it at another time: so long from now, or at a moment; what is past means at once. Of a recurring message: its next run.
+
+        Raises as `cancel`, and DelayTooLong.
+        """
+        return self._thread.run(self._part.move(id, when))
+
+    def show(self, id: str | DelayedId) -> DelayedMessage:
+        """The message, and what became of it. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        return self._thread.run(self._part.show(id))
 
     def list(
         self,
@@ -259,110 +250,223 @@ class BlockingDelayed:
         *,
         silent: dict[str, str] | None = None,
     ) -> Iterator[DelayedMessage]:
-        found = self._delayed.list(subject, start, end, limit, silent=silent)
+        """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
+        their due times, without bodies; at most `limit`.
 
-        async def following() -> DelayedMessage | None:
-            return await anext(found, None)
-
-        while (message := self._client.run(following())) is not None:
-            yield message
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie: unless
+        `silent` is given, a dict that then tells which groups are missing, and why, while at least one answers.
+        """
+        return self._thread.iterate(self._part.list(subject, start, end, limit, silent=silent))
 
     def stats(self) -> DelayStats:
-        return self._client.run(self._delayed.stats())
+        """How much waits, how late deliveries are, and which delay groups are silent. Raises NotConnected, ClientClosed."""
+        return self._thread.run(self._part.stats())
 
 
-class BlockingConsumer:
-    def __init__(self, client: BlockingClient, consumer: Consumer) -> None:
-        self._client = client
-        self._consumer = consumer
+class BlockingMetadata(BlockingPart):
+    """Administration: subjects, groups, routes and broker groups, as a metaserver sees them: `BlockingClient.metadata`."""
 
-    def _wrap(self, settler: Settler) -> Settler:
-        return _FromAnyThread(self._client, settler)
+    def __init__(self, thread: LoopThread, part: MetadataClient) -> None:
+        super().__init__(thread)
+        self._part = part
 
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            # Not the loop's own interception: a message is handled in the caller's thread and context.
-            message = self._client.run(Consumer.__anext__(self._consumer))
-            message.settle_through(self._wrap)
-            with self._client.interceptors.handling(message, self._consumer.group):
-                yield message
+    def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> meta_pb2.SubjectSettings:
+        """Create a subject; an ordered one with so many partitions, 0: one for each of its broker groups.
 
-    def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
-        """See `qmq.Consumer.pull`."""
-        found = self._client.run(self._consumer.pull(messages_max, wait))
-        found.settle_through(self._wrap)
-        return found
+        Raises SubjectExists, InvalidName, InvalidArgument.
+        """
+        return self._thread.run(self._part.create_subject(config, partitions=partitions))
 
-    @property
-    def is_paused(self) -> bool:
-        """See `qmq.Consumer.is_paused`."""
-        return self._consumer.is_paused
+    def list_subjects(self, prefix: str = "") -> Partial[meta_pb2.SubjectDescription]:
+        """Subjects with their queues; those on silent broker groups are missing."""
+        return self._thread.run(self._part.list_subjects(prefix))
 
-    def pause(self) -> None:
-        """See `qmq.Consumer.pause`."""
-        self._consumer.pause()
+    def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
+        """What groups consumed, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
+        return self._thread.run(self._part.describe_groups(subject, group))
 
-    def resume(self) -> None:
-        """See `qmq.Consumer.resume`."""
+    def reset_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        to: str | None = None,
+        time_ms: int | None = None,
+        sequence: int | None = None,
+        broker_group: str | None = None,
+    ) -> list[control_pb2.Moved]:
+        """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer.
 
-        async def go_on() -> None:
-            self._consumer.resume()
+        On every broker group that has the subject, or on one: then that one's master is asked directly.
+        """
+        return self._thread.run(
+            self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group)
+        )
 
-        self._client.run(go_on())
+    def find_message(self, subject: str, message_id: str) -> control_pb2.StoredMessage:
+        """A stored message by its id. Raises MessageNotFound, UnknownSubject."""
+        return self._thread.run(self._part.find_message(subject, message_id))
 
-    def ack(self, messages: Message | Messages) -> None:
-        """They were worked on. Does not wait for the broker; see `qmq.Message.ack`."""
-        messages.ack_later()
+    def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control_pb2.FindMessageResponse:
+        """Every place where a message is kept: of one subject, or of all; also at delay groups.
 
-    def ack_sync(self, messages: Message | Messages) -> None:
-        """The same; returns when the broker has it. Raises as `qmq.Message.ack_sync`."""
-        self._client.run(messages.ack_sync())
+        Batches that delay groups delivered are looked through from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        """
+        return self._thread.run(self._part.find_every(message_id, subject, since_ms=since_ms))
 
-    def nack(self, messages: Message | Messages, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """Have them handed out again. See `qmq.Message.nack`."""
-        messages.nack(delay, error)
+    def trace_message(self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b"") -> control_pb2.TraceMessageResponse:
+        """What groups did with a stored message, a page at a time: go on with the answer's cursor. Raises MessageNotFound."""
+        return self._thread.run(self._part.trace_message(place, group, cursor))
 
-    def reject(self, messages: Message | Messages, error: str | BaseException = "") -> None:
-        """To the group's dead-letter queue. See `qmq.Message.reject`."""
-        messages.reject(error)
+    def find_time(self, subject: str, time_ms: int) -> list[control_pb2.Moved]:
+        """In each queue the first message stored at or after a time. Raises UnknownSubject."""
+        return self._thread.run(self._part.find_time(subject, time_ms))
 
-    def close(self, error: BaseException | None = None) -> None:
-        """See `qmq.Consumer.close`."""
-        self._client.run(self._consumer.close(error))
+    def change_route(
+        self,
+        subject: str,
+        *,
+        split: meta_pb2.SplitOperation | None = None,
+        merge: meta_pb2.MergeOperation | None = None,
+        move: meta_pb2.MoveOperation | None = None,
+        from_version: int = 0,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> meta_pb2.ChangeRouteResponse:
+        """Split, merge or move partitions; answered when the next route is published, or with `dry_run` when it is planned.
 
-    def __enter__(self) -> BlockingConsumer:
-        return self
+        A lost answer is asked for again only with `from_version`: then the change is made once at most. Without it the failure is raised,
+        and the history says what became of it.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(error)
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change was begun and
+        is not published yet: it goes on by itself.
+        """
+        return self._thread.run(
+            self._part.change_route(subject, split=split, merge=merge, move=move, from_version=from_version, reason=reason, dry_run=dry_run)
+        )
+
+    def describe_route(self, subject: str, version: int = 0) -> meta_pb2.DescribeRouteResponse:
+        """A subject's route (0: the latest), its partitions, and how groups read. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        return self._thread.run(self._part.describe_route(subject, version))
+
+    def route_history(self, subject: str) -> list[meta_pb2.RouteChangeInfo]:
+        """What changes led to the subject's route, the oldest first. Raises UnknownSubject, OrderMismatch."""
+        return self._thread.run(self._part.route_history(subject))
+
+    def parked(self, subject: str, group: str, *, keys_max: int = 10000) -> Partial[control_pb2.ParkedKey]:
+        """Keys whose messages were set aside, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
+        return self._thread.run(self._part.parked(subject, group, keys_max=keys_max))
+
+    def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
+        """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""
+        return self._thread.run(self._part.unpark(subject, group, partition, key, replay=replay))
+
+    def set_reshard_policy(self, policy: meta_pb2.ReshardPolicy) -> meta_pb2.ReshardPolicy:
+        """By what a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        return self._thread.run(self._part.set_reshard_policy(policy))
+
+    def explain_reshard(self, subject: str) -> meta_pb2.ExplainReshardResponse:
+        """The policy, what it would do now and why, and what was last done. Raises UnknownSubject, OrderMismatch."""
+        return self._thread.run(self._part.explain_reshard(subject))
+
+    def list_delayed(self, request: delay_pb2.ListDelayedRequest) -> delay_pb2.ListDelayedResponse:
+        """A page of what is pending. Raises InvalidArgument, NotConnected."""
+        return self._thread.run(self._part.list_delayed(request))
+
+    def describe_delays(self) -> meta_pb2.DescribeDelaysResponse:
+        """The delay groups, and which are silent. Raises NotConnected."""
+        return self._thread.run(self._part.describe_delays())
+
+    def cluster(self) -> meta_pb2.DescribeClusterResponse:
+        """The broker groups, each with its replicas; and for how long the metaserver has not heard the coordination store."""
+        return self._thread.run(self._part.cluster())
+
+    def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
+        """Say when the subject's producers are answered. Raises UnknownSubject."""
+        return self._thread.run(self._part.set_subject_flush(subject, flush))
+
+    def place_subject(self, subject: str, broker_groups: Sequence[str]) -> meta_pb2.SubjectSettings:
+        """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""
+        return self._thread.run(self._part.place_subject(subject, broker_groups))
+
+    def set_group_mode(self, broker_group: str, mode: str) -> str:
+        """State "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
+        return self._thread.run(self._part.set_group_mode(broker_group, mode))
+
+    def transfer(self, broker_group: str, to: str = "") -> control_pb2.TransferResponse:
+        """Hand a group's mastership over, to the most advanced replica unless one is named. Not repeated on a lost answer."""
+        return self._thread.run(self._part.transfer(broker_group, to))
+
+    def add_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
+        """Let a replica join a group: it learns, then counts. Not repeated on a lost answer."""
+        return self._thread.run(self._part.add_replica(broker_group, replica))
+
+    def remove_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
+        """Have a replica leave a group. Not repeated on a lost answer."""
+        return self._thread.run(self._part.remove_replica(broker_group, replica))
 
 
-class _FromAnyThread:
-    """Carries verdicts from any thread into the loop's."""
+class BlockingAccess(BlockingPart):
+    """Who may do what in the cluster: `BlockingClient.access`."""
 
-    def __init__(self, client: BlockingClient, settler: Settler) -> None:
-        self._client = client
-        self._settler = settler
-        self.subject = settler.subject
-        self.broker_group = settler.broker_group
+    def __init__(self, thread: LoopThread, part: AccessClient) -> None:
+        super().__init__(thread)
+        self._part = part
 
-    def ack(self, pull: int) -> None:
-        self.settle(pull, pull, Verdict.ACK)
+    def whoami(self) -> access_pb2.WhoAmIResponse:
+        """Who this client is to the cluster."""
+        return self._thread.run(self._part.whoami())
 
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        async def say() -> None:
-            self._settler.settle(first, last, verdict, delay, error)
+    def rules(self) -> access_pb2.ListRulesResponse:
+        """All rules and roles, and the mode."""
+        return self._thread.run(self._part.rules())
 
-        self._client.run(say())
+    def put_rule(
+        self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
+    ) -> access_pb2.AccessRule:
+        """Allow or deny; no `operations` means all of them. Saying the same rule again changes nothing.
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
-        async def say() -> None:
-            self._settler.nack(part, delay, error)
+        Raises InvalidArgument, InvalidName.
+        """
+        return self._thread.run(self._part.put_rule(principal, operations, kind, pattern, is_deny=is_deny, rule_id=rule_id))
 
-        self._client.run(say())
+    def delete_rule(self, rule_id: str) -> None:
+        """Raises InvalidArgument: there is none, or the caller would lose `administer`."""
+        self._thread.run(self._part.delete_rule(rule_id))
 
-    async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        await self._settler.settle_now(first, last, verdict)
+    def set_mode(self, mode: str) -> str:
+        """ "off", "watch" or "enforce"; the mode before. Raises InvalidArgument."""
+        return self._thread.run(self._part.set_mode(mode))
+
+    def test(self, principal: str, operation: str, kind: str, name: str = "") -> access_pb2.TestAccessResponse:
+        """What the rules say of somebody, whatever the mode is."""
+        return self._thread.run(self._part.test(principal, operation, kind, name))
+
+    def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> access_pb2.Role:
+        """Take principals into a role, and out of it; a role without members is gone."""
+        return self._thread.run(self._part.change_role(name, add=add, remove=remove))
+
+    def create_token(self, principal: str, *, ends_ms: int = 0) -> access_pb2.CreateTokenResponse:
+        """A new token, which nobody can be told again. `ends_ms`: milliseconds since 1970, 0 for never."""
+        return self._thread.run(self._part.create_token(principal, ends_ms=ends_ms))
+
+    def tokens(self) -> list[access_pb2.TokenInfo]:
+        return self._thread.run(self._part.tokens())
+
+    def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
+        """Revoke one token, or all of a principal; their ids. Connections that showed them end. Raises InvalidArgument."""
+        return self._thread.run(self._part.delete_tokens(token_id=token_id, principal=principal))
+
+    def put_quota(self, principal: str, limits: Mapping[str, int], *, quota_id: str = "") -> access_pb2.AccessQuota:
+        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
+        return self._thread.run(self._part.put_quota(principal, limits, quota_id=quota_id))
+
+    def delete_quota(self, quota_id: str) -> None:
+        """Raises InvalidArgument."""
+        self._thread.run(self._part.delete_quota(quota_id))
+
+    def quotas(self) -> list[access_pb2.AccessQuota]:
+        return self._thread.run(self._part.quotas())
 
 
 def connect(
@@ -376,12 +480,20 @@ def connect(
     token: Token = None,
 ) -> BlockingClient:
     """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
-    return BlockingClient(
+    thread = LoopThread()
+    client = Client(
         addresses or default_server(),
         create_subjects=create_subjects,
         interceptors=interceptors,
         name=name,
         state_dir=state_dir,
-        tls=tls,
-        token=token,
+        network=network_of(tls, token),
+        for_threads=beside,
     )
+    thread.start()
+    return BlockingClient(client, thread)
+
+
+def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
+    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close` does nothing."""
+    return BlockingClient(client, LoopThread(loop))

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from qmq_coordination.embedded import EmbeddedStore
 
-from qmq.blocking import BesideLoop
+from qmq.blocking import beside
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument, NotConnected, StorageError
@@ -218,7 +218,7 @@ class TestCluster:
         network: Network = self._parties.door(at or CLIENTS)
         if token is not None and (source := token_source(token)) is not None:
             network = TokenNetwork(network, source)
-        client = Client(self._meta.address, clock=self._clock, network=network, for_threads=BesideLoop, **options)
+        client = Client(self._meta.address, clock=self._clock, network=network, for_threads=beside, **options)
         self._clients.append(client)
         return client
 

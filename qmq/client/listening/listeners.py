@@ -52,7 +52,7 @@ class ListeningClient(Protocol):
 
 
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
-"""Makes of an asyncio client the one that plain handlers have in their context: `qmq.blocking.BesideLoop`."""
+"""Makes of an asyncio client the one that plain handlers have in their context: `qmq.blocking.beside`."""
 
 
 def no_client(_: object, __: asyncio.AbstractEventLoop) -> None:

@@ -1,0 +1,269 @@
+"""Make the blocking client from the asyncio one: `qmq/blocking.py`, from the classes in SOURCES.
+
+    python scripts/generate_blocking.py          writes qmq/blocking.py
+    python scripts/generate_blocking.py FILE     writes there
+
+Each public method of a class becomes a method of the same name, with the same parameters and the same docstring:
+
+    async def                   runs in the event loop's thread, and the caller waits
+    def                         the same, since the asyncio client may only be used in its loop's thread
+    an asynchronous generator   an iterator whose items are fetched one by one
+    a property                  the value; a part of the client becomes the part's blocking class
+
+What cannot be made so is written by hand in `qmq/blocking_base.py`. tests/qmq/client/test_blocking.py compares the committed file with what
+this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TARGET: Final = ROOT / "qmq" / "blocking.py"
+MADE: Final = "# Made by scripts/generate_blocking.py: change the asyncio client, and run that again."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A class of the asyncio client, and the blocking class that is made of it."""
+
+    path: str
+    name: str
+    blocking: str
+    base: str
+    about: str
+    methods: frozenset[str] = frozenset()
+    """These alone; empty: all public ones."""
+    left_out: frozenset[str] = frozenset()
+
+
+SOURCES: Final = (
+    Source(
+        "qmq/client/client.py",
+        "Client",
+        "BlockingClient",
+        "BlockingClientBase",
+        "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call.",
+        frozenset(
+            {"send", "send_many", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer", "is_paused", "pause", "resume"}
+        ),
+    ),
+    Source(
+        "qmq/client/consumer.py",
+        "Consumer",
+        "BlockingConsumer",
+        "BlockingConsumerBase",
+        "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`.",
+        frozenset({"close", "is_paused", "pause", "resume", "held"}),
+    ),
+    Source("qmq/client/delayed.py", "Delayed", "BlockingDelayed", "BlockingPart", "Delayed messages that wait: `BlockingClient.delayed`."),
+    Source(
+        "qmq/client/metadata.py",
+        "MetadataClient",
+        "BlockingMetadata",
+        "BlockingPart",
+        "Administration: subjects, groups, routes and broker groups, as a metaserver sees them: `BlockingClient.metadata`.",
+        left_out=frozenset({"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}),
+    ),
+    Source(
+        "qmq/client/access_client.py",
+        "AccessClient",
+        "BlockingAccess",
+        "BlockingPart",
+        "Who may do what in the cluster: `BlockingClient.access`.",
+    ),
+)
+BLOCKING: Final = {each.name: each.blocking for each in SOURCES}
+HEAD: Final = '''"""The client without asyncio, for scripts: the same names, each call waits.
+
+    with qmq.blocking.connect("localhost:20880") as mq:
+        mq.send("flight.departed", b"...", key="N14228")
+        for message in mq.consumer("flight.departed", group="ops"):
+            ...
+
+An event loop runs in a thread of its own; any thread may call.
+"""
+'''
+TAIL: Final = '''
+def connect(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    create_subjects: bool = True,
+    interceptors: Iterable[Interceptor] = (),
+    name: str | None = None,
+    state_dir: StateDir = None,
+    tls: Tls | None = None,
+    token: Token = None,
+) -> BlockingClient:
+    """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
+    thread = LoopThread()
+    client = Client(
+        addresses or default_server(),
+        create_subjects=create_subjects,
+        interceptors=interceptors,
+        name=name,
+        state_dir=state_dir,
+        network=network_of(tls, token),
+        for_threads=beside,
+    )
+    thread.start()
+    return BlockingClient(client, thread)
+
+
+def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
+    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close` does nothing."""
+    return BlockingClient(client, LoopThread(loop))
+'''
+TAIL_IMPORTS: Final = """
+import asyncio
+from collections.abc import Iterable, Sequence
+from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, BlockingPart, LoopThread
+from qmq.client.client import Client
+from qmq.client.interceptors import Interceptor
+from qmq.client.state_folder import StateDir
+from qmq.security.client_tokens import Token
+from qmq.security.contexts import default_server
+from qmq.security.tls import Tls
+from qmq.security.tls_network import network_of
+"""
+
+
+@dataclass(slots=True)
+class Imports:
+    """What the annotations of the made file need, by name: imported only where types are checked."""
+
+    types: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """As statements, unsorted."""
+        known = {each.name for node in ast.parse(TAIL_IMPORTS).body if isinstance(node, ast.ImportFrom) for each in node.names}
+        lines = [f"    {line}" for name, line in self.types.items() if name not in known]
+        return "\n".join(["from typing import TYPE_CHECKING", "if TYPE_CHECKING:", *lines]) + "\n"
+
+
+class Module:
+    """A module of the asyncio client: its classes, and where its names come from."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path.removesuffix(".py").replace("/", ".")
+        self.tree = ast.parse((ROOT / path).read_text())
+        self._origins: dict[str, tuple[str, str]] = {}
+        self._constants = {
+            node.target.id: node.value
+            for node in self.tree.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                self._origins.update({each.asname or each.name: (node.module, each.name) for each in node.names})
+
+    def class_of(self, name: str) -> ast.ClassDef:
+        return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+    def literal(self, node: ast.expr) -> ast.expr:
+        """A default value as it is; in place of a constant's name its value, so that nothing is imported for it."""
+        return self._constants[node.id] if isinstance(node, ast.Name) else node
+
+    def rename(self, node: ast.expr, found: dict[str, str]) -> ast.expr:
+        """The expression under names that mean the same in every module; `found` gets what to import."""
+
+        class Renamer(ast.NodeTransformer):
+            def visit_Name(self, name: ast.Name) -> ast.Name:
+                if hasattr(builtins, name.id):
+                    return name
+                module, original = origins.get(name.id, (own, name.id))
+                found[original] = f"from {module} import {original}"
+                return ast.copy_location(ast.Name(original, name.ctx), name)
+
+        origins, own = self._origins, self.name
+        changed: ast.expr = Renamer().visit(node)
+        return changed
+
+
+def made(source: Source, module: Module, imports: Imports) -> str:
+    """The text of a blocking class."""
+    target = "_consumer" if source.name == "Consumer" else "_client" if source.name == "Client" else "_part"
+    parts = [f'class {source.blocking}({source.base}):\n    """{source.about}"""\n']
+    if source.base == "BlockingPart":
+        imports.types[source.name] = f"from {module.name} import {source.name}"
+        parts.append(
+            f"    def __init__(self, thread: LoopThread, part: {source.name}) -> None:\n"
+            "        super().__init__(thread)\n        self._part = part\n"
+        )
+    parts += [method(each, target, module, imports) for each in chosen(source, module.class_of(source.name))]
+    return "\n".join(parts)
+
+
+def chosen(source: Source, node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for each in node.body:
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+            continue
+        if each.name not in source.left_out and (not source.methods or each.name in source.methods):
+            yield each
+
+
+def method(node: ast.FunctionDef | ast.AsyncFunctionDef, target: str, module: Module, imports: Imports) -> str:
+    """The text of a blocking method."""
+    is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+    arguments = node.args
+    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if each.annotation is not None:
+            each.annotation = module.rename(each.annotation, imports.types)
+    arguments.defaults = [module.literal(each) for each in arguments.defaults]
+    arguments.kw_defaults = [each and module.literal(each) for each in arguments.kw_defaults]
+    assert node.returns is not None, f"{node.name} says what it returns"
+    returns = ast.unparse(module.rename(node.returns, imports.types))
+    is_generator = returns.startswith("AsyncIterator[")
+    if is_generator:
+        imports.types["Iterator"] = "from collections.abc import Iterator"
+        returns = returns.removeprefix("Async")
+    given = [each.arg for each in arguments.args[1:]] + [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
+    called = f"self.{target}.{node.name}" + ("" if is_property else f"({', '.join(given)})")
+    if returns in BLOCKING:
+        more = ", self.interceptors" if returns == "Consumer" else ""
+        body = f"return {BLOCKING[returns]}(self._thread, self._thread.call(lambda: {called}){more})"
+        returns = BLOCKING[returns]
+    elif is_property:
+        body = f"return {called}"
+    elif is_generator:
+        body = f"return self._thread.iterate({called})"
+    elif isinstance(node, ast.AsyncFunctionDef):
+        body = f"return self._thread.run({called})" if returns != "None" else f"self._thread.run({called})"
+    else:
+        body = f"self._thread.call(lambda: {called})"
+    docstring = ast.get_docstring(node, clean=False)
+    lines = ["    @property"] if is_property else []
+    lines.append(f"    def {node.name}({ast.unparse(arguments)}) -> {returns}:")
+    lines += [f'        """{docstring}"""'] if docstring else []
+    return "\n".join([*lines, f"        {body}", ""])
+
+
+def generated() -> str:
+    """The whole file, as `ruff` lays it out."""
+    imports = Imports()
+    classes = [made(source, Module(source.path), imports) for source in SOURCES]
+    text = f"{HEAD}\n{MADE}\nfrom __future__ import annotations\n{TAIL_IMPORTS}\n{imports.text()}\n" + "\n\n".join(classes) + TAIL
+    for command in (["check", "--select=I,F401,F811,TC", "--fix", "--quiet"], ["format", "--quiet"]):
+        done = subprocess.run(
+            [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", TARGET, "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+        if not done.stdout:
+            raise SystemExit(done.stderr)
+        text = done.stdout
+    return text
+
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET).write_text(generated())
