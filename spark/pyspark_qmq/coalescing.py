@@ -1,10 +1,10 @@
-"""Stored batches in handfuls, so that Spark gets record batches of a size that suits it. Pure.
+"""Stored batches in chunks, so that Spark gets record batches of a size that suits it. Pure.
 
 A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of messages do, so several become one:
 
-    stored batches ──spans──▶ the rows of each that are wanted ──handfuls──▶ spans that become one record batch ──shaped──▶ what Spark gets
+    stored batches ──spans──▶ the rows of each that are wanted ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
 
-A handful ends before it would hold more than 8,192 rows or 4 MiB, as they will be, not as they are compressed. What a selection left of
+A chunk ends before it would hold more than 8,192 rows or 4 MiB, as they will be, not as they are compressed. What a selection left of
 a few of them is put together once more; what a single large batch gave is cut. So a record batch has at most 65,536 rows, and at most
 32 MiB unless it is one row.
 """
@@ -72,7 +72,7 @@ def bodies_bytes(span: Span) -> int:
     return size
 
 
-def handfuls(found: Iterable[Span]) -> Iterator[list[Span]]:
+def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
     """Spans in lists: each within ROWS_WANTED and BYTES_WANTED, or of one span. Raises CorruptBatch."""
     hand: list[Span] = []
     rows = size = 0

@@ -3,7 +3,7 @@
 A `Projector` belongs to one task. For each column of its schema it has a *maker*, a function of a `JoinedBatches`; what the schema does not
 name is not made:
 
-    stored batches ─▶ spans ─▶ handfuls ─▶ wanted rows (filtering.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
+    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows (filtering.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
 
 Bodies, keys, tags and headers are the log's own buffers. What follows from a batch's head is computed as vectors: sequence and times by
 addition, message ids by tables of hexadecimal digits. What is the same all through a piece (subject, partition, broker group, route
@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_qmq import filtering
 from pyspark_qmq.arrow_schema import TYPES, arrow_schema
 from pyspark_qmq.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
-from pyspark_qmq.coalescing import Span, handfuls, shaped, spans
+from pyspark_qmq.coalescing import Span, chunks, shaped, spans
 from pyspark_qmq.joined_batches import JoinedBatches
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq.batch_columns import BatchFlag
@@ -58,15 +58,15 @@ class Projector:
 
     def _record_batches(self, batches: Iterable[SourceBatch], piece: QueuePiece, makers: list[Maker]) -> Iterator[pa.RecordBatch]:
         selection = self._selection
-        for hand in handfuls(spans(batches, piece, with_directed=selection.with_directed)):
-            handful = JoinedBatches(hand)
-            mask = filtering.wanted(handful, selection, piece.lps)
+        for hand in chunks(spans(batches, piece, with_directed=selection.with_directed)):
+            chunk = JoinedBatches(hand)
+            mask = filtering.wanted(chunk, selection, piece.lps)
             if mask is not None:
-                hand, mask = filtering.narrowed(handful, mask)
+                hand, mask = filtering.narrowed(chunk, mask)
                 if not hand:
                     continue
-                handful = JoinedBatches(hand)
-            arrays = [make(handful) for make in makers]
+                chunk = JoinedBatches(hand)
+            arrays = [make(chunk) for make in makers]
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             yield batch if mask is None or mask.all() else batch.filter(pa.array(mask))
 
@@ -82,22 +82,22 @@ class Projector:
                 return self._constant(name, self._versions.get((queue.subject, queue.partition)))
             case "tags":
                 none = self._constant(name, ())
-                return lambda handful: _tags(handful) if handful.has("tag_list") else none(handful)
+                return lambda chunk: _tags(chunk) if chunk.has("tag_list") else none(chunk)
             case "headers":
                 none = self._constant(name, ())
-                return lambda handful: _headers(handful) if handful.has("header_list") else none(handful)
+                return lambda chunk: _headers(chunk) if chunk.has("header_list") else none(chunk)
             case _:
                 return _MAKERS[name]
 
     def _constant(self, name: str, value: object) -> Maker:
         """One array for all record batches, as long as the longest of them."""
 
-        def make(handful: JoinedBatches) -> pa.Array:
+        def make(chunk: JoinedBatches) -> pa.Array:
             found = self._constants.get((name, value))
-            if found is None or len(found) < handful.rows:
-                rows = 1 << (handful.rows - 1).bit_length()
+            if found is None or len(found) < chunk.rows:
+                rows = 1 << (chunk.rows - 1).bit_length()
                 found = self._constants[name, value] = pa.repeat(pa.scalar(value, TYPES[name]), rows)
-            return found.slice(0, handful.rows)
+            return found.slice(0, chunk.rows)
 
         return make
 
@@ -107,79 +107,79 @@ def _made(kind: pa.DataType, numbers: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _sequence(handful: JoinedBatches) -> pa.Array:
-    return _made(pa.int64(), handful.each(lambda span: span.envelope.base_sequence) + handful.places)
+def _sequence(chunk: JoinedBatches) -> pa.Array:
+    return _made(pa.int64(), chunk.each(lambda span: span.envelope.base_sequence) + chunk.places)
 
 
-def _key(handful: JoinedBatches) -> pa.Array:
-    keys = handful.keys
+def _key(chunk: JoinedBatches) -> pa.Array:
+    keys = chunk.keys
     valid = keys.marks[1:] > keys.marks[:-1]
     return keys.array(pa.binary(), None if valid.all() else valid)
 
 
-def _body(handful: JoinedBatches) -> pa.Array:
-    return handful.bodies().array(pa.binary())
+def _body(chunk: JoinedBatches) -> pa.Array:
+    return chunk.bodies().array(pa.binary())
 
 
-def _tags(handful: JoinedBatches) -> pa.Array:
-    marks, names = handful.tags
+def _tags(chunk: JoinedBatches) -> pa.Array:
+    marks, names = chunk.tags
     return list_array(marks, texts(names), TYPES["tags"])
 
 
-def _headers(handful: JoinedBatches) -> pa.Array:
+def _headers(chunk: JoinedBatches) -> pa.Array:
     """A name that occurs twice in a message counts once, the last: so consumers see it, and Spark wants no key twice."""
-    marks, names, values = handful.headers()
+    marks, names, values = chunk.headers()
     lengths = np.diff(marks)
-    rows = np.arange(handful.rows).repeat(lengths)
+    rows = np.arange(chunk.rows).repeat(lengths)
     keys, items = texts(names), values.array(pa.binary())
     keeps = last_of_each(rows, keys)
     if keeps is not None:
         kept = pa.array(keeps)
         keys, items = keys.filter(kept), items.filter(kept)
-        marks = marks_of(np.bincount(rows[keeps], minlength=handful.rows))
+        marks = marks_of(np.bincount(rows[keeps], minlength=chunk.rows))
     return map_array(marks, keys, items, TYPES["headers"])
 
 
-def _message_id(handful: JoinedBatches) -> pa.Array:
+def _message_id(chunk: JoinedBatches) -> pa.Array:
     """As it is stored, or by producer id (16 digits), batch sequence (12) and place (4)."""
-    heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in handful.spans])
-    digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(handful.counts, axis=0)
-    digits[:, 28:] = place_digits(handful.places)
-    if handful.has("message_id"):
-        stored = handful.each(lambda span: span.layout.message_id >= 0, np.bool_)
-        digits[stored] = hex_of(handful.stored_ids()[stored])
+    heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in chunk.spans])
+    digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(chunk.counts, axis=0)
+    digits[:, 28:] = place_digits(chunk.places)
+    if chunk.has("message_id"):
+        stored = chunk.each(lambda span: span.layout.message_id >= 0, np.bool_)
+        digits[stored] = hex_of(chunk.stored_ids()[stored])
     return hex_texts(digits)
 
 
-def _create_time(handful: JoinedBatches) -> pa.Array:
-    times = handful.each(lambda span: span.header.create_time_ms)
-    if handful.has("create_delta"):
-        times += handful.create_deltas()
+def _create_time(chunk: JoinedBatches) -> pa.Array:
+    times = chunk.each(lambda span: span.header.create_time_ms)
+    if chunk.has("create_delta"):
+        times += chunk.create_deltas()
     return _made(TYPES["create_time"], times * 1000)
 
 
-def _append_time(handful: JoinedBatches) -> pa.Array:
-    return _made(TYPES["append_time"], handful.each(lambda span: span.envelope.append_time_ms) * 1000)
+def _append_time(chunk: JoinedBatches) -> pa.Array:
+    return _made(TYPES["append_time"], chunk.each(lambda span: span.envelope.append_time_ms) * 1000)
 
 
-def _producer_id(handful: JoinedBatches) -> pa.Array:
-    digits = "".join([f"{span.header.producer_id:016x}" for span in handful.spans])
-    return hex_texts(np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(handful.counts, axis=0))
+def _producer_id(chunk: JoinedBatches) -> pa.Array:
+    digits = "".join([f"{span.header.producer_id:016x}" for span in chunk.spans])
+    return hex_texts(np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(chunk.counts, axis=0))
 
 
-def _batch_sequence(handful: JoinedBatches) -> pa.Array:
-    return _made(pa.int64(), handful.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK))
+def _batch_sequence(chunk: JoinedBatches) -> pa.Array:
+    return _made(pa.int64(), chunk.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK))
 
 
-def _logical_partition(handful: JoinedBatches) -> pa.Array:
-    if not handful.has("logical_partition"):
-        return pa.nulls(handful.rows, pa.int32())
-    lps = handful.lps()
+def _logical_partition(chunk: JoinedBatches) -> pa.Array:
+    if not chunk.has("logical_partition"):
+        return pa.nulls(chunk.rows, pa.int32())
+    lps = chunk.lps()
     return pa.array(lps, pa.int32(), mask=lps < 0)
 
 
 def _of_span(value: Callable[[Span], int]) -> Maker:
-    return lambda handful: _made(pa.int64(), handful.each(value))
+    return lambda chunk: _made(pa.int64(), chunk.each(value))
 
 
 _MAKERS: Final[dict[str, Maker]] = {
@@ -192,8 +192,8 @@ _MAKERS: Final[dict[str, Maker]] = {
     "epoch": _of_span(lambda span: span.envelope.epoch),
     "producer_id": _producer_id,
     "batch_sequence": _batch_sequence,
-    "place": lambda handful: _made(pa.int32(), handful.places.astype(np.int32)),
+    "place": lambda chunk: _made(pa.int32(), chunk.places.astype(np.int32)),
     "logical_partition": _logical_partition,
-    "is_bent": lambda handful: pa.array(handful.each(lambda span: span.header.flags & _BENT != 0, np.bool_)),
+    "is_bent": lambda chunk: pa.array(chunk.each(lambda span: span.header.flags & _BENT != 0, np.bool_)),
     "entry": _of_span(lambda span: span.envelope.index),
 }

@@ -1,4 +1,4 @@
-"""Which rows of a handful a selection wants: exactly, as vectors. Pure.
+"""Which rows of a chunk a selection wants: exactly, as vectors. Pure.
 
 The log passes over whole batches that cannot match; what is left is decided here row by row, without trust in what was a guess:
 
@@ -25,27 +25,27 @@ from qmq.batch_columns import tag_hash
 Mask = npt.NDArray[np.bool_]
 
 
-def wanted(handful: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange]) -> Mask | None:
+def wanted(chunk: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange]) -> Mask | None:
     """For each row whether it is; None if all are. `lps` empty: any logical partition. Raises CorruptBatch."""
     masks: list[Mask] = []
     if selection.has_keys:
-        masks.append(_by_key(handful, selection))
+        masks.append(_by_key(chunk, selection))
     if lps:
-        masks.append(_by_lp(handful, lps))
+        masks.append(_by_lp(chunk, lps))
     if selection.tags_any:
-        masks.append(np.logical_or.reduce([_with_tag(handful, tag) for tag in selection.tags_any]))
-    masks += [_with_tag(handful, tag) for tag in selection.tags_all]
+        masks.append(np.logical_or.reduce([_with_tag(chunk, tag) for tag in selection.tags_any]))
+    masks += [_with_tag(chunk, tag) for tag in selection.tags_all]
     if not masks:
         return None
     mask: Mask = np.logical_and.reduce(masks)
     return None if mask.all() else mask
 
 
-def narrowed(handful: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
+def narrowed(chunk: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
     """The spans from their first wanted row to their last one, and the mask of what is left. Spans without any are gone."""
     spans: list[Span] = []
     parts: list[Mask] = []
-    for span, part in zip(handful.spans, np.split(mask, np.cumsum(handful.counts)[:-1]), strict=True):
+    for span, part in zip(chunk.spans, np.split(mask, np.cumsum(chunk.counts)[:-1]), strict=True):
         found = np.flatnonzero(part)
         if len(found):
             first, end = int(found[0]), int(found[-1]) + 1
@@ -54,9 +54,9 @@ def narrowed(handful: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
     return spans, np.concatenate(parts) if parts else mask[:0]
 
 
-def _by_key(handful: JoinedBatches, selection: ReadSelection) -> Mask:
-    keys = handful.keys.array(pa.binary())
-    masks: list[Mask] = [np.diff(handful.keys.marks) > 0]
+def _by_key(chunk: JoinedBatches, selection: ReadSelection) -> Mask:
+    keys = chunk.keys.array(pa.binary())
+    masks: list[Mask] = [np.diff(chunk.keys.marks) > 0]
     if selection.keys:
         masks.append(_mask(pc.is_in(keys, pa.array(selection.keys, pa.binary()))))
     if selection.key_from is not None:
@@ -67,14 +67,14 @@ def _by_key(handful: JoinedBatches, selection: ReadSelection) -> Mask:
     return found
 
 
-def _by_lp(handful: JoinedBatches, lps: Sequence[LpRange]) -> Mask:
-    found = handful.lps()
+def _by_lp(chunk: JoinedBatches, lps: Sequence[LpRange]) -> Mask:
+    found = chunk.lps()
     mask: Mask = np.logical_or.reduce([(found >= each.first) & (found < each.end) for each in lps])
     return mask
 
 
-def _with_tag(handful: JoinedBatches, tag: str) -> Mask:
-    (marks, names), hashes = handful.tags, handful.tag_hashes
+def _with_tag(chunk: JoinedBatches, tag: str) -> Mask:
+    (marks, names), hashes = chunk.tags, chunk.tag_hashes
     mask = np.zeros(len(marks) - 1, np.bool_)
     near = np.flatnonzero(hashes == np.uint64(tag_hash(tag)))
     if len(near):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_qmq.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, handfuls, shaped, spans
+from pyspark_qmq.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
 from pyspark_qmq.columns import Projector
 from pyspark_qmq.source_model import QueuePiece, ReadSelection
 from row_twin import QUEUE, rows_of, stored, whole
@@ -23,9 +23,9 @@ def test_batches_of_one_message_become_large_record_batches() -> None:
     assert [row["sequence"] for row in rows_of(found)] == list(range(count))
 
 
-def test_large_bodies_end_a_handful_before_its_rows_do() -> None:
+def test_large_bodies_end_a_chunk_before_its_rows_do() -> None:
     batches = [stored(Columns([bytes(limits.MIB)]), sequence) for sequence in range(9)]
-    hands = list(handfuls(spans(batches, whole(), with_directed=False)))
+    hands = list(chunks(spans(batches, whole(), with_directed=False)))
     assert all(sum(len(span.region) for span in hand) <= BYTES_WANTED for hand in hands)
     assert [span.envelope.base_sequence for hand in hands for span in hand] == list(range(9))
     assert len(hands) == 3
@@ -33,7 +33,7 @@ def test_large_bodies_end_a_handful_before_its_rows_do() -> None:
 
 def test_compressed_bodies_count_as_what_they_will_be() -> None:
     batches = [stored(Columns([bytes(3 * limits.MIB)]), sequence, compression=Compression.ZSTD) for sequence in range(3)]
-    assert [len(hand) for hand in handfuls(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
+    assert [len(hand) for hand in chunks(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
 
 
 def test_a_batch_that_unpacks_to_more_than_a_record_batch_may_have_is_cut() -> None:
@@ -55,7 +55,7 @@ def test_only_what_lies_in_the_piece_is_walked() -> None:
     assert [(span.envelope.base_sequence, span.first, span.end) for span in found] == [(3, 1, 3), (6, 0, 1)]
 
 
-def test_what_a_selection_leaves_of_many_handfuls_is_put_together() -> None:
+def test_what_a_selection_leaves_of_many_chunks_is_put_together() -> None:
     size = ROWS_WANTED // 8
     batches = [stored(Columns([b""] * size, [b"a"] + [b"b"] * (size - 1)), i * size) for i in range(40)]
     found = list(Projector(["sequence"], selection=ReadSelection(keys=(b"a",))).convert(iter(batches), whole()))

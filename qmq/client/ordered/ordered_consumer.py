@@ -1,7 +1,7 @@
 """The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their messages, in order for each key.
 
-    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ Desk ──▶ the application        qmq/client/ordered/{membership,lane,desk}.py
-                                  ◀── verdicts ───────────────────┘
+    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ KeyDispatcher ──▶ the application
+                                  ◀── verdicts ────────────────────────────┘
 
     await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
     async for message in consumer   one at a time; acknowledged when the loop comes back for the next one
@@ -102,8 +102,8 @@ class OrderedConsumer:
         self._is_auto = ack == "auto"
         self._links = links
         self._loop = asyncio.get_running_loop()
-        self._desk = KeyDispatcher()
-        self._shelf = BulkDispatcher()
+        self._by_key = KeyDispatcher()
+        self._in_bulk = BulkDispatcher()
         self._is_bulk: bool | None = None
         """Whether it reads in bulk; None before its first message."""
         self._readers: list[LaneReader] = []
@@ -140,7 +140,7 @@ class OrderedConsumer:
         """The next message, if it is here and nothing has to be asked first: most of them, without a coroutine."""
         if self._is_bulk is not False or self._failure is not None or self.is_paused or self._is_closing:
             return None
-        message = self._desk.take()
+        message = self._by_key.take()
         if message is None:
             return None
         if message.unreadable is not None:
@@ -170,7 +170,7 @@ class OrderedConsumer:
         until_s = self._loop.time() + wait.total_seconds()
         while True:
             self._check_open()
-            runs = [] if self.is_paused else self._shelf.take(messages_max)
+            runs = [] if self.is_paused else self._in_bulk.take(messages_max)
             if runs:
                 self._notify()  # there may be another lane, for another who waits
                 return OrderedMessages(self, runs)
@@ -240,7 +240,7 @@ class OrderedConsumer:
                 return
             if not message.is_settled:
                 message.is_settled = True
-                self._desk.put_back(message)
+                self._by_key.put_back(message)
             raise
         except Exception:
             log.warning("%s: the handler of %r failed", self.name, message, exc_info=True)
@@ -284,7 +284,7 @@ class OrderedConsumer:
         self._read(in_bulk=False)
         while True:
             self._check_open()
-            message = None if self.is_paused else self._desk.take()
+            message = None if self.is_paused else self._by_key.take()
             if message is not None and message.unreadable is not None:
                 message.fail(error=message.unreadable)
                 continue
@@ -344,25 +344,25 @@ class OrderedConsumer:
 
     def finish(self, message: OrderedMessage) -> None:
         """The message was worked on."""
-        self._desk.done(message)
+        self._by_key.done(message)
         message.lane.worked(is_urgent=False)
         self._notify()
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         """It could not be."""
-        self._desk.failed(message, int(self._loop.time() * 1000), pause_ms)
+        self._by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
         message.lane.worked(is_urgent=True)
         self._notify()
 
     def finish_all(self, messages: OrderedMessages) -> None:
         """They were worked on."""
-        self._shelf.done(messages)
+        self._in_bulk.done(messages)
         messages.runs[0].lane.worked(is_urgent=False)
         self._notify()
 
     def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
         """They could not be."""
-        self._shelf.failed(messages, int(self._loop.time() * 1000), pause_ms)
+        self._in_bulk.failed(messages, int(self._loop.time() * 1000), pause_ms)
         messages.runs[0].lane.worked(is_urgent=True)
         self._notify()
 
@@ -380,7 +380,7 @@ class OrderedConsumer:
 
     def arrived(self, messages: list[OrderedMessage]) -> None:
         """Called by a lane when messages came: wake whoever waits for them."""
-        self._desk.put(messages)
+        self._by_key.put(messages)
         self._notify()
 
     @property
@@ -390,13 +390,13 @@ class OrderedConsumer:
 
     def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
         """The same in runs."""
-        self._shelf.put(lane, runs)
+        self._in_bulk.put(lane, runs)
         self._notify()
 
     def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
         """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
-        self._desk.dropped(lane, cells)
-        self._shelf.dropped(lane)
+        self._by_key.dropped(lane, cells)
+        self._in_bulk.dropped(lane)
         if stale:
             self.stale += stale
             log.warning("%s: %d messages of %s ceased to be this consumer's before they were settled", self.name, stale, lane.lane)
@@ -405,13 +405,13 @@ class OrderedConsumer:
     def due(self, cells: list[Cell]) -> None:
         """Failed messages may be tried again."""
         if not self._is_bulk:
-            self._desk.due(cells)
+            self._by_key.due(cells)
         self._notify()
 
     def changed(self, lane: LaneReader) -> None:
         """It may hand out again."""
         if not self._is_bulk:
-            self._desk.review(lane)
+            self._by_key.review(lane)
         self._notify()
 
     def finished(self, lane: LaneReader) -> None:
@@ -493,9 +493,9 @@ class OrderedConsumer:
                 return
             message.is_settled = True
             if isinstance(message, OrderedMessages):
-                self._shelf.put_back(message)
+                self._in_bulk.put_back(message)
             else:
-                self._desk.put_back(message)
+                self._by_key.put_back(message)
 
     async def __aenter__(self) -> OrderedConsumer:
         return self

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.batch_columns import BatchFlag
-from qmq.delay import delay_admin as desks
+from qmq.delay import delay_admin
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
@@ -51,14 +51,14 @@ def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, su
     messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
     admin = _admin(messages)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(desks, "LOOK_MAX", 4)
+        patch.setattr(delay_admin, "LOOK_MAX", 4)
         found = _all(admin, subject, most)
     wanted = [each for each in messages if subject in ("", each.subject)]
     assert found == sorted(wanted, key=lambda each: (each.due_ms, str(admin.id_of(each))))
 
 
 def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "SAME_MAX", 5)
+    monkeypatch.setattr(delay_admin, "SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
         _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
 

@@ -194,7 +194,7 @@ async def test_a_message_keeps_its_id_when_it_is_moved(service: Service) -> None
 
 
 @pytest.mark.parametrize("failure", [NotMaster("lost it", outcome=Outcome.UNKNOWN), DelayTooLong("over two years"), TooLate("on its way")])
-async def test_what_the_desk_raises_arrives_with_its_outcome(service: Service, failure: QmqError) -> None:
+async def test_what_the_administration_raises_arrives_with_its_outcome(service: Service, failure: QmqError) -> None:
     (name,) = service.admin.add(message(1, HOUR))
     service.admin.failure = failure
     for method, request in (("CancelDelayed", pb.CancelDelayedRequest(id=name)), ("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=1))):
