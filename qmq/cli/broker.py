@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
 from qmq.cli import draining
-from qmq.cli.output import SERVER, DryRun, Json, Server, errors, run, show
-from qmq.cli.replica import Group, described
-from qmq.cli.roles import ReplicaOptions, RetryFlags, serve_replica, taking
+from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
+from qmq.cli.replica import Group
+from qmq.cli.roles import RetryFlags, serve_replica, set_up_logging, taking
+from qmq.cli.shards import ShardedOptions, shard_command, shard_options
+from qmq.errors import QmqError
+from qmq.shard_names import shards_of
 
 if TYPE_CHECKING:
     from qmq.node.replica_node import ReplicaConfig
@@ -23,7 +27,7 @@ _MODE_COLUMNS = ("group", "from", "to")
 
 
 @dataclass(frozen=True)
-class BrokerOptions(RetryFlags, ReplicaOptions):
+class BrokerOptions(RetryFlags, ShardedOptions):
     """Of `qmq broker`."""
 
     def config(self) -> ReplicaConfig:
@@ -34,14 +38,34 @@ class BrokerOptions(RetryFlags, ReplicaOptions):
         return ReplicaConfig(**self.shared_config("broker group"), broker=BrokerConfig(name=self.group, retries=self.retries()))
 
 
+def serve_shards(options: BrokerOptions) -> None:
+    """Run all shards of a broker until they are told to stop; exits with what they exit with."""
+    from qmq.node.shard_supervisor import ShardSupervisor
+
+    try:
+        set_up_logging(options.verbose)
+        options.config()
+        commands = [shard_command(shard_options(options, shard), os.environ) for shard in range(1, options.shards + 1)]
+    except QmqError as failure:
+        fail(failure)
+
+    async def supervise() -> int:
+        return await ShardSupervisor(options.group, commands, lambda line: print(line, flush=True)).run()
+
+    raise typer.Exit(run(supervise()))
+
+
 @app.callback(invoke_without_command=True)
 @taking(BrokerOptions)
 def broker(context: typer.Context, options: BrokerOptions) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.
 
     Prints one line, `qmq broker is ready at HOST:PORT`, when it serves its control port. Ctrl-C or SIGTERM stops it cleanly.
+    With `--shards N` it is N processes on as many cores, and prints a line for each.
     """
-    if context.invoked_subcommand is None:
+    if context.invoked_subcommand is None and options.shards > 1:
+        serve_shards(options)
+    elif context.invoked_subcommand is None:
         from qmq.node.replica_node import ReplicaNode
 
         serve_replica(options, options.config, lambda config, doors: ReplicaNode(config, doors=doors))
@@ -61,31 +85,44 @@ def drain(
 
     Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If that breaks off, run it again.
     """
-    row, moves = run(_drain(group, move, dry_run, as_json, server))
-    if not as_json:
-        _show_mode(row, dry_run, as_json)
-        rows = [(each.subject, each.partition, each.target) for each in moves]
-        if rows:
-            show("would be moved" if dry_run else "moved", ("subject", "partition", "to"), rows, as_json=False)
-    elif moves:
-        found = dict(zip(_MODE_COLUMNS, row, strict=True)) | {"moves": [each._asdict() for each in moves]}
-        show("", tuple(found), [tuple(found.values())], as_json=True)
-    else:
-        _show_mode(row, dry_run, as_json)
+    drained = run(_drain(group, move, dry_run, as_json, server))
+    rows, moves = [each.row for each in drained], [each for found in drained for each in found.moves]
+    if as_json and moves:
+        columns = (*_MODE_COLUMNS, "moves")
+        show("", columns, [(*each.row, [move._asdict() for move in each.moves]) for each in drained], as_json=True)
+        return
+    _show_mode(rows, dry_run, as_json)
+    if moves and not as_json:
+        moved = [(each.subject, each.partition, each.target) for each in moves]
+        show("would be moved" if dry_run else "moved", ("subject", "partition", "to"), moved, as_json=False)
 
 
-async def _drain(group: str, is_moving: bool, dry_run: bool, quiet: bool, server: str) -> tuple[tuple[str, str, str], list[draining.Move]]:
-    """The plan comes first: where it cannot be made, nothing is changed."""
+class _Drained(NamedTuple):
+    """A broker group, its modes before and after, and what was moved away."""
+
+    row: tuple[str, str, str]
+    moves: list[draining.Move]
+
+
+async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str) -> list[_Drained]:
+    """The plans come first: where one cannot be made, nothing is changed."""
     async with qmq.connect(server) as mq:
-        before = (await described(mq, group)).mode
-        moves = await draining.find(mq.metadata, group) if is_moving else []
-        said = draining.warning(await mq.metadata.cluster(), group, moves)
-        if said:
-            errors.print(said, highlight=False, markup=False, soft_wrap=True)
+        cluster = await mq.metadata.cluster()
+        modes = {each.broker_group: each.mode for each in cluster.groups}
+        found: list[_Drained] = []
+        groups = shards_of(name, list(modes))
+        for group in groups:
+            moves = await draining.find(mq.metadata, group, leaving=groups) if is_moving else []
+            said = draining.warning(cluster, group, moves)
+            if said:
+                errors.print(said, highlight=False, markup=False, soft_wrap=True)
+            found.append(_Drained((group, modes[group], "read-only"), moves))
         if not dry_run:
-            await mq.metadata.set_group_mode(group, "read-only")
-            await _move_all(mq, group, moves, quiet)
-        return (group, before, "read-only"), moves
+            for group in groups:
+                await mq.metadata.set_group_mode(group, "read-only")
+            for group, each in zip(groups, found, strict=True):
+                await _move_all(mq, group, each.moves, quiet)
+        return found
 
 
 async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool) -> None:
@@ -111,15 +148,17 @@ async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quie
 def resume(group: Group, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
     """Let a drained broker group take messages again."""
 
-    async def _resume() -> tuple[str, str, str]:
+    async def _resume() -> list[tuple[str, str, str]]:
         async with qmq.connect(server) as mq:
-            before = (await described(mq, group)).mode
+            modes = {each.broker_group: each.mode for each in (await mq.metadata.cluster()).groups}
+            groups = shards_of(group, list(modes))
             if not dry_run:
-                await mq.metadata.set_group_mode(group, "read-write")
-            return (group, before, "read-write")
+                for each in groups:
+                    await mq.metadata.set_group_mode(each, "read-write")
+            return [(each, modes[each], "read-write") for each in groups]
 
     _show_mode(run(_resume()), dry_run, as_json)
 
 
-def _show_mode(row: tuple[str, str, str], dry_run: bool, as_json: bool) -> None:
-    show("would be" if dry_run else "broker group", _MODE_COLUMNS, [row], as_json=as_json)
+def _show_mode(rows: list[tuple[str, str, str]], dry_run: bool, as_json: bool) -> None:
+    show("would be" if dry_run else "broker group", _MODE_COLUMNS, rows, as_json=as_json)

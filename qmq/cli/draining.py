@@ -7,7 +7,7 @@ started again. A move is done when its route is published: from then on the grou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -95,11 +95,11 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
     return said
 
 
-async def find(metadata: MetadataClient, drained: str) -> list[Move]:
-    """The plan for the cluster as it is now. Raises InvalidArgument, Unavailable."""
+async def find(metadata: MetadataClient, drained: str, *, leaving: Sequence[str] = ()) -> list[Move]:
+    """The plan for the cluster as it is now; nothing is moved to the groups `leaving`. Raises InvalidArgument, Unavailable."""
     ordered = [each.settings.name for each in await metadata.list_subjects() if each.settings.order]
     described = [await metadata.describe_route(name) for name in ordered]
-    return plan(described, drained, targets(await metadata.cluster(), drained))
+    return plan(described, drained, [each for each in targets(await metadata.cluster(), drained) if each not in leaving])
 
 
 async def carry_out(metadata: MetadataClient, drained: str, moves: Iterable[Move], moved: Callable[[Move], None]) -> None:

@@ -14,6 +14,7 @@ from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
+from qmq.shard_names import shards_of
 
 app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, delete.")
 
@@ -178,7 +179,10 @@ def set_flush(
 @app.command("place")
 def place(
     name: Annotated[str, typer.Argument(help="The subject.")],
-    groups: Annotated[str, typer.Option("--groups", help="The broker groups that shall take its messages: g1,g2.")],
+    groups: Annotated[
+        str,
+        typer.Option("--groups", help="The broker groups that shall take its messages: g1,g2. A broker's name means its shards."),
+    ],
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
@@ -186,9 +190,10 @@ def place(
     """Let other broker groups take a subject's messages. What is stored elsewhere stays there, and is consumed from there."""
 
     async def _place() -> tuple[str, str, str]:
-        wanted = names_of(groups, "--groups")
         async with qmq.connect(server) as mq:
             before = await _groups_of(mq, name)
+            known = [each.broker_group for each in (await mq.metadata.cluster()).groups if not each.is_delay]
+            wanted = tuple(group for each in names_of(groups, "--groups") for group in shards_of(each, known))
             after = wanted if dry_run else (await mq.metadata.place_subject(name, wanted)).broker_groups
             return (name, before, ",".join(after))
 

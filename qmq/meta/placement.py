@@ -1,6 +1,7 @@
 """On which broker groups a new subject lives. Pure.
 
-    read-write groups only; those with a master first, then those with the fewest subjects, then by name
+    read-write groups only; those with a master first, then those with the fewest subjects, then by name;
+    shards of one broker, which share its machines (docs/SHARDS.md), only when there are no other groups of that kind left
 
 A group that is between two masters for a second is still worth choosing when there are not enough others: what is chosen stays, even when
 groups are added later (`qmq subject place` changes it).
@@ -10,12 +11,14 @@ Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two gr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from qmq.errors import InvalidArgument, NotConnected, ReadOnly
 from qmq.model import SubjectConfig
+from qmq.shard_names import family_of
 
 GROUPS_PER_SUBJECT: Final = 2
 
@@ -39,7 +42,13 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
     if not writable:
         raise ReadOnly(f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq broker resume` one of them")
     ranked = sorted(writable, key=lambda each: (not each.has_master, each.subjects, each.name))
-    return tuple(each.name for each in ranked[:count])
+    seen: Counter[tuple[bool, str]] = Counter()
+    rounds: list[tuple[bool, int, int, str]] = []
+    for rank, each in enumerate(ranked):
+        family = each.has_master, family_of(each.name)
+        rounds.append((not each.has_master, seen[family], rank, each.name))
+        seen[family] += 1
+    return tuple(name for *_, name in sorted(rounds)[:count])
 
 
 def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -> SubjectConfig:

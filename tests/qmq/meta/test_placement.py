@@ -116,3 +116,12 @@ def test_a_group_that_ever_took_messages_stays_a_host_once(moves: list[list[str]
 def test_a_wrong_placement_is_refused(groups: tuple[str, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         move(SubjectConfig("s"), groups, ["a", "b"])
+
+
+def test_a_new_subject_prefers_machines_that_share_nothing_to_shards_of_one() -> None:
+    shards = [Candidate(f"{family}.{shard}", True, True, 0) for family in ("g1", "g2") for shard in (1, 2, 3)]
+    assert choose(shards, 2) == ("g1.1", "g2.1")
+    assert choose(shards, 4) == ("g1.1", "g2.1", "g1.2", "g2.2")
+    assert choose(shards[:3], 2) == ("g1.1", "g1.2"), "where there is one broker only, its shards"
+    busy = [Candidate("g1.1", True, True, 9), Candidate("g1.2", True, True, 1), Candidate("g2.1", True, False, 0)]
+    assert choose(busy, 2) == ("g1.2", "g1.1"), "a group without a master comes last"

@@ -1,0 +1,91 @@
+"""How the shards of `qmq broker --shards N` are started: from the options of the whole, those of each shard. Pure; docs/SHARDS.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
+
+import typer
+
+from qmq.cli.roles import ReplicaOptions
+from qmq.errors import InvalidArgument
+from qmq.shard_names import shard_name
+
+if TYPE_CHECKING:
+    from qmq.node.shard_supervisor import ShardCommand
+
+SHARDS_MAX: Final = 256
+PORT_STEP: Final = 10
+PORT_MAX: Final = 65_535
+_SHOWN: Final = ("group", "replica", "data", "data_port", "control_port", "metrics_port")
+"""Options that stand in a shard's command line, where `ps` shows them. All others go by their variables, since some are secret."""
+
+
+@dataclass(frozen=True)
+class ShardedOptions(ReplicaOptions):
+    """Of a role that can run as several processes."""
+
+    shards: Annotated[
+        int,
+        typer.Option(envvar="QMQ_SHARDS", min=1, max=SHARDS_MAX, help="Processes, each a broker group of its own: GROUP.1, GROUP.2 ..."),
+    ] = 1
+
+
+_S = TypeVar("_S", bound=ShardedOptions)
+
+
+def shard_options(options: _S, shard: int) -> _S:
+    """The options of one shard, from 1 on. Raises InvalidArgument for ports that do not exist."""
+    added = PORT_STEP * (shard - 1)
+
+    def port(given: int) -> int:
+        if given + added > PORT_MAX:
+            raise InvalidArgument(f"port {given} + {added} for shard {shard} is over {PORT_MAX}: use lower ports, or fewer shards")
+        return given + added if given else 0
+
+    audit = options.audit_log
+    return replace(
+        options,
+        shards=1,
+        group=shard_name(options.group, shard),
+        data=options.data / f"shard-{shard}",
+        data_port=port(options.data_port),
+        control_port=port(options.control_port),
+        metrics_port=None if options.metrics_port is None else port(options.metrics_port),
+        audit_log=None if audit is None else audit.with_name(f"{audit.stem}.{shard}{audit.suffix}"),
+    )
+
+
+def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> ShardCommand:
+    """The process that runs with these options, whatever `environment`, the supervisor's own, says of them."""
+    from qmq.node.shard_supervisor import ShardCommand
+
+    variables = _variables(type(options))
+    given = {variable: _text(getattr(options, name)) for name, variable in variables.items()}
+    kept = {name: value for name, value in environment.items() if name not in given}
+    arguments = [sys.executable, "-m", "qmq.cli", "broker"]
+    for name in _SHOWN:
+        value = _text(getattr(options, name))
+        if value is not None:
+            arguments += [f"--{name.replace('_', '-')}", value]
+    if options.verbose:
+        arguments.append("--verbose")
+    return ShardCommand(tuple(arguments), {**kept, **{name: value for name, value in given.items() if value is not None}})
+
+
+def _variables(options: type) -> dict[str, str]:
+    """Of each option its variable."""
+    hints = get_type_hints(options, include_extras=True)
+    found: dict[str, Any] = {each.name: hints[each.name].__metadata__[0].envvar for each in fields(options)}
+    return {name: variable for name, variable in found.items() if variable is not None}
+
+
+def _text(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value) if not isinstance(value, Path) else str(value.absolute())

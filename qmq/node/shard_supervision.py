@@ -1,0 +1,101 @@
+"""What the supervisor of shards does when something happens to one of them. Pure; docs/SHARDS.md has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+PAUSES_MS: Final = (500, 1_000, 2_000, 5_000, 10_000)
+STEADY_MS: Final = 60_000
+"""A shard that served for so long begins the pauses anew when it ends."""
+
+
+class ShardState(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    RESTING = "resting"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class _Shard:
+    state: ShardState = ShardState.STARTING
+    has_served: bool = False
+    serving_since_ms: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the shard again after `after_ms`."""
+
+    shard: int
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAll:
+    """Tell all shards that run to stop."""
+
+
+@dataclass(slots=True)
+class ShardSupervision:
+    """Shards are numbered from 1 to `count`; all of them are starting. Times are milliseconds of a clock that does not go back."""
+
+    count: int
+    pauses_ms: Sequence[int] = PAUSES_MS
+    is_stopping: bool = False
+    exit_status: int = 0
+    """What the supervisor exits with: that of the first shard that failed for good, or that did not stop cleanly."""
+    _shards: dict[int, _Shard] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shards = {number: _Shard() for number in range(1, self.count + 1)}
+
+    def state(self, shard: int) -> ShardState:
+        return self._shards[shard].state
+
+    @property
+    def are_all_serving(self) -> bool:
+        return all(each.state is ShardState.SERVING for each in self._shards.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the supervisor has nothing left to wait for."""
+        return all(each.state is ShardState.ENDED for each in self._shards.values())
+
+    def started(self, shard: int) -> bool:
+        """The shard's rest is over. False if it is not to be started any more."""
+        found = self._shards[shard]
+        found.state = ShardState.ENDED if self.is_stopping else ShardState.STARTING
+        return not self.is_stopping
+
+    def ready(self, shard: int, now_ms: int) -> None:
+        """The shard serves."""
+        found = self._shards[shard]
+        found.state, found.has_served, found.serving_since_ms = ShardState.SERVING, True, now_ms
+
+    def ended(self, shard: int, status: int, now_ms: int) -> Restart | StopAll | None:
+        """The shard's process ended with an exit status (negative: killed by that signal)."""
+        found = self._shards[shard]
+        was_steady = found.state is ShardState.SERVING and now_ms - found.serving_since_ms >= STEADY_MS
+        if self.is_stopping or not found.has_served:
+            found.state = ShardState.ENDED
+            self.exit_status = self.exit_status or (status if status > 0 else 128 - status if status < 0 else 0)
+            if self.is_stopping:
+                return None
+            self.exit_status = self.exit_status or 1  # a broker that ends unasked has failed, whatever it says
+            return self.stop()
+        found.state = ShardState.RESTING
+        found.restarts = 1 if was_steady else found.restarts + 1
+        return Restart(shard, self.pauses_ms[min(found.restarts, len(self.pauses_ms)) - 1])
+
+    def stop(self) -> StopAll:
+        """All shards are to stop; those that rest do not start again."""
+        self.is_stopping = True
+        for each in self._shards.values():
+            if each.state is ShardState.RESTING:
+                each.state = ShardState.ENDED
+        return StopAll()

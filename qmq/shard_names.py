@@ -1,0 +1,28 @@
+"""Names of shards: the broker group `g1.2` is the second shard of the broker `g1` (docs/SHARDS.md). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qmq.errors import InvalidArgument
+
+
+def shard_name(group: str, shard: int) -> str:
+    """The broker group of a shard, from 1 on."""
+    return f"{group}.{shard}"
+
+
+def family_of(group: str) -> str:
+    """The name that the shards of a broker share; of a group that is no shard, its own."""
+    family, dot, number = group.rpartition(".")
+    return family if dot and number.isascii() and number.isdigit() else group
+
+
+def shards_of(name: str, groups: Sequence[str]) -> list[str]:
+    """The broker groups that a name means: the group of that name, or else its shards, in order. Raises InvalidArgument: there is none."""
+    if name in groups:
+        return [name]
+    found = [each for each in groups if each != name and family_of(each) == name]
+    if not found:
+        raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(groups) or 'none'}")
+    return sorted(found, key=lambda each: int(each.rpartition(".")[2]))
