@@ -35,6 +35,7 @@ from qmq.cli import (
     why,
 )
 from qmq.cli.output import fail
+from qmq.cli.wide import widen
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
 
@@ -82,3 +83,6 @@ def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--versio
     if version:
         typer.echo(qmq.__version__)
         raise typer.Exit
+
+
+widen(app)

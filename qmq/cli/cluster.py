@@ -8,12 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 import qmq
 from qmq.cli.output import SERVER, Json, Server, console, run
+from qmq.cli.table import LineTable
 from qmq.errors import CoordinationUnavailable, Unavailable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
     else:
-        console.print(table(found))
+        console.print(view(found), soft_wrap=True)
 
 
 async def _watch(server: str, interval_s: float, as_json: bool) -> None:
@@ -65,7 +66,7 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
                 if as_json:
                     _print({**found, "error": trouble}, as_json)
                 else:
-                    live.update(table(found, trouble), refresh=True)
+                    live.update(view(found, trouble), refresh=True)
                 await asyncio.sleep(interval_s)
 
 
@@ -127,31 +128,23 @@ def _bytes(status: control.ReplicaStatus) -> int:
     return status.message_position + status.action_position
 
 
-def table(found: dict[str, Any], trouble: str = "") -> Table:
+def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
     """The same for people: a line for each group, and below it one for each replica; it fits 80 columns."""
+    shown = LineTable(("replica", "state", "entries", "lag", "lag bytes", "note"), right=("entries", "lag", "lag bytes"))
+    for group in found["groups"]:
+        kind = ", delay group" if group["is_delay"] else ""
+        state = Text(group["health"], _COLORS.get(group["health"], "white"))
+        shown.add_row(Text(group["group"], "bold"), state, "", "", "", f"epoch {group['epoch']}{kind}")
+        for replica in group["replicas"]:
+            shown.add_row(*_cells(replica))
     silent_ms = found["store_silent_ms"]
     notes = [trouble] if trouble else []
     if silent_ms > _STORE_SILENT_MS:
         notes.append(f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is from the metaserver's memory")
-    shown = Table(title="cluster", title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.caption, shown.caption_style = "\n".join(notes) or None, "red"
-    shown.caption_justify = "left"
-    shown.add_column("replica", no_wrap=True)
-    shown.add_column("state", no_wrap=True, min_width=10)
-    for column in ("entries", "lag", "lag bytes"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    shown.add_column("note", no_wrap=True, min_width=16)
-    for group in found["groups"]:
-        health = group["health"]
-        state = f"[{_COLORS.get(health, 'white')}]{health}[/]"
-        kind = ", delay group" if group["is_delay"] else ""
-        shown.add_row(f"[bold]{group['group']}[/]", state, "", "", "", f"epoch {group['epoch']}{kind}")
-        for replica in group["replicas"]:
-            shown.add_row(*_cells(replica))
-    return shown
+    return Group(shown, *[Text(note, "red") for note in notes])
 
 
-def _cells(replica: dict[str, Any]) -> list[str]:
+def _cells(replica: dict[str, Any]) -> list[str | Text]:
     numbers = [_short(replica.get(name)) for name in ("last_index", "lag_entries", "lag_bytes")]
     return [f"  {replica['replica']}", replica["role"] or "", *numbers, _note(replica)]
 
@@ -166,11 +159,11 @@ def _short(number: int | None) -> str:
     return f"{number:,}"
 
 
-def _note(replica: dict[str, Any]) -> str:
+def _note(replica: dict[str, Any]) -> str | Text:
     if not replica["is_present"]:
-        return "[red]gone[/]"
+        return Text("gone", "red")
     if replica["role"] is None:
-        return "[red]does not answer[/]"
+        return Text("does not answer", "red")
     if replica["vote"] == "learner":
         return "learner"
     if not replica["is_whole"]:

@@ -43,7 +43,7 @@ def list_delayed(
     found = run(_list(server, subject, start, end, limit))
     tell_silent(found.silent)
     rows = [row_facts(each) for each in found[:limit]]
-    emit(rows, [list_table(rows, console.width)], as_json=as_json)
+    emit(rows, [list_table(rows, time.time_ns() // 1_000_000)], as_json=as_json)
     if len(found) > limit:
         more = f"these are the first {limit:,}; there are more: --limit, or --from {rows[-1]['due']}"
         errors.print(more, highlight=False, soft_wrap=True)

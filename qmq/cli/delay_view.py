@@ -6,26 +6,25 @@ import base64
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from qmq.cli.delay_histogram import Bar, DelayHistogram, Due, histogram, shown
 from qmq.cli.parked import key_text
+from qmq.cli.table import LineTable, Time
 
 if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage, DelayGroup, DelayStats
 
 BAR_COLUMNS_MAX: Final = 60
-COPY_COLUMNS_MIN: Final = 110
 
 _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
 _SECTIONS: Final = (("hours", "by hour", "%Y-%m-%d %H:%M"), ("days", "by day", "%Y-%m-%d"), ("months", "by month", "%Y-%m"))
 _GROUP_COLUMNS: Final = ("delay group", "master", "pending", "waiting", "planned", "delivered", "p50 ms", "p99 ms")
 _MEMORY_COLUMNS: Final = ("delay group", "in the wheel", "wheel MiB", "horizon", "clock step ms")
 """Two tables: one would not fit 80 columns, and a number in two lines is a wrong number."""
-_LEFT: Final = {"due (UTC)", "delay group", "master", "horizon", "subject", "reason", "key", "tags", "recurs", "id"}
+_LEFT: Final = {"delay group", "master", "horizon", "subject", "reason", "key", "tags", "recurs", "id"}
 
 
 def moment(time: datetime) -> str:
@@ -100,15 +99,13 @@ def row_facts(found: DelayedMessage) -> dict[str, Any]:
     }
 
 
-def list_table(rows: list[dict[str, Any]], columns: int) -> Table:
-    """A line for each message. Ids are there to be copied: where there is room they stay in one line, else they are folded, never cut."""
-    table = _table("due (UTC)", "subject", "key", "tags", "bytes", "recurs", "id")
-    table.columns[0].no_wrap = True
-    table.columns[-1].no_wrap = columns >= COPY_COLUMNS_MIN
+def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
+    """A line for each message."""
+    table = LineTable(("due", "subject", "key", "tags", "bytes", "recurs", "id"), right=("bytes",), now_ms=now_ms)
     for row in rows:
         recurs = f"{row['cron']} {row['zone']}".strip()
         cells = (row["subject"], row["key"] or "", " ".join(row["tags"]), f"{row['bytes']:,}", recurs, row["id"])
-        table.add_row(row["due"][:19], *map(Text, cells))
+        table.add_row(Time(round(datetime.fromisoformat(row["due"]).timestamp() * 1000)), *cells)
     return table
 
 
@@ -180,15 +177,11 @@ def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
     return view
 
 
-def _table(*columns: str) -> Table:
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for column in columns:
-        is_left = column in _LEFT
-        shown.add_column(column, justify="left" if is_left else "right", overflow="fold", no_wrap=not is_left)
-    return shown
+def _table(*columns: str) -> LineTable:
+    return LineTable(columns, right=[column for column in columns if column not in _LEFT])
 
 
-def _group_table(groups: list[dict[str, Any]]) -> Table:
+def _group_table(groups: list[dict[str, Any]]) -> LineTable:
     table = _table(*_GROUP_COLUMNS)
     for each in groups:
         numbers = [each[name] for name in ("pending", "waiting", "planned", "delivered", "lateness_p50_ms", "lateness_p99_ms")]
@@ -196,7 +189,7 @@ def _group_table(groups: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _memory_table(groups: list[dict[str, Any]]) -> Table:
+def _memory_table(groups: list[dict[str, Any]]) -> LineTable:
     table = _table(*_MEMORY_COLUMNS)
     for each in groups:
         mib, horizon = f"{each['wheel_bytes'] / (1 << 20):,.1f}", each["horizon"][:19]
@@ -204,7 +197,7 @@ def _memory_table(groups: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _trouble_table(troubles: list[tuple[str, dict[str, Any]]]) -> Table:
+def _trouble_table(troubles: list[tuple[str, dict[str, Any]]]) -> LineTable:
     table = _table("delay group", "subject", "waiting", "reason")
     for group, each in troubles:
         table.add_row(group, each["subject"], f"{each['waiting']:,}", Text(each["reason"]))

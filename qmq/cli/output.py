@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
+from qmq.cli.table import LineTable, Time
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 from qmq.event_loop import loop_factory
 from qmq.file_descriptors import raise_limit
@@ -64,7 +64,8 @@ _R = TypeVar("_R")
 def show(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, silent: Mapping[str, str] | None = None
 ) -> None:
-    """Print rows: a table, or a JSON array of objects with the columns' names.
+    """Print rows: a table, or a JSON array of objects with the columns' names. In a terminal the title stands above a table,
+    and everywhere if it says that nothing was done.
 
     `silent`: groups whose rows are missing, and why; if there are any, each object names them in `silent_groups`.
     """
@@ -75,14 +76,9 @@ def show(
         names = [column.replace(" ", "_") for column in columns]
         sys.stdout.write(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n")
         return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        # an id is folded, never cut: somebody will want to copy it
-        table.add_column(column, overflow="fold", justify="right" if rows and isinstance(rows[0][columns.index(column)], int) else "left")
-    for row in rows:
-        # what users wrote is no markup
-        table.add_row(*[Text(f"{cell:,}" if isinstance(cell, int) else visible(str(cell))) for cell in row])
-    console.print(table)
+    if title and (console.is_terminal or title.startswith("would be")):
+        console.print(Text(title), style="italic", soft_wrap=True)
+    console.print(LineTable(columns, rows, now_ms=time.time_ns() // 1_000_000), soft_wrap=True)
 
 
 def tell_silent(silent: Mapping[str, str]) -> None:
@@ -111,6 +107,6 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
         raise typer.Exit(130) from None
 
 
-def time_text(time_ms: int) -> str:
+def time_text(time_ms: int) -> Time:
     """A time for people; empty for none."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds") if time_ms else ""
+    return Time(time_ms)

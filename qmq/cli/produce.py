@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress
 
 import qmq
-from qmq.cli.output import SERVER, Server, errors, fail, run, show, time_text
+from qmq.cli.output import SERVER, Server, console, errors, fail, run, show, time_text
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import When
@@ -72,12 +72,23 @@ def produce(
     with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
         total = file.stat().st_size if file else None
         stored, receipts = run(_produce(job, _contents(source, form, key, tag), total))
-    if receipts:
-        rows = [(subject, each.delayed_id, time_text(each.due_ms)) for each in receipts if isinstance(each, DelayedReceipt)]
-        show("sent", ("subject", "delayed id", "due"), rows, as_json=as_json)
-        return
-    counts = [(subject, group, messages) for group, messages in sorted(stored.items())]
-    show("sent", ("subject", "broker group", "messages"), counts or [(subject, "", 0)], as_json=as_json)
+    delayed = [each for each in receipts if isinstance(each, DelayedReceipt)]
+    if as_json and delayed:
+        rows = [(subject, each.delayed_id, time_text(each.due_ms)) for each in delayed]
+        show("sent", ("subject", "delayed id", "due"), rows, as_json=True)
+    elif as_json:
+        counts = [(subject, group, messages) for group, messages in sorted(stored.items())]
+        show("sent", ("subject", "broker group", "messages"), counts or [(subject, "", 0)], as_json=True)
+    else:
+        console.print(_said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False)
+
+
+def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -> str:
+    """One line for people."""
+    count = sum(stored.values())
+    where = ", ".join(f"{messages:,} to {group}" if len(stored) > 1 else group for group, messages in sorted(stored.items()))
+    line = f"sent {count:,} {'message' if count == 1 else 'messages'} to {subject}{f' ({where})' if where else ''}"
+    return line + "".join([f", due {time_text(each.due_ms)}, delayed id {each.delayed_id}" for each in delayed])
 
 
 def _due(delay: str | None, at: str | None) -> When | None:

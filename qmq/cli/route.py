@@ -16,6 +16,7 @@ from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, tim
 from qmq.cli.route_change import Subject
 from qmq.cli.route_facts import change_facts, facts, read_partitions
 from qmq.cli.route_view import history_table, subject_view
+from qmq.cli.table import LineTable
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     for each in view:
-        console.print(each)
+        console.print(each, soft_wrap=isinstance(each, LineTable))
 
 
 # --- looking -----------------------------------------------------------------------------------------------------------

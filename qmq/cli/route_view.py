@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from qmq.cli.output import time_text
 from qmq.cli.route_drawing import DrawnRange, draw, kinds_of
+from qmq.cli.table import LineTable
 
 _STATES = {"open": "green", "sealed": "dim", "fenced": "red", "unknown": "red"}
 _PHASES = ("prepared", "sealed", "published", "done")
-_NAMES = {"range", "broker group", "state", "consumers", "change", "reason", "prepared"}
-_WIDEST = {"range": "[1023, 1024)", "change": "split 2", "prepared": "2026-11-21", "done ms": "+9,999"}
+_RIGHT = {"partition", "width", "messages", "bytes", "messages/s", "left", "lag ms", "parked keys", "version", "sealed ms", "published ms"}
+_RIGHT |= {"done ms", "refused ms"}
 
 
 def route_cells(partitions: Iterable[dict[str, Any]]) -> list[DrawnRange]:
@@ -40,9 +39,9 @@ def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
     return view + notes(found)
 
 
-def partition_table(partitions: Sequence[dict[str, Any]]) -> Table:
+def partition_table(partitions: Sequence[dict[str, Any]]) -> LineTable:
     """A line for each partition."""
-    shown = table("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s")
+    shown = LineTable(("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s"), right=_RIGHT)
     for each in partitions:
         state = f"sealed at {each['sealed_at']:,}" if each["state"] == "sealed" else each["state"]
         width = "" if each["width_percent"] is None else f"{each['width_percent']:g} %"
@@ -56,16 +55,6 @@ def partition_table(partitions: Sequence[dict[str, Any]]) -> Table:
             _number(each["bytes"]),
             _number(each["messages_per_s"]),
         )
-    return shown
-
-
-def table(*columns: str) -> Table:
-    """An empty table; columns of numbers stand to the right. Cells that are too wide are folded: half a number is a wrong number."""
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for column in columns:
-        justify: Literal["left", "right"] = "left" if column in _NAMES else "right"
-        width = max(map(len, (*column.split(), _WIDEST.get(column, ""))))
-        shown.add_column(column.replace(" ", "\n"), justify=justify, overflow="fold", min_width=width)
     return shown
 
 
@@ -89,9 +78,9 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     return view
 
 
-def reading_table(partitions: Iterable[dict[str, Any]]) -> Table:
+def reading_table(partitions: Iterable[dict[str, Any]]) -> LineTable:
     """What a group has not done, by partition, and who reads there."""
-    shown = table("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers")
+    shown = LineTable(("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers"), right=_RIGHT)
     for each in partitions:
         holders = ", ".join(
             f"{holder['consumer']} {range_text(holder)}{' (paused)' if holder['is_paused'] else ''}" for holder in each["holders"]
@@ -127,9 +116,9 @@ def change_text(change: dict[str, Any]) -> str:
     return f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: {change['phase']}{why}"
 
 
-def history_table(changes: Iterable[dict[str, Any]]) -> Table:
+def history_table(changes: Iterable[dict[str, Any]]) -> LineTable:
     """A line for each change: when it was prepared, and how much later it came into each phase."""
-    shown = table("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason")
+    shown = LineTable(("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason"), right=_RIGHT)
     for change in changes:
         times = change["times_ms"]
         later = [f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else "" for phase in _PHASES[1:]]

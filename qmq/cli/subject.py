@@ -55,7 +55,7 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
         )
         for queue in subject.queues
     ]
-    return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, "", subject.settings.order)]
+    return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, time_text(0), subject.settings.order)]
 
 
 @app.command("create")

@@ -115,12 +115,11 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
         assert it.lines[-1] == "qmq broker: 2 shards of g1 are ready"
         assert {found[1] for line in it.lines if (found := re.search(r"replica a of (\S+),", line))} == {"g1.1", "g1.2"}
         bodies = [b"%d" % number for number in range(4_000)]
-        async with qmq.connect(it.server) as mq:
-            async with mq.producer("orders", batch_messages=10) as producer:
-                await producer.send_many(bodies[:2_000])
-                victim = it.shards()["g1.2"]
-                os.kill(victim, signal.SIGKILL)
-                await producer.send_many(bodies[2_000:])
+        async with qmq.connect(it.server) as mq, mq.producer("orders", batch_messages=10) as producer:
+            await producer.send_many(bodies[:2_000])
+            victim = it.shards()["g1.2"]
+            os.kill(victim, signal.SIGKILL)
+            await producer.send_many(bodies[2_000:])
         assert await asyncio.to_thread(it.broker.line), "the killed shard serves again"
         assert it.shards()["g1.2"] != victim
         found = await consumed(it.server, "audit", len(bodies))

@@ -81,11 +81,10 @@ def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(meta: Fa
 def test_no_id_is_cut_in_a_list_however_narrow_it_is(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(output.console, "width", width)
     meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(cron="0 9 * * *", zone="Europe/Warsaw", tags=[])])
-    lines = [line for line in qmq.text("delay", "list").splitlines() if line.strip()]
-    (header,) = [number for number, line in enumerate(lines) if "due (UTC)" in line]
-    at = lines[header].rindex("id")
-    assert "".join(line[at:].strip() for line in lines[header + 2 :]) == ID
-    assert any(ID in line for line in lines) == (width >= 110)
+    monkeypatch.setattr(output.console, "_force_terminal", True)
+    lines = qmq.text("delay", "list").splitlines()
+    assert any(ID in line for line in lines)
+    assert all(len(line) <= width for line in lines)
 
 
 def test_a_key_that_looks_like_markup_is_printed_as_it_is(meta: FakeMeta, qmq: Command) -> None:

@@ -1,0 +1,171 @@
+"""Tables for people: one style, without boxes, that fits the terminal. Pure: the width and the time are handed in.
+
+What gives way in a terminal that is too narrow, one after the other until the rest fits:
+
+    1  times are relative ("3 s ago"), which they are anyway unless the table is wide
+    2  columns in which nothing stands, or the same small word in every row, are left out, from the right
+    3  the widest columns of text are cut, with "…", to CUT_CHARS_MIN characters at least
+    4  columns are left out, from the right; the first one stays
+
+Ids are never cut, since somebody will want to copy them, and are left out last. A wide table (`--wide`, or standard output that is no
+terminal) is as wide as it has to be, with exact times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from qmq.printable import visible
+
+GAP: Final = "  "
+CUT_CHARS_MIN: Final = 10
+ELLIPSIS: Final = "…"
+IDS: Final = frozenset({"id", "message id", "delayed id", "token"})
+_SPANS: Final = ((60_000, 1_000, "s"), (3_600_000, 60_000, "min"), (48 * 3_600_000, 3_600_000, "h"), (60 * 86_400_000, 86_400_000, "d"))
+
+
+class Time(str):
+    """A moment: as text in ISO 8601, UTC; in tables for people relative to now."""
+
+    __slots__ = ("time_ms",)
+
+    time_ms: int
+
+    def __new__(cls, time_ms: int) -> Time:
+        """`time_ms` is milliseconds since 1970; 0 stands for none, which is empty."""
+        text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds") if time_ms else ""
+        made = super().__new__(cls, text)
+        made.time_ms = time_ms
+        return made
+
+
+def relative(time_ms: int, now_ms: int) -> str:
+    """ "3 s ago", "in 2 h", "now"; a date from two months on; empty for 0."""
+    if not time_ms:
+        return ""
+    distance_ms = abs(now_ms - time_ms)
+    if distance_ms < 1_000:
+        return "now"
+    for below_ms, unit_ms, unit in _SPANS:
+        if distance_ms < below_ms:
+            span = f"{distance_ms // unit_ms} {unit}"
+            return f"{span} ago" if time_ms < now_ms else f"in {span}"
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d}"
+
+
+class View:
+    """How tables are shown in this process: `--wide` says so once (qmq/cli/app.py)."""
+
+    is_wide = False
+
+
+class LineTable:
+    """A table that rich prints. `right` names columns that stand to the right though they hold no numbers."""
+
+    def __init__(self, headers: Sequence[str], rows: Iterable[Sequence[Any]] = (), *, right: Iterable[str] = (), now_ms: int = 0) -> None:
+        self._headers, self._rows, self._right, self._now_ms = headers, list(rows), right, now_ms
+
+    def add_row(self, *cells: Any) -> None:
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = None if View.is_wide or not console.is_terminal else options.max_width
+        for line in table_lines(self._headers, self._rows, width=width, now_ms=self._now_ms, right=self._right):
+            line.no_wrap, line.overflow = True, "ignore"
+            yield line
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Which columns are shown, each with its width, and how many are not."""
+
+    shown: tuple[tuple[int, int], ...]
+    left_out: int
+
+
+def lay_out(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> TableLayout:
+    """The columns that fit `width` characters; all of them, if that is None."""
+    widths = [max(len(header), *[len(row[at]) for row in cells], 0) for at, header in enumerate(headers)]
+    shown = list(range(len(headers)))
+    if width is None:
+        return TableLayout(tuple((at, widths[at]) for at in shown), 0)
+
+    def excess() -> int:
+        return sum(widths[at] for at in shown) + len(GAP) * (len(shown) - 1) - width
+
+    def leave_out(candidates: Iterable[int]) -> None:
+        for at in candidates:
+            if excess() > 0 and len(shown) > 1:
+                shown.remove(at)
+
+    leave_out([at for at in reversed(shown[1:]) if _says_nothing([row[at] for row in cells])])
+    if excess() > 0:
+        _cut([at for at in shown if headers[at] not in IDS], widths, headers, excess())
+    leave_out([at for at in reversed(shown[1:]) if headers[at] not in IDS])
+    return TableLayout(tuple((at, widths[at]) for at in shown), len(headers) - len(shown))
+
+
+def _says_nothing(column: Sequence[str]) -> bool:
+    return len(set(column)) == 1 and column[0] in ("", "0", "False", "no", "-")
+
+
+def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], excess: int) -> None:
+    """Make the widest columns narrower, a character at a time, so that the wide ones end equal."""
+    least = {at: max(CUT_CHARS_MIN, len(headers[at])) for at in columns}
+    while excess > 0:
+        wide = [at for at in columns if widths[at] > least[at]]
+        if not wide:
+            return
+        widths[max(wide, key=lambda at: (widths[at], at))] -= 1
+        excess -= 1
+
+
+def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
+    """A cell as it is shown, without what would act on the terminal."""
+    if isinstance(cell, Time):
+        return str(cell) if is_wide else relative(cell.time_ms, now_ms)
+    if isinstance(cell, Text):
+        return visible(cell.plain)
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if cell is None:
+        return ""
+    return f"{cell:,}" if isinstance(cell, int) else visible(str(cell))
+
+
+def table_lines(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None, now_ms: int, right: Iterable[str] = ()
+) -> list[Text]:
+    """The lines of a table, the header first; a wide one if `width` is None. Numbers stand to the right, and the columns in `right`."""
+    is_wide = width is None
+    cells = [[text_of(cell, is_wide=is_wide, now_ms=now_ms) for cell in row] for row in rows]
+    layout = lay_out(headers, cells, width)
+    to_right = {at for at, header in enumerate(headers) if header in set(right) or (rows and _is_number(rows[0][at]))}
+    lines = [_line([Text(header, "bold") for header in headers], headers, layout, to_right)]
+    for row, texts in zip(rows, cells, strict=True):
+        styled = [Text(text, cell.style if isinstance(cell, Text) else "") for cell, text in zip(row, texts, strict=True)]
+        lines.append(_line(styled, texts, layout, to_right))
+    if layout.left_out:
+        more = "column" if layout.left_out == 1 else "columns"
+        lines.append(Text(f"{layout.left_out} {more} left out: --wide shows all", "dim"))
+    return lines
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int) and not isinstance(cell, bool)
+
+
+def _line(styled: Sequence[Text], texts: Sequence[str], layout: TableLayout, to_right: set[int]) -> Text:
+    parts = []
+    for at, width in layout.shown:
+        text = texts[at] if len(texts[at]) <= width else texts[at][: width - 1] + ELLIPSIS
+        parts.append(Text(text.rjust(width) if at in to_right else text.ljust(width), styled[at].style))
+    line = Text(GAP).join(parts)
+    line.rstrip()
+    return line
