@@ -143,12 +143,14 @@ class BlockingClient:
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
         """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
-        from qmq.sql.outbox import BlockingOutbox
 
         async def make() -> Outbox:
             return self._client.outbox(connection, table=table, grace=grace)
 
-        return BlockingOutbox(self.run(make()), self.run)
+        box = self.run(make())
+        from qmq.sql.outbox import BlockingOutbox
+
+        return BlockingOutbox(box, self.run)
 
     @property
     def delayed(self) -> BlockingDelayed:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.route_book import Ordering
-from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from qmq.client.delayed_producer import DelayedProducer
@@ -43,6 +42,9 @@ class OutboxDoor:
     def _outboxes(self) -> Outboxes:
         self._check_open()
         if self._own_outboxes is None:
+            from qmq.sql.dialects import check_installed
+
+            check_installed()
             from qmq.sql.outbox import Outboxes
             from qmq.sql.outbox_sender import DELIVERY_TIMEOUT_S, Doors
 
@@ -61,7 +63,8 @@ class OutboxDoor:
 
         `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
         or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. What
-        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, InvalidName, ClientClosed.
+        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, also where SQLAlchemy is not installed
+        (`qmq[sql]`), InvalidName, ClientClosed.
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
@@ -72,10 +75,6 @@ class OutboxDoor:
         another takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
-        try:
-            import sqlalchemy  # noqa: F401
-        except ImportError:
-            raise InvalidArgument("a watchdog reaches its database through SQLAlchemy: install qmq[sql]") from None
         from qmq.sql.outbox_watchdog import Watchdogs
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]

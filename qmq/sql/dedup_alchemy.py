@@ -1,4 +1,4 @@
-"""Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async. Imported only where SQLAlchemy is.
+"""Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async.
 
 What is said in an async one is sync code too, which SQLAlchemy runs on it (`run_sync`). A commit of the handler's own is refused by the
 event that comes before it.
@@ -8,34 +8,40 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, TextClause, event, text
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.errors import InvalidArgument
 from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction, Opener, T, Transaction, Work
+from qmq.sql.dialects import check_dialect
+from qmq.sql.expressions import Prepared, prepared
 
-
-@lru_cache(maxsize=100)
-def _text(statement: str) -> TextClause:
-    return text(statement).execution_options(preserve_rowcount=True)
+_COUNTING: Final = {"preserve_rowcount": True}
 
 
 class _AlchemyExecutor:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
-        return self._connection.execute(_text(statement), parameters).rowcount
+    def _prepared(self, statement: ClauseElement) -> Prepared:
+        dialect = self._connection.dialect
+        return prepared(statement, check_dialect(dialect.name), dialect.paramstyle)
 
-    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
-        self._connection.execute(_text(statement), parameters)
+    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
+        said = self._prepared(statement)
+        return self._connection.exec_driver_sql(said.text, said.parameters(parameters) or None, _COUNTING).rowcount
 
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        return self._connection.execute(_text(statement), parameters).fetchall()
+    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
+        said = self._prepared(statement)
+        self._connection.exec_driver_sql(said.text, [said.parameters(each) for each in parameters])
+
+    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        said = self._prepared(statement)
+        return self._connection.exec_driver_sql(said.text, said.parameters(parameters)).fetchall()
 
 
 class _Guard:

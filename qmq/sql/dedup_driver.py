@@ -7,57 +7,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.errors import InvalidArgument
-from qmq.sql.dedup_statements import PARAMSTYLES, check_dialect, styled
 from qmq.sql.dedup_transactions import HandedConnection, T, Transaction, Work
-
-_DIALECTS: Final[Mapping[str, str]] = {
-    "sqlite3": "sqlite",
-    "psycopg": "postgresql",
-    "psycopg2": "postgresql",
-    "pymysql": "mysql",
-    "MySQLdb": "mysql",
-}
+from qmq.sql.dialects import PARAMSTYLES, check_dialect, driver_of
+from qmq.sql.expressions import prepared
 
 
 class _DriverExecutor:
-    def __init__(self, connection: Any, paramstyle: str) -> None:
+    def __init__(self, connection: Any, dialect: str, paramstyle: str) -> None:
         self._connection = connection
-        self._paramstyle = paramstyle
+        self._spoken = dialect, paramstyle
 
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
-        with self._cursor() as cursor:
-            text, names = styled(statement, self._paramstyle)
-            cursor.execute(text, _arranged(parameters, names))
+    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
+        said = prepared(statement, *self._spoken)
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(said.text, said.parameters(parameters))
             return int(cursor.rowcount)
 
-    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
-        with self._cursor() as cursor:
-            text, names = styled(statement, self._paramstyle)
-            cursor.executemany(text, [_arranged(each, names) for each in parameters])
+    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
+        said = prepared(statement, *self._spoken)
+        with closing(self._connection.cursor()) as cursor:
+            cursor.executemany(said.text, [said.parameters(each) for each in parameters])
 
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        with self._cursor() as cursor:
-            text, names = styled(statement, self._paramstyle)
-            cursor.execute(text, _arranged(parameters, names))
+    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        said = prepared(statement, *self._spoken)
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(said.text, said.parameters(parameters))
             return list(cursor.fetchall())
-
-    @contextmanager
-    def _cursor(self) -> Iterator[Any]:
-        cursor = self._connection.cursor()
-        try:
-            yield cursor
-        finally:
-            cursor.close()
-
-
-def _arranged(parameters: Mapping[str, Any], names: Sequence[str] | None) -> Any:
-    if names is not None:
-        return tuple(parameters[name] for name in names)
-    return parameters
 
 
 class _DriverTransaction:
@@ -65,7 +46,7 @@ class _DriverTransaction:
         self.dialect = dialect
         self.handed = HandedConnection(connection)
         self._connection = connection
-        self._executor = _DriverExecutor(connection, paramstyle)
+        self._executor = _DriverExecutor(connection, dialect, paramstyle)
 
     def run(self, work: Work[T]) -> T:
         return work(self._executor)
@@ -101,9 +82,12 @@ class DriverOpener:
             connection.close()
 
     def _spoken(self, connection: Any) -> tuple[str, str]:
-        module = type(connection).__module__.split(".")[0].lstrip("_")
-        dialect = self._dialect or _DIALECTS.get(module)
-        paramstyle = self._paramstyle or getattr(sys.modules.get(module), "paramstyle", None)
+        module = type(connection).__module__.partition(".")[0].lstrip("_")
+        known = driver_of(connection)
+        if known is not None and known.is_async:
+            known = None
+        dialect = self._dialect or (known.dialect if known else None)
+        paramstyle = self._paramstyle or (known.paramstyle if known else getattr(sys.modules.get(module), "paramstyle", None))
         if dialect is None or paramstyle not in PARAMSTYLES:
             raise InvalidArgument(
                 f"which database {type(connection).__qualname__} of {module} speaks to is not known: say dialect='postgresql' (sqlite, "

@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from qmq.errors import InvalidArgument, NotConnected, Overloaded
-from qmq.sql.dedup_statements import Record, Statements, migration
+from sqlalchemy import text
+from sqlalchemy.sql.elements import ClauseElement
 
-_DUPLICATE: Final = 1062
+from qmq.errors import InvalidArgument, NotConnected, Overloaded
+from qmq.sql.dedup_statements import Statements
+from qmq.sql.dedup_tables import Record, migration
+
 _NO_TABLE: Final = ("42P01", 1146)
 _IN_HAND: Final = ("40001", "40P01", "55P03", 1205, 1213)
 """Serialization failure, deadlock, lock not to be had: PostgreSQL's states, MySQL's numbers."""
@@ -29,17 +32,17 @@ _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutErr
 
 
 class Executor(Protocol):
-    """One transaction's way to the database. Parameters are written `:name`."""
+    """One transaction's way to the database."""
 
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
+    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
         """How many rows it changed."""
         ...
 
-    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
+    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
         """Once with each of them."""
         ...
 
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
+    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
 
 
 def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
@@ -56,7 +59,7 @@ def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) 
     try:
         return executor.execute(spoken.add, parameters) == 1
     except Exception as failure:
-        if spoken.dialect == "mysql" and _DUPLICATE in codes(failure):
+        if spoken.dialect.duplicate is not None and spoken.dialect.duplicate in codes(failure):
             return False
         raise
 
@@ -79,7 +82,7 @@ def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
     """Delete the oldest records that were not touched for so long, a batch; how many there were."""
     found = executor.fetch(spoken.expiring, {"keep": keep_ms})
     if found:
-        keys = [{"group": row[0], "subject": row[1], "id": row[2], "keep": keep_ms} for row in found]
+        keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]
         executor.execute_many(spoken.expire, keys)
     return len(found)
 
@@ -87,7 +90,7 @@ def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
 def create(executor: Executor, dialect: str, table: str) -> None:
     """Create the table unless it is there. On MySQL that ends the transaction."""
     for statement in migration(dialect, table).split(";\n")[:-1]:
-        executor.execute(statement, {})
+        executor.execute(text(statement), {})
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------------

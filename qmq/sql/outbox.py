@@ -25,10 +25,13 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from sqlalchemy import text
+
 from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
+from qmq.sql.expressions import Statement
 from qmq.sql.outbox_door import Door, finish
 from qmq.sql.outbox_handover import Sends, hand_over, not_claiming
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
@@ -36,7 +39,7 @@ from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_relay import Parcel, Relay
 from qmq.sql.outbox_runner import EngineRunner, open_engine
 from qmq.sql.outbox_sender import Doors, Sender
-from qmq.sql.outbox_statements import Statement, Statements
+from qmq.sql.outbox_statements import Statements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
 from qmq.sql.outbox_target import Target, target_of
 
@@ -298,7 +301,7 @@ async def create_tables_async(engine: Any, table: str = TABLE) -> None:
 
 def _creating(dialect: str, table: str) -> Callable[[Door], Coroutine[Any, Any, None]]:
     async def work(door: Door) -> None:
-        for text in statements(dialect, table):
-            await door.execute(Statement(text, {}))
+        for each in statements(dialect, table):
+            await door.execute(Statement(text(each), {}))
 
     return work

@@ -12,13 +12,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from qmq.errors import QmqError
+from qmq.sql.expressions import Statement
 from qmq.sql.outbox_choice import WaitingRow
 from qmq.sql.outbox_door import Answer, Door
 from qmq.sql.outbox_lease import LeaseRow
 from qmq.sql.outbox_message import OutboxRow, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
-from qmq.sql.outbox_statements import MANY, Statement, Statements
+from qmq.sql.outbox_statements import MANY, Statements
 
 _T = TypeVar("_T")
 TRIES: Final = 4

@@ -4,8 +4,8 @@ It reads from its standard input, a line each, what they shall be (JSON, see `Li
 lines it came by if it did not die. All is imported once; each life is a fork.
 
 The way is what happens to a message from the listener's `MessageHandling.handle` to the verdict: the lines of the listener, of the test's
-handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py`, which only make
-text.) One more place to die is behind it, before the acknowledgement has left.
+handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py` and `expressions.py`,
+which only make text.) One more place to die is behind it, before the acknowledgement has left.
 """
 
 from __future__ import annotations

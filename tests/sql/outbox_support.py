@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from database_servers import Database
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import qmq
@@ -19,7 +19,7 @@ from qmq.model import MessageId
 from qmq.sql.outbox import create_tables
 from qmq.sql.outbox_message import MessageIds, new_message
 from qmq.sql.outbox_statements import Statements
-from qmq.sql.outbox_tables import NOW, TABLE
+from qmq.sql.outbox_tables import TABLE
 from qmq.sql.outbox_watchdog import Watchdogs
 
 WITHIN_S = 20.0
@@ -103,18 +103,19 @@ def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], cla
     with engine.begin() as connection:
         for begin in range(0, len(messages), 50):
             statement = say.insert([message.row() for message in messages[begin : begin + 50]], "dead", claim_ms)
-            connection.execute(text(statement.text), dict(statement.values))
+            connection.execute(statement.expression, statement.values)
     return ids
 
 
 def hold_lease(engine: Engine, lease_ms: int) -> None:
     """Another watchdog has the lease, for so long."""
     say = Statements(engine.dialect.name)
+    view, create = say.view_lease(), say.create_lease()
     with engine.begin() as connection:
-        if connection.execute(text(say.view_lease().text), dict(say.view_lease().values)).first() is None:
-            connection.execute(text(say.create_lease().text), dict(say.create_lease().values))
-        now = NOW[say.dialect]
-        connection.execute(text(f"UPDATE {say.lease_table} SET holder = 'other', token = token + 1, lease_until = {now} + {lease_ms}"))
+        if connection.execute(view.expression, view.values).first() is None:
+            connection.execute(create.expression, create.values)
+        leases = say.leases
+        connection.execute(update(leases).values(holder="other", token=leases.c.token + 1, lease_until=say.now + lease_ms))
 
 
 @asynccontextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from database_servers import Database, sqlite_database
 from dedup_ways import Way, effects, message, rows, ways
+from sqlalchemy import Update, text
+from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup import EXPIRE_EVERY
@@ -103,9 +105,9 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
 
             def claim(executor: records.Executor) -> bool:
                 class Slow:
-                    def execute(self, statement: str, parameters: dict[str, object]) -> int:
-                        if statement.startswith("UPDATE"):
-                            executor.execute("DELETE FROM qmq_dedup", {})
+                    def execute(self, statement: ClauseElement, parameters: dict[str, object]) -> int:
+                        if isinstance(statement, Update):
+                            executor.execute(text("DELETE FROM qmq_dedup"), {})
                         return executor.execute(statement, parameters)
 
                 record = way.dedup._record(message(1), "g")

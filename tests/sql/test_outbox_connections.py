@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import aiomysql
@@ -29,7 +27,6 @@ from qmq.client.interceptors import BaseInterceptor, Outgoing
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 from qmq.sql.dedup_driver import HandedConnection
-from qmq.sql.outbox import migration
 
 BUSINESS = text("INSERT INTO business VALUES (:name)")
 
@@ -316,20 +313,26 @@ async def test_a_connection_that_a_listener_handed_out_takes_messages_but_no_com
         connection.close()
 
 
-async def test_a_drivers_connection_needs_no_sqlalchemy_and_a_watchdog_says_that_it_does(
-    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    connection = sqlite3.connect(tmp_path / "business.sqlite")
-    connection.executescript(migration("sqlite"))
-    async with qmq.connect(node.address) as mq:
-        async with mq.outbox(connection) as box:
-            box.send("order", b"kept")
-        connection.commit()
-        assert await box.committed()
-        assert await bodies(mq, "order", 1) == [b"kept"]
-        with pytest.raises(InvalidArgument, match=r"install qmq\[sql\]"):
-            mq.outbox_watchdog(connection)
-    connection.close()
-    code = "import sys, qmq, qmq.blocking; assert not [name for name in sys.modules if name.startswith(('sqlalchemy', 'qmq.sql'))]"
-    subprocess.run([sys.executable, "-c", code], check=True)
+_WITHOUT = """
+import asyncio, sqlite3, sys
+import qmq, qmq.blocking
+assert not [name for name in sys.modules if name.startswith(("sqlalchemy", "qmq.sql"))]
+sys.modules["sqlalchemy"] = None
+
+async def refused():
+    async with qmq.connect(sys.argv[1]) as mq:
+        for use in (mq.outbox, mq.outbox_watchdog):
+            try:
+                use(sqlite3.connect(":memory:"))
+            except qmq.errors.InvalidArgument as failure:
+                assert "install qmq[sql]" in str(failure)
+            else:
+                sys.exit(f"{use} is there")
+
+asyncio.run(refused())
+"""
+
+
+async def test_nothing_of_databases_is_imported_before_it_is_used_and_then_sqlalchemy_is_needed(node: Node) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WITHOUT, node.address)
+    assert await process.wait() == 0
