@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.client.route_book import Ordering
 
 if TYPE_CHECKING:
+    from qmq.client.client_timing import ClientTiming
     from qmq.client.delayed_producer import DelayedProducer
     from qmq.client.interceptors import Chain
     from qmq.client.ordered.ordered_producer import OrderedProducer
@@ -30,6 +31,7 @@ class OutboxDoor:
     delayed_producer: Callable[..., DelayedProducer]
     _now_ns: Callable[[], int]
     _producer_ids: ProducerIds
+    _timing: ClientTiming
     _own_outboxes: Outboxes | None = None
 
     def _ordering(self, target: str) -> Awaitable[Ordering | None]:
@@ -46,16 +48,16 @@ class OutboxDoor:
 
             check_installed()
             from qmq.sql.outbox import Outboxes
-            from qmq.sql.outbox_sender import DELIVERY_TIMEOUT_S, Doors
+            from qmq.sql.outbox_sender import Doors, Sender
 
-            patience = DELIVERY_TIMEOUT_S
+            patience = self._timing.outbox_delivery_s
             doors = Doors(
                 partial(self.producer, delivery_timeout_s=patience),
                 partial(self.ordered_producer, delivery_timeout_s=patience),
                 partial(self.delayed_producer, delivery_timeout_s=patience),
                 self._ordering,
             )
-            self._own_outboxes = Outboxes(doors, self._producer_ids(), self.interceptors, self._now_ns)
+            self._own_outboxes = Outboxes(Sender(doors, patience), self._producer_ids(), self.interceptors, self._now_ns)
         return self._own_outboxes
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
@@ -78,7 +80,7 @@ class OutboxDoor:
         from qmq.sql.outbox_watchdog import Watchdogs
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]
-        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease)
+        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s)
 
     async def _close_outboxes(self) -> None:
         if self._own_outboxes is not None:

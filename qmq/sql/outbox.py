@@ -20,6 +20,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -33,12 +34,11 @@ from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_door import Door, finish
-from qmq.sql.outbox_handover import Sends, hand_over, not_claiming
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_relay import Parcel, Relay
+from qmq.sql.outbox_row_sender import OutboxSender, Sends
 from qmq.sql.outbox_runner import EngineRunner, open_engine
-from qmq.sql.outbox_sender import Doors, Sender
 from qmq.sql.outbox_statements import Statements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
 from qmq.sql.outbox_target import Target, target_of
@@ -56,9 +56,9 @@ _R = TypeVar("_R")
 class Outboxes:
     """All outboxes of one client: it hands out ids, and has a relay for each database. Make it in the client's event loop."""
 
-    def __init__(self, doors: Doors, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
+    def __init__(self, sender: Sends, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
         self.new_id = MessageIds(producer_id)
-        self.sender = Sender(doors)
+        self.sender = sender
         self.holder = holder_text(f"{socket.gethostname()}:{os.getpid()}")
         self.chain, self.now_ns = chain, now_ns
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -72,7 +72,8 @@ class Outboxes:
         database, runner = target.runner()
         found = self._relays.get((database, table, grace))
         if found is None:
-            found = self._relays[database, table, grace] = Relay(Operations(runner, table), self.sender, grace, self._loop, self._thread)
+            rows = OutboxSender(Operations(runner, table), self.sender, grace)
+            found = self._relays[database, table, grace] = Relay(rows, self._loop, self._thread)
         return found
 
     async def close(self) -> None:
@@ -188,38 +189,32 @@ class Outbox:
         On a plain driver's connection this sends them, and uses the connection for that in short transactions of its own; otherwise
         they are on their way by themselves. Raises InvalidArgument if the transaction is still open; what the driver raises.
         """
+        return await asyncio.wrap_future(await self._outcome(self._owner.sender))
+
+    async def _outcome(self, sender: Sends) -> Future[bool]:
+        """Whether all are sent. On a plain connection it is decided here, sent through `sender`; otherwise the relay decides it."""
         if not self._is_inserted:
-            return self._state == "closed" and not self._messages
-        if not self._target.tells:
-            return await self._send_now(self._owner.sender)
-        parcel = self._announced()
-        return parcel is not None and await asyncio.wrap_future(parcel.future)
-
-    def _announced(self) -> Parcel | None:
-        """What the relay has; None if the transaction ended without a word, as with a connection that broke."""
-        if self._parcel is None and self._target.is_in_transaction:
-            raise _still_open()
-        return self._parcel
-
-    async def _send_now(self, sender: Sends) -> bool:
+            return _decided(self._state == "closed" and not self._messages)
+        if self._target.tells:
+            if self._parcel is None and self._target.is_in_transaction:
+                raise _still_open()
+            return _decided(False) if self._parcel is None else self._parcel.future  # none: the connection broke, and ended without a word
         if self._target.is_in_transaction:
             raise _still_open()
-        table = Operations(self._target.runner()[1], self._table)
+        rows = OutboxSender(Operations(self._target.runner()[1], self._table), sender, self._grace_ms)
         subjects: dict[str, list[OutboxMessage]] = {}
         for message in self._messages:
             subjects.setdefault(message.subject, []).append(message)
-        sent = 0
-        for subject, messages in subjects.items():
-            sent += len((await hand_over(subject, messages, table, sender, not_claiming, self._grace_ms)).sent)
-        return sent == len(self._messages)
+        sent = sum([len((await rows.send_committed(subject, messages)).sent) for subject, messages in subjects.items()])
+        return _decided(sent == len(self._messages))
 
 
 class BlockingOutbox:
     """The same for the blocking client, on sync connections, sessions and engines. See `Outbox`."""
 
     def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._box = box
-        self._run = run
+        self._box, self._run = box, run
+        self._sender = _InLoop(box._owner.sender, run)
         self.send = box.send
 
     @property
@@ -234,10 +229,12 @@ class BlockingOutbox:
         finish(self._box.__aexit__(kind, error, trace))
 
     def committed(self) -> bool:
-        box = self._box
-        if box._is_inserted and not box._target.tells:
-            return finish(box._send_now(_InLoop(box._owner.sender, self._run)))
-        return bool(self._run(box.committed()))
+        outcome = finish(self._box._outcome(self._sender))
+
+        async def wait() -> bool:
+            return await asyncio.wrap_future(outcome)
+
+        return bool(self._run(wait()))
 
 
 class _InLoop:
@@ -278,6 +275,12 @@ def grace_ms(grace: timedelta) -> int:
     if not isinstance(grace, timedelta) or not timedelta(seconds=1) <= grace <= timedelta(hours=1):
         raise InvalidArgument(f"grace is a timedelta of a second to an hour, not {grace!r}")
     return grace // timedelta(milliseconds=1)
+
+
+def _decided(is_sent: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(is_sent)
+    return future
 
 
 def _still_open() -> InvalidArgument:

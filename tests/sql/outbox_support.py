@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import qmq
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.producer import new_producer_id
 from qmq.model import MessageId
 from qmq.sql.outbox import create_tables
@@ -91,6 +92,11 @@ async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
             await asyncio.sleep(0.02)
 
 
+def client(address: str, *, delivery_s: float = TIMING.outbox_delivery_s, **options: Any) -> qmq.Client:
+    """A client whose watchdogs look often."""
+    return qmq.Client(address, timing=ClientTiming(outbox_look_s=0.05, outbox_delivery_s=delivery_s), **options)
+
+
 IDS = MessageIds(new_producer_id())
 
 
@@ -120,9 +126,6 @@ def hold_lease(engine: Engine, lease_ms: int) -> None:
 
 @asynccontextmanager
 async def watching(mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)) -> AsyncIterator[Watchdogs]:
-    """A watchdog that looks often."""
-    dogs = mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s))
-    for dog in dogs.dogs:
-        dog._poll_s = 0.05
-    async with dogs:
+    """A watchdog, which looks as often as the client's timing says."""
+    async with mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s)) as dogs:
         yield dogs
