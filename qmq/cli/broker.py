@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
 from qmq.cli import draining
+from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, run, show
 from qmq.cli.replica import Group, described
 from qmq.cli.roles import ReplicaOptions, RetryFlags, serve_replica, taking
@@ -49,6 +50,7 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
 
 @app.command("drain")
 def drain(
+    context: typer.Context,
     group: Group,
     move: Annotated[
         bool, typer.Option("--move/--no-move", help="Move partitions of ordered subjects to other groups; without it, they stay and go on.")
@@ -61,7 +63,7 @@ def drain(
 
     Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If that breaks off, run it again.
     """
-    row, moves = run(_drain(group, move, dry_run, as_json, server))
+    row, moves = run(_drain(group, move, dry_run, as_json, server, timing_of(context)))
     if not as_json:
         _show_mode(row, dry_run, as_json)
         rows = [(each.subject, each.partition, each.target) for each in moves]
@@ -74,7 +76,9 @@ def drain(
         _show_mode(row, dry_run, as_json)
 
 
-async def _drain(group: str, is_moving: bool, dry_run: bool, quiet: bool, server: str) -> tuple[tuple[str, str, str], list[draining.Move]]:
+async def _drain(
+    group: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming
+) -> tuple[tuple[str, str, str], list[draining.Move]]:
     """The plan comes first: where it cannot be made, nothing is changed."""
     async with qmq.connect(server) as mq:
         before = (await described(mq, group)).mode
@@ -84,11 +88,11 @@ async def _drain(group: str, is_moving: bool, dry_run: bool, quiet: bool, server
             errors.print(said, highlight=False, markup=False, soft_wrap=True)
         if not dry_run:
             await mq.metadata.set_group_mode(group, "read-only")
-            await _move_all(mq, group, moves, quiet)
+            await _move_all(mq, group, moves, quiet, timing)
         return (group, before, "read-only"), moves
 
 
-async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool) -> None:
+async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool, timing: CliTiming) -> None:
     done = 0
     columns = (TextColumn("moving partitions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
@@ -100,7 +104,7 @@ async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quie
             bar.update(task, completed=done, description=f"{each.subject}/{each.partition} to {each.target}")
 
         try:
-            await draining.carry_out(mq.metadata, group, moves, moved)
+            await draining.carry_out(mq.metadata, group, moves, moved, timing.conflict_s)
         except BaseException:
             again = f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq broker drain {group}` again to go on"
             errors.print(again, highlight=False, markup=False, soft_wrap=True)
