@@ -6,42 +6,16 @@ event that comes before it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, Final
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.errors import InvalidArgument
+from qmq.sql.database_door import AlchemyDoor, Executor
 from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction, Opener, T, Transaction, Work
-from qmq.sql.dialects import check_dialect
-from qmq.sql.expressions import Prepared, prepared
-
-_COUNTING: Final = {"preserve_rowcount": True}
-
-
-class _AlchemyExecutor:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def _prepared(self, statement: ClauseElement) -> Prepared:
-        dialect = self._connection.dialect
-        return prepared(statement, check_dialect(dialect.name), dialect.paramstyle)
-
-    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
-        said = self._prepared(statement)
-        return self._connection.exec_driver_sql(said.text, said.parameters(parameters) or None, _COUNTING).rowcount
-
-    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
-        said = self._prepared(statement)
-        self._connection.exec_driver_sql(said.text, [said.parameters(each) for each in parameters])
-
-    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        said = self._prepared(statement)
-        return self._connection.exec_driver_sql(said.text, said.parameters(parameters)).fetchall()
 
 
 class _Guard:
@@ -116,7 +90,7 @@ class _AsyncAlchemyTransaction:
 
 
 def _run(handed: Connection | Session, work: Work[T]) -> T:
-    return work(_AlchemyExecutor(_connection_of(handed)))
+    return work(Executor(AlchemyDoor(_connection_of(handed))))
 
 
 def _connection_of(handed: Connection | Session) -> Connection:

@@ -6,47 +6,22 @@ The handler gets that connection without its `commit`, `rollback`, `close` and `
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy.sql.elements import ClauseElement
-
 from qmq.errors import InvalidArgument
+from qmq.sql.database_door import Executor, PlainDoor
 from qmq.sql.dedup_transactions import HandedConnection, T, Transaction, Work
-from qmq.sql.dialects import PARAMSTYLES, check_dialect, driver_of
-from qmq.sql.expressions import prepared
-
-
-class _DriverExecutor:
-    def __init__(self, connection: Any, dialect: str, paramstyle: str) -> None:
-        self._connection = connection
-        self._spoken = dialect, paramstyle
-
-    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
-        said = prepared(statement, *self._spoken)
-        with closing(self._connection.cursor()) as cursor:
-            cursor.execute(said.text, said.parameters(parameters))
-            return int(cursor.rowcount)
-
-    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
-        said = prepared(statement, *self._spoken)
-        with closing(self._connection.cursor()) as cursor:
-            cursor.executemany(said.text, [said.parameters(each) for each in parameters])
-
-    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        said = prepared(statement, *self._spoken)
-        with closing(self._connection.cursor()) as cursor:
-            cursor.execute(said.text, said.parameters(parameters))
-            return list(cursor.fetchall())
+from qmq.sql.dialects import PARAMSTYLES, PlainDriver, check_dialect, driver_of
 
 
 class _DriverTransaction:
-    def __init__(self, connection: Any, dialect: str, paramstyle: str) -> None:
-        self.dialect = dialect
+    def __init__(self, connection: Any, driver: PlainDriver) -> None:
+        self.dialect = driver.dialect
         self.handed = HandedConnection(connection)
         self._connection = connection
-        self._executor = _DriverExecutor(connection, dialect, paramstyle)
+        self._executor = Executor(PlainDoor(connection, driver))
 
     def run(self, work: Work[T]) -> T:
         return work(self._executor)
@@ -75,13 +50,13 @@ class DriverOpener:
     def __call__(self) -> Iterator[Transaction]:
         connection = self._connect()
         try:
-            yield _DriverTransaction(connection, *self._spoken(connection))
+            yield _DriverTransaction(connection, self._driver(connection))
         finally:
             with suppress(Exception):  # of a connection that broke there is nothing to roll back; what is raised already says more
                 connection.rollback()
             connection.close()
 
-    def _spoken(self, connection: Any) -> tuple[str, str]:
+    def _driver(self, connection: Any) -> PlainDriver:
         module = type(connection).__module__.partition(".")[0].lstrip("_")
         known = driver_of(connection)
         if known is not None and known.is_async:
@@ -93,4 +68,4 @@ class DriverOpener:
                 f"which database {type(connection).__qualname__} of {module} speaks to is not known: say dialect='postgresql' (sqlite, "
                 f"mysql) and paramstyle='pyformat' ({', '.join(PARAMSTYLES)})"
             )
-        return dialect, str(paramstyle)
+        return PlainDriver(dialect, str(paramstyle))

@@ -11,14 +11,14 @@ transaction without the record. Each time the message would be acknowledged with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded
+from qmq.sql.database_door import Executor
 from qmq.sql.dedup_statements import Statements
 from qmq.sql.dedup_tables import Record, migration
 
@@ -31,27 +31,13 @@ _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutErr
 """The DB-API's names, in every driver's tree and in SQLAlchemy's, and that of SQLAlchemy's empty pool."""
 
 
-class Executor(Protocol):
-    """One transaction's way to the database."""
-
-    def execute(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> int:
-        """How many rows it changed."""
-        ...
-
-    def execute_many(self, statement: ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Once with each of them."""
-        ...
-
-    def fetch(self, statement: ClauseElement, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
-
-
 def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
     """Whether the effect is this transaction's to make. Waits for another transaction that has the same message in hand."""
     parameters = spoken.parameters(record)
     if _add(executor, spoken, parameters):
         return True
     if not executor.execute(spoken.touch, parameters):
-        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this second's time already)
+        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this millisecond's time already)
     return False
 
 

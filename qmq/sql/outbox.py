@@ -32,8 +32,8 @@ from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
+from qmq.sql.database_door import Door, finish
 from qmq.sql.expressions import Statement
-from qmq.sql.outbox_door import Door, finish
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_relay import Parcel, Relay

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from qmq.errors import QmqError
+from qmq.sql.database_door import Answer, Door
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_choice import WaitingRow
-from qmq.sql.outbox_door import Answer, Door
 from qmq.sql.outbox_lease import LeaseRow
 from qmq.sql.outbox_message import OutboxRow, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner

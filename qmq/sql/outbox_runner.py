@@ -13,8 +13,8 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from qmq.errors import InvalidArgument
+from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, finish, settle
 from qmq.sql.dialects import packages
-from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, finish, settle
 
 _R = TypeVar("_R")
 CONNECTIONS: Final = 4

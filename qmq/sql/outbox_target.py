@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from qmq.errors import InvalidArgument
+from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, settle
 from qmq.sql.dialects import packages
-from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, settle
 from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine
 
 IsOver = Callable[[], bool]

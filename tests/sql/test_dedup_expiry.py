@@ -14,6 +14,7 @@ from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.sql import dedup_records as records
+from qmq.sql.database_door import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
 from qmq.sql.dedup_openers import openers
 from qmq.sql.dedup_statements import EXPIRE_BATCH, statements
@@ -76,7 +77,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
         with opener() as transaction:
             spoken = statements(database.dialect, "qmq_dedup")
 
-            def read_and_delete(executor: records.Executor) -> int:
+            def read_and_delete(executor: Executor) -> int:
                 class Slow:
                     execute, execute_many = executor.execute, executor.execute_many
 
@@ -103,7 +104,7 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
         assert opener is not None
         with opener() as transaction:
 
-            def claim(executor: records.Executor) -> bool:
+            def claim(executor: Executor) -> bool:
                 class Slow:
                     def execute(self, statement: ClauseElement, parameters: dict[str, object]) -> int:
                         if isinstance(statement, Update):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidName, MessageTooLarge, UnknownSubject
 from qmq.model import MessageId
+from qmq.sql.database_door import PlainDoor, finish
 from qmq.sql.dialects import DIALECTS
 from qmq.sql.expressions import prepared
 from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
-from qmq.sql.outbox_door import PlainDoor, finish
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, from_row, new_message
 from qmq.sql.outbox_sender import SLICE_BYTES, SLICE_MESSAGES, is_final, slices
