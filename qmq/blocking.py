@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
     from qmq.metrics.exposition import Collector
-    from qmq.sql.outbox import BlockingOutbox, Outbox
+    from qmq.sql.outbox import Outbox
+    from qmq.sql.outbox_blocking import BlockingOutbox
 
 _R = TypeVar("_R")
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
@@ -148,7 +149,7 @@ class BlockingClient:
             return self._client.outbox(connection, table=table, grace=grace)
 
         box = self.run(make())
-        from qmq.sql.outbox import BlockingOutbox
+        from qmq.sql.outbox_blocking import BlockingOutbox
 
         return BlockingOutbox(box, self.run)
 

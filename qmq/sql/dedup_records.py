@@ -11,7 +11,7 @@ transaction without the record. Each time the message would be acknowledged with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,12 +21,12 @@ from qmq.errors import InvalidArgument, NotConnected, Overloaded
 from qmq.sql.database_door import Executor
 from qmq.sql.dedup_statements import Statements
 from qmq.sql.dedup_tables import Record, migration
+from qmq.sql.dialects import DIALECTS
 
-_NO_TABLE: Final = ("42P01", 1146)
-_IN_HAND: Final = ("40001", "40P01", "55P03", 1205, 1213)
-"""Serialization failure, deadlock, lock not to be had: PostgreSQL's states, MySQL's numbers."""
-_AWAY: Final = ("08", "53", "57")
-"""PostgreSQL's classes: connection, resources, operator."""
+# The connection may fail before it is known which database it is.
+_NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.no_table])
+_IN_HAND: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.in_hand])
+_AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
 """The DB-API's names, in every driver's tree and in SQLAlchemy's, and that of SQLAlchemy's empty pool."""
 
@@ -102,15 +102,20 @@ def on_the_way_in(table: str) -> Iterator[None]:
         yield
     except Exception as failure:
         found = codes(failure)
-        if any(code in _NO_TABLE for code in found) or "no such table" in str(failure):
+        if _says(failure, found, _NO_TABLE):
             raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
-        if any(code in _IN_HAND for code in found) or "is locked" in str(failure):
+        if _says(failure, found, _IN_HAND):
             raise Overloaded(
                 f"another transaction has this message in hand, or table {table!r} is busy; nothing was done: {failure}"
             ) from failure
         if _is_transient(failure, found):
             raise NotConnected(f"the database that has table {table!r} cannot be reached; nothing was done: {failure}") from failure
         raise
+
+
+def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
+    """Whether an error has one of these codes, or of SQLite's, which has none for them, the text."""
+    return any(code in marks for code in found) or any(mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark)
 
 
 def _is_transient(failure: Exception, found: Iterable[Any]) -> bool:

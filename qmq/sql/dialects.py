@@ -26,16 +26,40 @@ class Dialect:
     """
     duplicate: int | None = None
     """The error's number when an inserted key is there already. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
+    no_table: tuple[str | int, ...] = ()
+    """What an error says of a table that is not there: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
+    in_hand: tuple[str | int, ...] = ()
+    """The same of a row or database that another transaction has in hand: serialization failure, deadlock, lock not to be had."""
+    away: tuple[str, ...] = ()
+    """Beginnings of states that say that the database is away: connection, resources, operator."""
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
     each.name: each
     for each in (
-        Dialect("sqlite", "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"),
-        # Not now(): that is the beginning of the transaction.
-        Dialect("postgresql", "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)"),
-        # Not NOW(3): that goes by the session's time zone, where an hour comes twice in autumn.
-        Dialect("mysql", "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)", is_hex=True, duplicate=1062),
+        Dialect(
+            "sqlite",
+            "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+            no_table=("no such table",),
+            in_hand=("is locked",),
+        ),
+        Dialect(
+            "postgresql",
+            # Not now(): that is the beginning of the transaction.
+            "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
+            no_table=("42P01",),
+            in_hand=("40001", "40P01", "55P03"),
+            away=("08", "53", "57"),
+        ),
+        Dialect(
+            "mysql",
+            # Not NOW(3): that goes by the session's time zone, where an hour comes twice in autumn.
+            "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)",
+            is_hex=True,
+            duplicate=1062,
+            no_table=(1146,),
+            in_hand=(1205, 1213),
+        ),
     )
 }
 

@@ -32,7 +32,7 @@ from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.sql.database_door import Door, finish
+from qmq.sql.database_door import Door
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
@@ -45,8 +45,6 @@ from qmq.sql.outbox_target import Target, target_of
 
 __all__ = ["Outbox", "Outboxes", "create_tables", "create_tables_async", "migration", "open_engine"]
 
-GRACE: Final = timedelta(seconds=5)
-"""How long a new row is its sender's before a watchdog takes it."""
 INSERT_ROWS: Final = 50
 INSERT_BYTES: Final = limits.MIB
 
@@ -64,7 +62,8 @@ class Outboxes:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._relays: dict[tuple[object, str, int], Relay] = {}
 
-    def outbox(self, target: Any, *, table: str = TABLE, grace: timedelta = GRACE) -> Outbox:
+    def outbox(self, target: Any, *, table: str, grace: timedelta) -> Outbox:
+        """`grace` is how long a new row is its sender's before a watchdog takes it."""
         return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
 
     def relay(self, target: Target, table: str, grace: int) -> Relay:
@@ -97,6 +96,11 @@ class Outbox:
     def connection(self) -> Any:
         """What the application gave; with an engine, the connection whose transaction the outbox commits at the block's end."""
         return self._target.connection
+
+    @property
+    def sender(self) -> Sends:
+        """The client's, which works in its event loop."""
+        return self._owner.sender
 
     def send(
         self,
@@ -189,10 +193,10 @@ class Outbox:
         On a plain driver's connection this sends them, and uses the connection for that in short transactions of its own; otherwise
         they are on their way by themselves. Raises InvalidArgument if the transaction is still open; what the driver raises.
         """
-        return await asyncio.wrap_future(await self._outcome(self._owner.sender))
+        return await asyncio.wrap_future(await self.outcome(self.sender))
 
-    async def _outcome(self, sender: Sends) -> Future[bool]:
-        """Whether all are sent. On a plain connection it is decided here, sent through `sender`; otherwise the relay decides it."""
+    async def outcome(self, sender: Sends) -> Future[bool]:
+        """What `committed` waits for. On a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
         if not self._is_inserted:
             return _decided(self._state == "closed" and not self._messages)
         if self._target.tells:
@@ -207,53 +211,6 @@ class Outbox:
             subjects.setdefault(message.subject, []).append(message)
         sent = sum([len((await rows.send_committed(subject, messages)).sent) for subject, messages in subjects.items()])
         return _decided(sent == len(self._messages))
-
-
-class BlockingOutbox:
-    """The same for the blocking client, on sync connections, sessions and engines. See `Outbox`."""
-
-    def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._box, self._run = box, run
-        self._sender = _InLoop(box._owner.sender, run)
-        self.send = box.send
-
-    @property
-    def connection(self) -> Any:
-        return self._box.connection
-
-    def __enter__(self) -> BlockingOutbox:
-        finish(self._box.__aenter__())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        finish(self._box.__aexit__(kind, error, trace))
-
-    def committed(self) -> bool:
-        outcome = finish(self._box._outcome(self._sender))
-
-        async def wait() -> bool:
-            return await asyncio.wrap_future(outcome)
-
-        return bool(self._run(wait()))
-
-
-class _InLoop:
-    """Sends in the client's event loop, from another thread, which waits."""
-
-    def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._sender, self._run = sender, run
-
-    async def is_ordered(self, subject: str) -> bool:
-        async def ask() -> bool:
-            return await self._sender.is_ordered(subject)
-
-        return bool(self._run(ask()))
-
-    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Any:
-        async def say() -> Any:
-            return await self._sender.send(subject, messages)
-
-        return self._run(say())
 
 
 def _chunks(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:

@@ -29,9 +29,7 @@ from qmq.sql.outbox_message import error_text, holder_text
 from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_row_sender import OutboxSender, Sends, log
 from qmq.sql.outbox_runner import EngineRunner
-from qmq.sql.outbox_tables import TABLE
 
-LEASE: Final = timedelta(seconds=10)
 LOOK_ROWS: Final = 5_000
 """Rows of one look: small ones, without their contents."""
 ROUND_MESSAGES: Final = 2_000
@@ -234,6 +232,3 @@ class Watchdogs:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-
-__all__ = ["LEASE", "TABLE", "Watchdog", "Watchdogs"]
