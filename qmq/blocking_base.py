@@ -23,7 +23,8 @@ from qmq.errors import ClientClosed
 from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
-    from qmq.sql.outbox import BlockingOutbox, Outbox
+    from qmq.sql.outbox import Outbox
+    from qmq.sql.outbox_blocking import BlockingOutbox
 
 _R = TypeVar("_R")
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
@@ -113,9 +114,9 @@ class BlockingClientBase(BlockingPart):
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
         """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
-        from qmq.sql.outbox import BlockingOutbox
-
         made: Outbox = self._thread.call(lambda: self._client.outbox(connection, table=table, grace=grace))
+        from qmq.sql.outbox_blocking import BlockingOutbox  # after the client has said whether it can be imported
+
         return BlockingOutbox(made, self._thread.run)
 
     def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:

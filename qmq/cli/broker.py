@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
 from qmq.cli import draining
+from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.replica import Group
 from qmq.cli.roles import RetryFlags, serve_replica, set_up_logging, taking
@@ -73,6 +74,7 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
 
 @app.command("drain")
 def drain(
+    context: typer.Context,
     group: Group,
     move: Annotated[
         bool, typer.Option("--move/--no-move", help="Move partitions of ordered subjects to other groups; without it, they stay and go on.")
@@ -85,7 +87,7 @@ def drain(
 
     Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If that breaks off, run it again.
     """
-    drained = run(_drain(group, move, dry_run, as_json, server))
+    drained = run(_drain(group, move, dry_run, as_json, server, timing_of(context)))
     rows, moves = [each.row for each in drained], [each for found in drained for each in found.moves]
     if as_json and moves:
         columns = (*_MODE_COLUMNS, "moves")
@@ -104,7 +106,7 @@ class _Drained(NamedTuple):
     moves: list[draining.Move]
 
 
-async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str) -> list[_Drained]:
+async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming) -> list[_Drained]:
     """The plans come first: where one cannot be made, nothing is changed."""
     async with qmq.connect(server) as mq:
         cluster = await mq.metadata.cluster()
@@ -121,11 +123,11 @@ async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server:
             for group in groups:
                 await mq.metadata.set_group_mode(group, "read-only")
             for group, each in zip(groups, found, strict=True):
-                await _move_all(mq, group, each.moves, quiet)
+                await _move_all(mq, group, each.moves, quiet, timing)
         return found
 
 
-async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool) -> None:
+async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool, timing: CliTiming) -> None:
     done = 0
     columns = (TextColumn("moving partitions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
@@ -137,7 +139,7 @@ async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quie
             bar.update(task, completed=done, description=f"{each.subject}/{each.partition} to {each.target}")
 
         try:
-            await draining.carry_out(mq.metadata, group, moves, moved)
+            await draining.carry_out(mq.metadata, group, moves, moved, timing.conflict_s)
         except BaseException:
             again = f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq broker drain {group}` again to go on"
             errors.print(again, highlight=False, markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import typer
 
 from qmq.cli.output import fail
 from qmq.errors import QmqError
-from qmq.sql.dedup_statements import TABLE, migration
+from qmq.sql.dedup_tables import TABLE, migration
 
 app = typer.Typer(no_args_is_help=True, help="The table of messages that are done, in applications' own databases.")
 

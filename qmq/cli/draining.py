@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 CONFLICTS_MAX: Final = 20
-CONFLICT_S: Final = 0.5
-"""Between two tries while another change of the subject is under way: twenty tries outlast the lease of a lost broker group."""
+"""Tries while another change of the subject is under way: with the pauses between them they outlast the lease of a lost broker group."""
 
 
 class Move(NamedTuple):
@@ -102,14 +101,19 @@ async def find(metadata: MetadataClient, drained: str, *, leaving: Sequence[str]
     return plan(described, drained, [each for each in targets(await metadata.cluster(), drained) if each not in leaving])
 
 
-async def carry_out(metadata: MetadataClient, drained: str, moves: Iterable[Move], moved: Callable[[Move], None]) -> None:
-    """One after another; `moved` is told of each. A partition that left meanwhile is passed over. Raises what ChangeRoute raises."""
+async def carry_out(
+    metadata: MetadataClient, drained: str, moves: Iterable[Move], moved: Callable[[Move], None], conflict_s: float
+) -> None:
+    """One after another; `moved` is told of each, `conflict_s` is the pause while another change of the subject is under way.
+
+    A partition that left meanwhile is passed over. Raises what ChangeRoute raises.
+    """
     for each in moves:
-        await _move(metadata, drained, each)
+        await _move(metadata, drained, each, conflict_s)
         moved(each)
 
 
-async def _move(metadata: MetadataClient, drained: str, wanted: Move) -> None:
+async def _move(metadata: MetadataClient, drained: str, wanted: Move, conflict_s: float) -> None:
     from qmq.proto.v1 import meta_pb2 as pb
 
     operation = pb.MoveOperation(partition=wanted.partition, broker_group=wanted.target)
@@ -122,6 +126,6 @@ async def _move(metadata: MetadataClient, drained: str, wanted: Move) -> None:
         except RouteConflict:
             if not left:
                 raise
-            await asyncio.sleep(CONFLICT_S)
+            await asyncio.sleep(conflict_s)
         else:
             return

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -17,10 +18,13 @@ import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
 from qmq.cli.parked import key_text
 from qmq.errors import InvalidArgument, QmqError
-from qmq.sql.outbox_admin import Listed, OutboxAdmin, looking_into
-from qmq.sql.outbox_door import settle
-from qmq.sql.outbox_runner import open_engine
+from qmq.sql.dialects import check_installed
 from qmq.sql.outbox_tables import TABLE, migration
+
+if TYPE_CHECKING:
+    from qmq.sql.outbox_admin import Listed, OutboxAdmin
+
+_R = TypeVar("_R")
 
 app = typer.Typer(no_args_is_help=True, help="Messages in applications' own database transactions.")
 
@@ -68,7 +72,7 @@ def list_messages(
     async def _list(admin: OutboxAdmin) -> list[Listed]:
         return await admin.list(limit, only_aside=aside)
 
-    rows = [_row(each) for each in run(looking_into(db, table, _list))]
+    rows = [_row(each) for each in run(_looking_into(db, table, _list))]
     show(f"outbox {table}", _COLUMNS, rows, as_json=as_json)
 
 
@@ -80,7 +84,7 @@ def retry(db: Database, ids: Ids = None, every: All = False, table: Table = TABL
         chosen = await _chosen(admin, ids, every)
         return ("would wait again", len(chosen)) if dry_run else ("wait again", await admin.retry(chosen))
 
-    _tell(run(looking_into(db, table, _retry)), as_json)
+    _tell(run(_looking_into(db, table, _retry)), as_json)
 
 
 @app.command("drop")
@@ -91,7 +95,15 @@ def drop(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE
         chosen = await _chosen(admin, ids, every)
         return ("would be deleted", len(chosen)) if dry_run else ("deleted", await admin.drop(chosen))
 
-    _tell(run(looking_into(db, table, _drop)), as_json)
+    _tell(run(_looking_into(db, table, _drop)), as_json)
+
+
+async def _looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Awaitable[_R]]) -> _R:
+    """Without SQLAlchemy all other commands work."""
+    check_installed()
+    from qmq.sql.outbox_admin import looking_into
+
+    return await looking_into(url, table, work)
 
 
 async def _chosen(admin: OutboxAdmin, ids: list[int] | None, every: bool) -> list[int]:
@@ -124,6 +136,13 @@ def _row(each: Listed) -> tuple[object, ...]:
 
 async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:
     """Until SIGTERM or SIGINT."""
+    check_installed()
+    from qmq.sql.database_door import settle
+    from qmq.sql.outbox_runner import open_engine
+
+    async def dispose(engine: Any) -> None:
+        await settle(engine.dispose())
+
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -132,12 +151,8 @@ async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str
         for url in urls:
             engine = open_engine(url)
             engines.append(engine)
-            stack.push_async_callback(_dispose, engine)
+            stack.push_async_callback(dispose, engine)
         mq = await stack.enter_async_context(qmq.connect(server))
         await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, lease=timedelta(seconds=lease_s)))
         typer.echo(f"watching {len(urls) * len(tables)} outboxes")
         await asked.wait()
-
-
-async def _dispose(engine: Any) -> None:
-    await settle(engine.dispose())

@@ -13,12 +13,13 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 import qmq
+from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run
 from qmq.cli.route_facts import change_facts, left_in, place_facts, undo_command
 from qmq.cli.route_view import change_text, plan_view
@@ -26,9 +27,6 @@ from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, Un
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
-
-LOOK_S: Final = 0.5
-"""Between two looks at the groups that are still to follow."""
 
 Subject = Annotated[str, typer.Argument(help="The subject; an ordered one.")]
 Partition = Annotated[int, typer.Argument(help="The partition's number, as `qmq route show` has it.")]
@@ -48,9 +46,11 @@ class Manner:
     wait: bool
     as_json: bool
     server: str
+    timing: CliTiming
 
 
 def split(
+    context: typer.Context,
     subject: Subject,
     partition: Partition,
     at: Annotated[list[int] | None, typer.Option("--at", help="Where a part begins: a logical partition; may be repeated.")] = None,
@@ -79,10 +79,11 @@ def split(
         groups = groups * count if len(groups) == 1 else groups
         return {"split": pb.SplitOperation(partition=partition, at=sorted(at or ()), parts=0 if at else count, broker_groups=groups)}
 
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server))
+    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
 
 
 def merge(
+    context: typer.Context,
     subject: Subject,
     partitions: Annotated[list[int], typer.Argument(help="The partitions' numbers; neighbours.")],
     to: Annotated[str, typer.Option("--to", help="Where the new one shall live; without it, where the first one lives.")] = "",
@@ -102,10 +103,11 @@ def merge(
             raise InvalidArgument("name two partitions or more: a merge makes one of them")
         return {"merge": pb.MergeOperation(partitions=partitions, broker_group=to)}
 
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server))
+    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
 
 
 def move(
+    context: typer.Context,
     subject: Subject,
     partition: Partition,
     to: Annotated[str, typer.Option("--to", help="The broker group that shall take its messages.")],
@@ -125,7 +127,7 @@ def move(
             raise InvalidArgument(f"partition {partition} lives on {to} already")
         return {"move": pb.MoveOperation(partition=partition, broker_group=to)}
 
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server))
+    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
 
 
 def names(words: list[str] | None) -> list[str]:
@@ -191,7 +193,7 @@ async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
                 following.publish(made.change)
                 groups = list(now.groups)
                 if manner.wait:
-                    groups = await follow(lambda: mq.metadata.describe_route(subject), made.change, following)
+                    groups = await follow(lambda: mq.metadata.describe_route(subject), made.change, following, manner.timing.follow_s)
             except asyncio.CancelledError:
                 following.leave()
                 raise
@@ -204,7 +206,7 @@ async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
 
 
 async def follow(
-    describe: Callable[[], Awaitable[pb.DescribeRouteResponse]], made: pb.RouteChangeInfo, following: Following
+    describe: Callable[[], Awaitable[pb.DescribeRouteResponse]], made: pb.RouteChangeInfo, following: Following, look_s: float
 ) -> list[pb.OrderedGroup]:
     """Until every consumer group has advanced. While no metaserver answers, what was seen last stays."""
     while True:
@@ -216,7 +218,7 @@ async def follow(
             following.look(groups, made)
             if all(each.version >= made.to_version for each in groups):
                 return groups
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
 
 
 class Following:

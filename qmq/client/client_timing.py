@@ -32,6 +32,11 @@ class ClientTiming:
     cancel_s: float = 5.0
     """How long a handler may take to be cancelled. One that will not be is left alone: its message goes back when the consumer leaves."""
 
+    outbox_delivery_s: float = 30.0
+    """How long a message of an outbox may take until it is stored; what is not by then is tried again by a watchdog."""
+    outbox_look_s: float = 1.0
+    """How often a watchdog looks for messages that were left in an outbox."""
+
     decide_s: float = 30.0
     """How long the client asks what became of a change of a delayed message. A lost delay group has a new master long before."""
     decide_retry_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.route_book import Ordering
-from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from qmq.client.client_timing import ClientTiming
     from qmq.client.delayed_producer import DelayedProducer
     from qmq.client.interceptors import Chain
     from qmq.client.ordered.ordered_producer import OrderedProducer
@@ -31,6 +31,7 @@ class OutboxDoor:
     delayed_producer: Callable[..., DelayedProducer]
     _now_ns: Callable[[], int]
     _producer_ids: ProducerIds
+    _timing: ClientTiming
     _own_outboxes: Outboxes | None = None
 
     def _ordering(self, target: str) -> Awaitable[Ordering | None]:
@@ -43,17 +44,20 @@ class OutboxDoor:
     def _outboxes(self) -> Outboxes:
         self._check_open()
         if self._own_outboxes is None:
-            from qmq.sql.outbox import Outboxes
-            from qmq.sql.outbox_sender import DELIVERY_TIMEOUT_S, Doors
+            from qmq.sql.dialects import check_installed
 
-            patience = DELIVERY_TIMEOUT_S
+            check_installed()
+            from qmq.sql.outbox import Outboxes
+            from qmq.sql.outbox_sender import Doors, Sender
+
+            patience = self._timing.outbox_delivery_s
             doors = Doors(
                 partial(self.producer, delivery_timeout_s=patience),
                 partial(self.ordered_producer, delivery_timeout_s=patience),
                 partial(self.delayed_producer, delivery_timeout_s=patience),
                 self._ordering,
             )
-            self._own_outboxes = Outboxes(doors, self._producer_ids(), self.interceptors, self._now_ns)
+            self._own_outboxes = Outboxes(Sender(doors, patience), self._producer_ids(), self.interceptors, self._now_ns)
         return self._own_outboxes
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
@@ -61,7 +65,8 @@ class OutboxDoor:
 
         `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
         or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. What
-        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, InvalidName, ClientClosed.
+        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, also where SQLAlchemy is not installed
+        (`qmq[sql]`), InvalidName, ClientClosed.
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
@@ -72,14 +77,10 @@ class OutboxDoor:
         another takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
-        try:
-            import sqlalchemy  # noqa: F401
-        except ImportError:
-            raise InvalidArgument("a watchdog reaches its database through SQLAlchemy: install qmq[sql]") from None
         from qmq.sql.outbox_watchdog import Watchdogs
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]
-        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease)
+        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s)
 
     async def _close_outboxes(self) -> None:
         if self._own_outboxes is not None:

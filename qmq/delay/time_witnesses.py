@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -24,11 +25,23 @@ from qmq.proto.v1 import control_pb2, control_pb2_grpc
 
 log = logging.getLogger("qmq.delay")
 
-ASK_S: Final = 1.0
-LOOK_S: Final = 1.0
-EVERY_MS: Final = 30_000
 WITNESSES_MAX: Final = 15
 """More would not make the median better."""
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessTiming:
+    """Handed in, so that a test need not wait for the next look."""
+
+    ask_s: float = 1.0
+    """How long an answer may take."""
+    look_s: float = 1.0
+    """How often our own clock is read."""
+    every_ms: int = 30_000
+    """How often the witnesses are asked while nothing is amiss."""
+
+
+TIMING: Final = WitnessTiming()
 
 AskTime = Callable[[str], Awaitable[int]]
 """The time at a control address, in ms; 0 if it does not tell. Any error but a cancellation means that it is no witness."""
@@ -37,8 +50,8 @@ AskTime = Callable[[str], Awaitable[int]]
 class ControlPorts:
     """Control connections to those who are asked."""
 
-    def __init__(self, network: Network = NETWORK) -> None:
-        self._network = network
+    def __init__(self, network: Network = NETWORK, ask_s: float = TIMING.ask_s) -> None:
+        self._network, self._ask_s = network, ask_s
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
@@ -46,7 +59,9 @@ class ControlPorts:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(address)
-        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=ASK_S)
+        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+            control_pb2.DescribeReplicaRequest(), timeout=self._ask_s
+        )
         return int(answer.time_ms)
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
@@ -59,11 +74,18 @@ class TimeWitnesses:
     """The task that asks. `addresses` lists control addresses of other machines' brokers and replicas, the best witnesses first."""
 
     def __init__(
-        self, clock: SteadyClock, addresses: Callable[[], Iterable[str]], *, ask: AskTime | None = None, network: Network = NETWORK
+        self,
+        clock: SteadyClock,
+        addresses: Callable[[], Iterable[str]],
+        *,
+        ask: AskTime | None = None,
+        network: Network = NETWORK,
+        timing: WitnessTiming = TIMING,
     ) -> None:
+        self._timing = timing
         self._clock = clock
         self._addresses = addresses
-        self._ports = ControlPorts(network)
+        self._ports = ControlPorts(network, timing.ask_s)
         self._ask = ask or self._ports.ask
         self._asked_boot_ms: int | None = None
         self._told = (0, 0)
@@ -87,13 +109,13 @@ class TimeWitnesses:
                 await self.look()
             except Exception:
                 log.exception("asking others for the time failed")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._timing.look_s)
 
     async def look(self) -> None:
         """Read the clock, and ask if it is time to."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
-        if self._clock.keeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= EVERY_MS:
+        if self._clock.keeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= self._timing.every_ms:
             self._asked_boot_ms = now_ms
             await self._ask_all()
             self._clock.time_ms()
@@ -107,7 +129,7 @@ class TimeWitnesses:
     async def _ask_one(self, address: str) -> None:
         sent_ms = self._clock.boot_ms()
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(self._timing.ask_s):
                 their_ms = await self._ask(address)
         except Exception as failure:
             log.debug("%s did not say what time it is: %s", address, failure)

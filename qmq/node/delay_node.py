@@ -74,7 +74,7 @@ class DelayNode(ReplicaNode):
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
             self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.doors.network)
-        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, self.doors.network)
+        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, self.doors.network, doors.node_timing)
 
     # --- by kind -------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from qmq.broker.maintenance import stop_process
 from qmq.clock import Clock, SystemClock
 from qmq.log.disk import Disk
 from qmq.network import NETWORK, Network
+from qmq.node.node_timing import TIMING, NodeTiming
 from qmq.security.expiry import ExpiryWarning
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
@@ -31,8 +32,10 @@ class Environment:
     disk: Disk = field(default_factory=Disk)
     network: Network = NETWORK
     timing: Timing = field(default_factory=Timing)
+    """Of heartbeats and elections."""
     fatal: Callable[[BaseException], None] = stop_process
     """What happens to a process that must not go on."""
+    node_timing: NodeTiming = TIMING
 
 
 MACHINE: Final = Environment()

@@ -66,11 +66,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.node")
 
-KNOWN_WAIT_S: Final = 3.0
-"""How long a replica that knows its group waits for the coordination store before it takes part without."""
 MEND_TRIES: Final = 1_000
-VIEW_RETRY_S: Final = 0.1
-VIEW_RETRY_S_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ class ReplicaNode:
         found = identities.load(config.data, config.group, config.replica)
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self._begin_view())
-        await asyncio.wait([self._viewing], timeout=KNOWN_WAIT_S if self._identity.membership else None)
+        await asyncio.wait([self._viewing], timeout=self.doors.node_timing.known_wait_s if self._identity.membership else None)
         try:
             self._membership = await self._join()
             self.store = await self._open()
@@ -174,7 +170,8 @@ class ReplicaNode:
 
     async def _begin_view(self) -> None:
         """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
-        pause_s = VIEW_RETRY_S
+        timing = self.doors.node_timing
+        pause_s = timing.view_retry_s
         while True:
             try:
                 await self.view.start()
@@ -182,7 +179,7 @@ class ReplicaNode:
             except Exception as failure:
                 log.warning("the coordination store cannot be listed, trying again in %.1f s: %s", pause_s, failure)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, VIEW_RETRY_S_MAX)
+            pause_s = min(pause_s * 2, timing.view_retry_s_max)
 
     async def _join(self) -> ReplicaMembership:
         """Who belongs to the group, which is of our kind."""

@@ -29,6 +29,7 @@ from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 from qmq.network import NETWORK, Network
+from qmq.node.node_timing import TIMING, NodeTiming
 from qmq.node.schedule_files import SCHEDULE
 from qmq.private_files import make_private
 from qmq.proto.v1 import delay_pb2 as pb
@@ -39,10 +40,6 @@ log = logging.getLogger("qmq.node")
 
 ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
-ASK_S: Final = 10.0
-RETRY_S: Final = 1.0
-POLL_S: Final = 0.05
-GIVE_S: Final = 0.2
 TELL_S: Final = 5.0
 
 
@@ -106,8 +103,10 @@ class ScheduleTransfer:
         form: type[Format],
         fatal: Callable[[BaseException], None],
         network: Network = NETWORK,
+        timing: NodeTiming = TIMING,
     ) -> None:
         self._taker = taker
+        self._timing = timing
         self._network = network
         self._store = store
         self._disk = disk
@@ -165,7 +164,7 @@ class ScheduleTransfer:
             return
         log.warning("this replica has no schedule: it is fetched from another one, and until then it serves nobody")
         while not await self._fetch_from_any():  # noqa: ASYNC110 - others must come
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._timing.schedule_retry_s)
 
     async def _fetch_from_any(self) -> bool:
         for name, address in self._taker.donors().items():
@@ -181,13 +180,13 @@ class ScheduleTransfer:
         return False
 
     async def _take_from(self, name: str, stub: Any) -> None:
-        told: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
+        told: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=self._timing.schedule_ask_s)
         first = self._taker.needs_from()
         if first is None or told.index < first - 1:
             raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
         await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
         while self._taker.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._timing.schedule_poll_s)
         self._adopt(told.state)
         log.warning("the schedule of replica %s as of index %d was taken over", name, told.index)
 
@@ -206,7 +205,7 @@ class ScheduleTransfer:
             at = 0
             while at < size:
                 request = pb.ReadScheduleRequest(file=path.name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
-                piece: bytes = (await stub.ReadSchedule(request, timeout=ASK_S)).data
+                piece: bytes = (await stub.ReadSchedule(request, timeout=self._timing.schedule_ask_s)).data
                 if not 0 < len(piece) <= size - at:
                     raise Unavailable(f"{path.name} gave {len(piece)} bytes at {at}, and should have {size}")
                 self._disk.write(fd, [piece], at)
@@ -231,13 +230,22 @@ class ScheduleTransfer:
         taker = self._taker
         while taker.leads and not taker.has_schedule:
             for name, address in taker.donors().items():
-                if await _has_schedule(address, self._network):
+                if await self._has_schedule(address):
                     try:
                         await taker.hand_over(name)
                         return
                     except QmqError as failure:
                         log.warning("replica %s has its schedule and does not take over: %s", name, failure)
-            await asyncio.sleep(GIVE_S)
+            await asyncio.sleep(self._timing.schedule_give_s)
+
+    async def _has_schedule(self, address: str) -> bool:
+        async with self._network.channel(address) as channel:
+            asking = delay_pb2_grpc.DelayControlStub(channel)
+            try:
+                await asking.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=self._timing.schedule_ask_s)
+            except grpc.RpcError:
+                return False
+            return True
 
 
 class _Progress:
@@ -253,12 +261,3 @@ class _Progress:
         if time.monotonic() - self._told_s >= TELL_S:
             self._told_s = time.monotonic()
             log.info("%d of %d bytes of the schedule fetched from replica %s", self._done, self._bytes, self._donor)
-
-
-async def _has_schedule(address: str, network: Network) -> bool:
-    async with network.channel(address) as channel:
-        try:
-            await delay_pb2_grpc.DelayControlStub(channel).DescribeSchedule(pb.DescribeScheduleRequest(), timeout=ASK_S)
-        except grpc.RpcError:
-            return False
-        return True

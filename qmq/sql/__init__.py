@@ -1,5 +1,24 @@
-"""QMQ beside an application's own database: sending with its transactions (docs/OUTBOX.md), effects that happen once (docs/DEDUP.md)."""
+"""QMQ beside an application's own database: sending with its transactions (docs/OUTBOX.md), effects that happen once (docs/DEDUP.md).
 
-from qmq.sql.dedup import SqlDedup
+`pip install qmq[sql]` brings SQLAlchemy, which makes the statements. Migrations are printed without it, so it is imported with `SqlDedup`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qmq.sql.dialects import check_installed
+
+if TYPE_CHECKING:
+    from qmq.sql.dedup import SqlDedup
 
 __all__ = ["SqlDedup"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SqlDedup":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_installed()
+    from qmq.sql.dedup import SqlDedup
+
+    return SqlDedup

@@ -34,7 +34,8 @@ from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup_openers import openers
-from qmq.sql.dedup_statements import KEY_BYTES_MAX, TABLE, Record, Statements, check_table, statements
+from qmq.sql.dedup_statements import Statements, statements
+from qmq.sql.dedup_tables import KEY_BYTES_MAX, TABLE, Record, check_table
 from qmq.sql.dedup_transactions import AsyncTransaction, Transaction
 
 log = logging.getLogger("qmq.sql")

@@ -1,4 +1,4 @@
-"""Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async. Imported only where SQLAlchemy is.
+"""Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async.
 
 What is said in an async one is sync code too, which SQLAlchemy runs on it (`run_sync`). A commit of the handler's own is refused by the
 event that comes before it.
@@ -6,36 +6,16 @@ event that comes before it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from functools import lru_cache
-from typing import Any
 
-from sqlalchemy import Connection, TextClause, event, text
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from qmq.errors import InvalidArgument
+from qmq.sql.database_door import AlchemyDoor, Executor
 from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction, Opener, T, Transaction, Work
-
-
-@lru_cache(maxsize=100)
-def _text(statement: str) -> TextClause:
-    return text(statement).execution_options(preserve_rowcount=True)
-
-
-class _AlchemyExecutor:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
-        return self._connection.execute(_text(statement), parameters).rowcount
-
-    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
-        self._connection.execute(_text(statement), parameters)
-
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        return self._connection.execute(_text(statement), parameters).fetchall()
 
 
 class _Guard:
@@ -110,7 +90,7 @@ class _AsyncAlchemyTransaction:
 
 
 def _run(handed: Connection | Session, work: Work[T]) -> T:
-    return work(_AlchemyExecutor(_connection_of(handed)))
+    return work(Executor(AlchemyDoor(_connection_of(handed))))
 
 
 def _connection_of(handed: Connection | Session) -> Connection:

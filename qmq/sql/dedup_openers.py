@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+
 from qmq.errors import InvalidArgument
+from qmq.sql.dedup_alchemy import async_opener, opener
+from qmq.sql.dedup_driver import DriverOpener
 from qmq.sql.dedup_transactions import AsyncOpener, Opener
 
 
 def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:
     """What opens a database's transactions: the first, if it is one for threads; the second, for an event loop. Raises InvalidArgument."""
-    if sys.modules.get("sqlalchemy") is not None:  # who has none of its things need not have it installed
-        from sqlalchemy import Engine
-        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
-        from sqlalchemy.orm import sessionmaker
-
-        from qmq.sql.dedup_alchemy import async_opener, opener
-
-        if isinstance(database, Engine | sessionmaker):
-            return opener(database.connect if isinstance(database, Engine) else database), None
-        if isinstance(database, AsyncEngine | async_sessionmaker):
-            return None, async_opener(database.connect if isinstance(database, AsyncEngine) else database)
+    if isinstance(database, Engine | sessionmaker):
+        return opener(database.connect if isinstance(database, Engine) else database), None
+    if isinstance(database, AsyncEngine | async_sessionmaker):
+        return None, async_opener(database.connect if isinstance(database, AsyncEngine) else database)
     if not callable(database):
         raise InvalidArgument(
             f"{database!r} is no database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "
             f"that returns a new DB-API connection"
         )
-    from qmq.sql.dedup_driver import DriverOpener
-
     return DriverOpener(database, dialect, paramstyle), None

@@ -13,33 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from sqlalchemy import text
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded
-from qmq.sql.dedup_statements import Record, Statements, migration
+from qmq.sql.database_door import Executor
+from qmq.sql.dedup_statements import Statements
+from qmq.sql.dedup_tables import Record, migration
+from qmq.sql.dialects import DIALECTS
 
-_DUPLICATE: Final = 1062
-_NO_TABLE: Final = ("42P01", 1146)
-_IN_HAND: Final = ("40001", "40P01", "55P03", 1205, 1213)
-"""Serialization failure, deadlock, lock not to be had: PostgreSQL's states, MySQL's numbers."""
-_AWAY: Final = ("08", "53", "57")
-"""PostgreSQL's classes: connection, resources, operator."""
+# The connection may fail before it is known which database it is.
+_NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.no_table])
+_IN_HAND: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.in_hand])
+_AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
 """The DB-API's names, in every driver's tree and in SQLAlchemy's, and that of SQLAlchemy's empty pool."""
-
-
-class Executor(Protocol):
-    """One transaction's way to the database. Parameters are written `:name`."""
-
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> int:
-        """How many rows it changed."""
-        ...
-
-    def execute_many(self, statement: str, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Once with each of them."""
-        ...
-
-    def fetch(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
 
 
 def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
@@ -48,7 +37,7 @@ def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
     if _add(executor, spoken, parameters):
         return True
     if not executor.execute(spoken.touch, parameters):
-        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this second's time already)
+        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this millisecond's time already)
     return False
 
 
@@ -56,7 +45,7 @@ def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) 
     try:
         return executor.execute(spoken.add, parameters) == 1
     except Exception as failure:
-        if spoken.dialect == "mysql" and _DUPLICATE in codes(failure):
+        if spoken.dialect.duplicate is not None and spoken.dialect.duplicate in codes(failure):
             return False
         raise
 
@@ -79,7 +68,7 @@ def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
     """Delete the oldest records that were not touched for so long, a batch; how many there were."""
     found = executor.fetch(spoken.expiring, {"keep": keep_ms})
     if found:
-        keys = [{"group": row[0], "subject": row[1], "id": row[2], "keep": keep_ms} for row in found]
+        keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]
         executor.execute_many(spoken.expire, keys)
     return len(found)
 
@@ -87,7 +76,7 @@ def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
 def create(executor: Executor, dialect: str, table: str) -> None:
     """Create the table unless it is there. On MySQL that ends the transaction."""
     for statement in migration(dialect, table).split(";\n")[:-1]:
-        executor.execute(statement, {})
+        executor.execute(text(statement), {})
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------------
@@ -113,15 +102,20 @@ def on_the_way_in(table: str) -> Iterator[None]:
         yield
     except Exception as failure:
         found = codes(failure)
-        if any(code in _NO_TABLE for code in found) or "no such table" in str(failure):
+        if _says(failure, found, _NO_TABLE):
             raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
-        if any(code in _IN_HAND for code in found) or "is locked" in str(failure):
+        if _says(failure, found, _IN_HAND):
             raise Overloaded(
                 f"another transaction has this message in hand, or table {table!r} is busy; nothing was done: {failure}"
             ) from failure
         if _is_transient(failure, found):
             raise NotConnected(f"the database that has table {table!r} cannot be reached; nothing was done: {failure}") from failure
         raise
+
+
+def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
+    """Whether an error has one of these codes, or of SQLite's, which has none for them, the text."""
+    return any(code in marks for code in found) or any(mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark)
 
 
 def _is_transient(failure: Exception, found: Iterable[Any]) -> bool:

@@ -20,30 +20,31 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from sqlalchemy import text
+
 from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.sql.outbox_door import Door, finish
-from qmq.sql.outbox_handover import Sends, hand_over, not_claiming
+from qmq.sql.database_door import Door
+from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_relay import Parcel, Relay
+from qmq.sql.outbox_row_sender import OutboxSender, Sends
 from qmq.sql.outbox_runner import EngineRunner, open_engine
-from qmq.sql.outbox_sender import Doors, Sender
-from qmq.sql.outbox_statements import Statement, Statements
+from qmq.sql.outbox_statements import Statements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
 from qmq.sql.outbox_target import Target, target_of
 
 __all__ = ["Outbox", "Outboxes", "create_tables", "create_tables_async", "migration", "open_engine"]
 
-GRACE: Final = timedelta(seconds=5)
-"""How long a new row is its sender's before a watchdog takes it."""
 INSERT_ROWS: Final = 50
 INSERT_BYTES: Final = limits.MIB
 
@@ -53,15 +54,16 @@ _R = TypeVar("_R")
 class Outboxes:
     """All outboxes of one client: it hands out ids, and has a relay for each database. Make it in the client's event loop."""
 
-    def __init__(self, doors: Doors, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
+    def __init__(self, sender: Sends, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
         self.new_id = MessageIds(producer_id)
-        self.sender = Sender(doors)
+        self.sender = sender
         self.holder = holder_text(f"{socket.gethostname()}:{os.getpid()}")
         self.chain, self.now_ns = chain, now_ns
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._relays: dict[tuple[object, str, int], Relay] = {}
 
-    def outbox(self, target: Any, *, table: str = TABLE, grace: timedelta = GRACE) -> Outbox:
+    def outbox(self, target: Any, *, table: str, grace: timedelta) -> Outbox:
+        """`grace` is how long a new row is its sender's before a watchdog takes it."""
         return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
 
     def relay(self, target: Target, table: str, grace: int) -> Relay:
@@ -69,7 +71,8 @@ class Outboxes:
         database, runner = target.runner()
         found = self._relays.get((database, table, grace))
         if found is None:
-            found = self._relays[database, table, grace] = Relay(Operations(runner, table), self.sender, grace, self._loop, self._thread)
+            rows = OutboxSender(Operations(runner, table), self.sender, grace)
+            found = self._relays[database, table, grace] = Relay(rows, self._loop, self._thread)
         return found
 
     async def close(self) -> None:
@@ -93,6 +96,11 @@ class Outbox:
     def connection(self) -> Any:
         """What the application gave; with an engine, the connection whose transaction the outbox commits at the block's end."""
         return self._target.connection
+
+    @property
+    def sender(self) -> Sends:
+        """The client's, which works in its event loop."""
+        return self._owner.sender
 
     def send(
         self,
@@ -185,75 +193,24 @@ class Outbox:
         On a plain driver's connection this sends them, and uses the connection for that in short transactions of its own; otherwise
         they are on their way by themselves. Raises InvalidArgument if the transaction is still open; what the driver raises.
         """
+        return await asyncio.wrap_future(await self.outcome(self.sender))
+
+    async def outcome(self, sender: Sends) -> Future[bool]:
+        """What `committed` waits for. On a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
         if not self._is_inserted:
-            return self._state == "closed" and not self._messages
-        if not self._target.tells:
-            return await self._send_now(self._owner.sender)
-        parcel = self._announced()
-        return parcel is not None and await asyncio.wrap_future(parcel.future)
-
-    def _announced(self) -> Parcel | None:
-        """What the relay has; None if the transaction ended without a word, as with a connection that broke."""
-        if self._parcel is None and self._target.is_in_transaction:
-            raise _still_open()
-        return self._parcel
-
-    async def _send_now(self, sender: Sends) -> bool:
+            return _decided(self._state == "closed" and not self._messages)
+        if self._target.tells:
+            if self._parcel is None and self._target.is_in_transaction:
+                raise _still_open()
+            return _decided(False) if self._parcel is None else self._parcel.future  # none: the connection broke, and ended without a word
         if self._target.is_in_transaction:
             raise _still_open()
-        table = Operations(self._target.runner()[1], self._table)
+        rows = OutboxSender(Operations(self._target.runner()[1], self._table), sender, self._grace_ms)
         subjects: dict[str, list[OutboxMessage]] = {}
         for message in self._messages:
             subjects.setdefault(message.subject, []).append(message)
-        sent = 0
-        for subject, messages in subjects.items():
-            sent += len((await hand_over(subject, messages, table, sender, not_claiming, self._grace_ms)).sent)
-        return sent == len(self._messages)
-
-
-class BlockingOutbox:
-    """The same for the blocking client, on sync connections, sessions and engines. See `Outbox`."""
-
-    def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._box = box
-        self._run = run
-        self.send = box.send
-
-    @property
-    def connection(self) -> Any:
-        return self._box.connection
-
-    def __enter__(self) -> BlockingOutbox:
-        finish(self._box.__aenter__())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        finish(self._box.__aexit__(kind, error, trace))
-
-    def committed(self) -> bool:
-        box = self._box
-        if box._is_inserted and not box._target.tells:
-            return finish(box._send_now(_InLoop(box._owner.sender, self._run)))
-        return bool(self._run(box.committed()))
-
-
-class _InLoop:
-    """Sends in the client's event loop, from another thread, which waits."""
-
-    def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._sender, self._run = sender, run
-
-    async def is_ordered(self, subject: str) -> bool:
-        async def ask() -> bool:
-            return await self._sender.is_ordered(subject)
-
-        return bool(self._run(ask()))
-
-    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Any:
-        async def say() -> Any:
-            return await self._sender.send(subject, messages)
-
-        return self._run(say())
+        sent = sum([len((await rows.send_committed(subject, messages)).sent) for subject, messages in subjects.items()])
+        return _decided(sent == len(self._messages))
 
 
 def _chunks(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
@@ -277,6 +234,12 @@ def grace_ms(grace: timedelta) -> int:
     return grace // timedelta(milliseconds=1)
 
 
+def _decided(is_sent: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(is_sent)
+    return future
+
+
 def _still_open() -> InvalidArgument:
     return InvalidArgument("the transaction is still open: commit it (or roll back) first, then say committed()")
 
@@ -298,7 +261,7 @@ async def create_tables_async(engine: Any, table: str = TABLE) -> None:
 
 def _creating(dialect: str, table: str) -> Callable[[Door], Coroutine[Any, Any, None]]:
     async def work(door: Door) -> None:
-        for text in statements(dialect, table):
-            await door.execute(Statement(text, {}))
+        for each in statements(dialect, table):
+            await door.execute(Statement(text(each), {}))
 
     return work

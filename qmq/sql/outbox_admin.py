@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.sql.outbox_door import settle
+from qmq.sql.database_door import settle
+from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import error_text
 from qmq.sql.outbox_operations import Operations, chunks
 from qmq.sql.outbox_runner import EngineRunner, open_engine
-from qmq.sql.outbox_statements import Statement
 from qmq.sql.outbox_tables import ASIDE
 
 _R = TypeVar("_R")

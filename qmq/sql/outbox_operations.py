@@ -12,13 +12,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from qmq.errors import QmqError
+from qmq.sql.database_door import Answer, Door
+from qmq.sql.expressions import Statement
 from qmq.sql.outbox_choice import WaitingRow
-from qmq.sql.outbox_door import Answer, Door
 from qmq.sql.outbox_lease import LeaseRow
 from qmq.sql.outbox_message import OutboxRow, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
-from qmq.sql.outbox_statements import MANY, Statement, Statements
+from qmq.sql.outbox_statements import MANY, Statements
 
 _T = TypeVar("_T")
 TRIES: Final = 4
@@ -37,7 +38,8 @@ class Operations:
     def __init__(self, runner: Runner, table: str) -> None:
         self._runner = runner
         self.say = Statements(runner.dialect, table)
-        self._tries = TRIES if isinstance(runner, EngineRunner) else 1
+        self.is_lent = not isinstance(runner, EngineRunner)
+        """Whether it is the application's only connection, which does one thing at a time."""
 
     async def ask(self, *statements: Statement) -> list[Answer]:
         """Say statements in one transaction. Raises what the driver raises."""
@@ -45,10 +47,10 @@ class Operations:
         async def work(door: Door) -> list[Answer]:
             return [await door.execute(statement) for statement in statements]
 
-        if self._tries == 1:
+        if self.is_lent:
             return await self._runner.run(work)
         async for attempt in AsyncRetrying(
-            stop=stop_after_attempt(self._tries),
+            stop=stop_after_attempt(TRIES),
             wait=wait_random_exponential(0.05, 1.0),
             reraise=True,
             retry=retry_if_exception(_is_the_databases),

@@ -1,8 +1,8 @@
 """The relay: sends what this process committed, right after the commit. One for each database and table that a client's outboxes use.
 
-    commit ──▶ committed(messages) ──▶ line of the subject ──▶ hand_over ──▶ sent, and deleted
-                                            ▲                     │ held: something of the key waits before it
-                                            └──── soon again ─────┘
+    commit ──▶ committing(messages) ──▶ line of the subject ──▶ OutboxSender.send_committed ──▶ sent, and deleted
+                                             ▲                     │ held: something of the key waits before it
+                                             └──── soon again ─────┘
 
 Rules:
 * Each subject has a line of its own: one that is in trouble holds up no other. In a line one round of at most 1,000 messages is under way;
@@ -23,9 +23,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.sql.outbox_handover import Sends, hand_over, keeping_claimed, log
 from qmq.sql.outbox_message import OutboxMessage, error_text
-from qmq.sql.outbox_operations import Operations
+from qmq.sql.outbox_row_sender import OutboxSender, log
 
 ROUND_MESSAGES: Final = 1_000
 ROUND_BYTES: Final = 4 * limits.MIB
@@ -73,8 +72,8 @@ class _Entry(NamedTuple):
 class Relay:
     """It works in the client's event loop, which runs in `thread`; `committing` may be called in any."""
 
-    def __init__(self, table: Operations, sender: Sends, grace_ms: int, loop: asyncio.AbstractEventLoop, thread: int) -> None:
-        self.table, self.sender, self.grace_ms = table, sender, grace_ms
+    def __init__(self, rows: OutboxSender, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        self.rows = rows
         self.kept_bytes = 0
         self.is_closing = False
         self._loop, self._thread = loop, thread
@@ -175,17 +174,10 @@ class _Line:
         sent: frozenset[bytes] = frozenset()
         held: frozenset[bytes] = frozenset()
         try:
-            found = await hand_over(
-                self._subject,
-                [entry.message for entry in entries],
-                relay.table,
-                relay.sender,
-                keeping_claimed(relay.table, relay.grace_ms),
-                relay.grace_ms,
-            )
+            found = await relay.rows.send_committed(self._subject, [entry.message for entry in entries])
             sent, held = found.sent, found.held
         except Exception as failure:  # whatever a driver raises
-            log.warning("messages to %s stay in outbox %s for now: %s", self._subject, relay.table.say.table, error_text(failure))
+            log.warning("messages to %s stay in outbox %s for now: %s", self._subject, relay.rows.table.say.table, error_text(failure))
         if relay.is_closing or len(held) >= ROUND_MESSAGES:
             held = frozenset()
         for entry in entries:

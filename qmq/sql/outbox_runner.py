@@ -9,8 +9,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
 from qmq.errors import InvalidArgument
-from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, finish, packages, settle
+from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, finish, settle
+from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
 CONNECTIONS: Final = 4
@@ -80,17 +84,12 @@ class LentRunner:
 def check_engine(engine: Any) -> Any:
     """An `Engine` or `AsyncEngine` of SQLAlchemy's. Raises InvalidArgument."""
     if "sqlalchemy" not in packages(engine) or not hasattr(engine, "dispose"):
-        raise InvalidArgument(f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here (install qmq[sql]), not a {type(engine).__name__}")
+        raise InvalidArgument(f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a {type(engine).__name__}")
     return engine
 
 
 def open_engine(url: str) -> Any:
     """An engine for a database's URL, async if its driver is. Raises InvalidArgument if there is none, or its driver is not installed."""
-    try:
-        from sqlalchemy import create_engine, make_url
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-    except ImportError:
-        raise InvalidArgument("outboxes are reached through SQLAlchemy here: install qmq[sql]") from None
     try:
         parsed = make_url(url)
         if parsed.get_dialect().is_async:

@@ -41,8 +41,6 @@ from qmq.sql.outbox_message import OutboxMessage
 
 SLICE_MESSAGES: Final = 500
 SLICE_BYTES: Final = 256 * limits.KIB
-DELIVERY_TIMEOUT_S: Final = 30.0
-"""How long a batch may take; what is not stored by then is tried again by the watchdog."""
 _CREATED_SPAN_MS: Final = 1 << 32
 """Create times of one batch lie within this."""
 
@@ -109,8 +107,10 @@ def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
 
 
 class Sender:
-    def __init__(self, doors: Doors) -> None:
-        self._doors = doors
+    """`find_s` is how long it may take until it is known where a subject is."""
+
+    def __init__(self, doors: Doors, find_s: float) -> None:
+        self._doors, self._find_s = doors, find_s
         self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}
 
     async def is_ordered(self, subject: str) -> bool:
@@ -178,10 +178,10 @@ class Sender:
 
     async def _ordering(self, target: str) -> Ordering | None:
         try:
-            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+            async with asyncio.timeout(self._find_s):
                 return await self._doors.ordering(target)
         except TimeoutError:
-            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in {DELIVERY_TIMEOUT_S:g} s") from None
+            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in {self._find_s:g} s") from None
 
     def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:
         if is_delayed:

@@ -1,22 +1,25 @@
-"""Every statement that the outbox says to a database, in the one form that all drivers are given from: values are named, `:so`. Pure.
+"""Every statement that the outbox says to a database, as an expression of SQLAlchemy Core and its values. Pure.
 
-A statement with a list of values (`IN`) is made for as many as there are: `many("id", [7, 9])` gives `:id_0, :id_1` and the values.
-
-Bytes go to MySQL as hexadecimal digits: with PyMySQL 1.2.3 and later aiomysql cannot pass them on (its issue 1080), and PyMySQL writes
-digits itself.
+Each form of a statement is made once for a table and a dialect: `_insert` for so many rows, `_claim` for so many ids.
 """
-
-# ruff: noqa: S608 - of names there are tables' only, and those were checked
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from qmq.sql.outbox_tables import ASIDE, NOW, TABLE, WAITING, check_dialect, check_table, lease_table
+from sqlalchemy import ColumnElement, TableClause, bindparam, delete, func, insert, select, update
+from sqlalchemy.sql.elements import ClauseElement
+
+from qmq.sql.dialects import check_dialect
+from qmq.sql.expressions import Statement, bytes_place, bytes_value, listed, named_table, now_ms, number, places, places_for
+from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING, check_table, lease_table
 
 MANY: Final = 500
 """Values in one list at most: older SQLite takes 999."""
+_FORMS: Final = 256
 
 _CONTENT: Final = (
     "message_id",
@@ -30,157 +33,212 @@ _CONTENT: Final = (
     "create_time_ms",
     "content_bytes",
 )
-_BYTES: Final = ("message_id", "message_key", "body")
+_BYTES: Final = frozenset({"message_id", "message_key", "body"})
+_STATE: Final = ("state", "attempts", "claimed_by", "claimed_until", "last_error")
 
 
-class Statement(NamedTuple):
-    """What is executed, and its values."""
-
-    text: str
-    values: Mapping[str, Any]
-
-
-def many(name: str, items: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    """Placeholders for a list, and its values."""
-    values = {f"{name}_{index}": item for index, item in enumerate(items)}
-    return ", ".join(f":{each}" for each in values), values
-
-
+@dataclass(frozen=True, slots=True)
 class Statements:
     """Those of one outbox table in one dialect."""
 
-    def __init__(self, dialect: str, table: str = TABLE) -> None:
-        self.dialect = check_dialect(dialect)
-        self.table = check_table(table)
-        self.lease_table = lease_table(table)
-        self._now = NOW[self.dialect]
+    dialect: str
+    table: str = TABLE
 
-    def _value(self, value: Any) -> Any:
-        return value.hex() if isinstance(value, bytes) and self.dialect == "mysql" else value
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dialect", check_dialect(self.dialect))
+        check_table(self.table)
 
-    def _place(self, name: str, is_bytes: bool) -> str:
-        return f"UNHEX(:{name})" if is_bytes and self.dialect == "mysql" else f":{name}"
+    @property
+    def rows(self) -> TableClause:
+        return named_table(self.table, "id", *_CONTENT, *_STATE)
+
+    @property
+    def leases(self) -> TableClause:
+        return named_table(lease_table(self.table), "name", "holder", "token", "lease_until")
+
+    @property
+    def now(self) -> ColumnElement[int]:
+        return now_ms(self.dialect)
 
     # --- rows ----------------------------------------------------------------------------------------------------------
 
     def insert(self, rows: Sequence[Mapping[str, Any]], holder: str, grace_ms: int) -> Statement:
         """New messages, claimed for so long by who sends them after the commit."""
         values: dict[str, Any] = {"holder": holder, "grace": grace_ms}
-        lines = []
         for index, row in enumerate(rows):
-            values |= {f"{name}_{index}": self._value(row[name]) for name in _CONTENT}
-            places = ", ".join([self._place(f"{name}_{index}", name in _BYTES) for name in _CONTENT])
-            lines.append(f"({places}, {WAITING}, 0, :holder, {self._now} + :grace)")
-        names = ", ".join((*_CONTENT, "state", "attempts", "claimed_by", "claimed_until"))
-        return Statement(f"INSERT INTO {self.table} ({names}) VALUES {', '.join(lines)}", values)
+            values |= {f"{name}_{index}": row[name] for name in _CONTENT}
+            values |= {f"{name}_{index}": bytes_value(self.dialect, row[name]) for name in _BYTES}
+        return Statement(_insert(self, len(rows)), values)
 
     def find(self, message_ids: Sequence[bytes]) -> Statement:
         """(id, message id, how long it is still claimed) of those that wait: they are committed."""
-        values = {f"message_id_{index}": self._value(each) for index, each in enumerate(message_ids)}
-        places = ", ".join([self._place(name, True) for name in values])
-        return Statement(
-            f"SELECT id, message_id, claimed_until - {self._now} FROM {self.table} WHERE state = {WAITING} AND message_id IN ({places})",
-            values,
-        )
+        values = listed("message", [bytes_value(self.dialect, each) for each in message_ids])
+        return Statement(_find(self, len(values)), values)
 
     def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> Statement:
         """(key hash, id) of the first message of each key that waits, not looking at some."""
-        hashes, values = many("key_hash", key_hashes)
-        ids, others = many("id", besides)
-        return Statement(
-            f"SELECT key_hash, MIN(id) FROM {self.table} WHERE key_hash IN ({hashes}) AND state = {WAITING} AND id NOT IN ({ids})"
-            " GROUP BY key_hash",
-            values | others,
-        )
+        values = listed("hash", key_hashes)
+        others = listed("besides", besides)
+        return Statement(_earliest(self, len(values), len(others)), values | others)
 
     def claim(self, ids: Sequence[int], grace_ms: int) -> Statement:
         """Claim them for so long from now on."""
-        places, values = many("id", ids)
-        return Statement(
-            f"UPDATE {self.table} SET claimed_until = {self._now} + :grace WHERE id IN ({places})", values | {"grace": grace_ms}
-        )
+        return Statement(_claim(self, places_for(len(ids))), listed("row", ids) | {"grace": grace_ms})
 
     def delete(self, ids: Sequence[int]) -> Statement:
-        places, values = many("id", ids)
-        return Statement(f"DELETE FROM {self.table} WHERE id IN ({places})", values)
+        return Statement(_delete(self, places_for(len(ids))), listed("row", ids))
 
     def failed(self, ids: Sequence[int], error: str, *, is_final: bool) -> Statement:
         """They could not be sent: they wait on, claimed by nobody, or are set aside."""
-        places, values = many("id", ids)
-        return Statement(
-            f"UPDATE {self.table} SET attempts = attempts + 1, claimed_until = 0, last_error = :error,"
-            f" state = {ASIDE if is_final else WAITING} WHERE id IN ({places})",
-            values | {"error": error},
-        )
+        return Statement(_failed(self, places_for(len(ids)), ASIDE if is_final else WAITING), listed("row", ids) | {"error": error})
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
         """(id, subject, key hash, size, how long it is still claimed) of those behind `after`, but not of some subjects."""
-        places, values = many("subject", besides)
-        others = f" AND subject NOT IN ({places})" if besides else ""
-        return Statement(
-            f"SELECT id, subject, key_hash, content_bytes, claimed_until - {self._now} FROM {self.table}"
-            f" WHERE state = {WAITING} AND id > :after{others} ORDER BY id LIMIT {int(limit)}",
-            values | {"after": after},
-        )
+        others = listed("besides", besides) if besides else {}
+        return Statement(_waiting(self, len(others)), others | {"after": after, "most": limit})
 
     def contents(self, ids: Sequence[int]) -> Statement:
         """The messages among these that wait, in order."""
-        places, values = many("id", ids)
-        return Statement(
-            f"SELECT id, {', '.join(_CONTENT)} FROM {self.table} WHERE state = {WAITING} AND id IN ({places}) ORDER BY id",
-            values,
-        )
+        return Statement(_contents(self, places_for(len(ids))), listed("row", ids))
 
     # --- for people ----------------------------------------------------------------------------------------------------
 
     def list(self, after: int, limit: int, *, only_aside: bool) -> Statement:
-        which = f" AND state = {ASIDE}" if only_aside else ""
-        return Statement(
-            "SELECT id, message_id, subject, message_key, content_bytes, due_ms, create_time_ms, state, attempts, claimed_by,"
-            f" claimed_until - {self._now}, last_error FROM {self.table} WHERE id > :after{which} ORDER BY id LIMIT {int(limit)}",
-            {"after": after},
-        )
+        return Statement(_list(self, only_aside), {"after": after, "most": limit})
 
     def retry(self, ids: Sequence[int]) -> Statement:
         """Have some that were set aside wait again."""
-        places, values = many("id", ids)
-        return Statement(
-            f"UPDATE {self.table} SET state = {WAITING}, claimed_until = 0 WHERE state = {ASIDE} AND id IN ({places})",
-            values,
-        )
+        return Statement(_retry(self, places_for(len(ids))), listed("row", ids))
 
     # --- the lease -----------------------------------------------------------------------------------------------------
 
     def view_lease(self) -> Statement:
         """(holder, token, how long it still holds)."""
-        return Statement(
-            f"SELECT holder, token, lease_until - {self._now} FROM {self.lease_table} WHERE name = :name", {"name": self.table}
-        )
+        return Statement(_leases(self).view, {"outbox": self.table})
 
     def create_lease(self) -> Statement:
         """The first watchdog of a table makes its row; nobody holds it."""
-        return Statement(
-            f"INSERT INTO {self.lease_table} (name, holder, token, lease_until) VALUES (:name, '', 0, 0)", {"name": self.table}
-        )
+        return Statement(_leases(self).create, {"outbox": self.table, "nobody": ""})
 
     def take_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
         """Compare and set: nobody took it since `token` was read, and it is over. One row is changed, or none."""
-        return Statement(
-            f"UPDATE {self.lease_table} SET holder = :holder, token = token + 1, lease_until = {self._now} + :lease"
-            f" WHERE name = :name AND token = :token AND lease_until <= {self._now}",
-            {"name": self.table, "holder": holder, "token": token, "lease": lease_ms},
-        )
+        return Statement(_leases(self).take, {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms})
 
     def renew_lease(self, token: int, lease_ms: int) -> Statement:
         """Go on holding it, also if it was over: nobody took it since. One row is changed, or none."""
-        return Statement(
-            f"UPDATE {self.lease_table} SET lease_until = {self._now} + :lease WHERE name = :name AND token = :token",
-            {"name": self.table, "token": token, "lease": lease_ms},
-        )
+        return Statement(_leases(self).renew, {"outbox": self.table, "seen": token, "lease": lease_ms})
 
     def release_lease(self, token: int) -> Statement:
         """Let others have it at once."""
-        return Statement(
-            f"UPDATE {self.lease_table} SET lease_until = 0 WHERE name = :name AND token = :token",
-            {"name": self.table, "token": token},
-        )
+        return Statement(_leases(self).release, {"outbox": self.table, "seen": token})
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_FORMS)
+def _insert(say: Statements, count: int) -> ClauseElement:
+    def place(name: str, index: int) -> ColumnElement[Any]:
+        return bytes_place(say.dialect, f"{name}_{index}") if name in _BYTES else bindparam(f"{name}_{index}")
+
+    new = {
+        "state": number(WAITING),
+        "attempts": number(0),
+        "claimed_by": bindparam("holder"),
+        "claimed_until": say.now + bindparam("grace"),
+    }
+    return insert(say.rows).values([{name: place(name, index) for name in _CONTENT} | new for index in range(count)])
+
+
+@lru_cache(maxsize=_FORMS)
+def _find(say: Statements, count: int) -> ClauseElement:
+    rows = say.rows.c
+    ids = [bytes_place(say.dialect, f"message_{index}") for index in range(count)]
+    return select(rows.id, rows.message_id, rows.claimed_until - say.now).where(rows.state == number(WAITING), rows.message_id.in_(ids))
+
+
+@lru_cache(maxsize=_FORMS)
+def _earliest(say: Statements, hashes: int, besides: int) -> ClauseElement:
+    rows = say.rows.c
+    found = select(rows.key_hash, func.min(rows.id)).where(rows.key_hash.in_(places("hash", hashes)), rows.state == number(WAITING))
+    return found.where(rows.id.not_in(places("besides", besides))).group_by(rows.key_hash)
+
+
+@lru_cache(maxsize=_FORMS)
+def _claim(say: Statements, count: int) -> ClauseElement:
+    rows = say.rows
+    return update(rows).values(claimed_until=say.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
+
+
+@lru_cache(maxsize=_FORMS)
+def _delete(say: Statements, count: int) -> ClauseElement:
+    rows = say.rows
+    return delete(rows).where(rows.c.id.in_(places("row", count)))
+
+
+@lru_cache(maxsize=_FORMS)
+def _failed(say: Statements, count: int, state: int) -> ClauseElement:
+    rows = say.rows
+    changed = update(rows).values(
+        attempts=rows.c.attempts + number(1), claimed_until=number(0), last_error=bindparam("error"), state=number(state)
+    )
+    return changed.where(rows.c.id.in_(places("row", count)))
+
+
+@lru_cache(maxsize=_FORMS)
+def _waiting(say: Statements, besides: int) -> ClauseElement:
+    rows = say.rows.c
+    found = select(rows.id, rows.subject, rows.key_hash, rows.content_bytes, rows.claimed_until - say.now)
+    found = found.where(rows.state == number(WAITING), rows.id > bindparam("after"))
+    if besides:
+        found = found.where(rows.subject.not_in(places("besides", besides)))
+    return found.order_by(rows.id).limit(bindparam("most"))
+
+
+@lru_cache(maxsize=_FORMS)
+def _contents(say: Statements, count: int) -> ClauseElement:
+    rows = say.rows.c
+    found = select(rows.id, *[rows[name] for name in _CONTENT]).where(rows.state == number(WAITING))
+    return found.where(rows.id.in_(places("row", count))).order_by(rows.id)
+
+
+@lru_cache(maxsize=_FORMS)
+def _list(say: Statements, only_aside: bool) -> ClauseElement:
+    rows = say.rows.c
+    shown = ("id", "message_id", "subject", "message_key", "content_bytes", "due_ms", "create_time_ms", "state", "attempts", "claimed_by")
+    found = select(*[rows[name] for name in shown], rows.claimed_until - say.now, rows.last_error).where(rows.id > bindparam("after"))
+    if only_aside:
+        found = found.where(rows.state == number(ASIDE))
+    return found.order_by(rows.id).limit(bindparam("most"))
+
+
+@lru_cache(maxsize=_FORMS)
+def _retry(say: Statements, count: int) -> ClauseElement:
+    rows = say.rows
+    changed = update(rows).values(state=number(WAITING), claimed_until=number(0))
+    return changed.where(rows.c.state == number(ASIDE), rows.c.id.in_(places("row", count)))
+
+
+class _Leases(NamedTuple):
+    view: ClauseElement
+    create: ClauseElement
+    take: ClauseElement
+    renew: ClauseElement
+    release: ClauseElement
+
+
+@lru_cache(maxsize=_FORMS)
+def _leases(say: Statements) -> _Leases:
+    table = say.leases
+    leases = table.c
+    until = say.now + bindparam("lease")
+    is_ours = leases.name == bindparam("outbox")
+    seen = update(table).where(is_ours, leases.token == bindparam("seen"))
+    nobody = {"name": bindparam("outbox"), "holder": bindparam("nobody"), "token": number(0), "lease_until": number(0)}
+    return _Leases(
+        view=select(leases.holder, leases.token, leases.lease_until - say.now).where(is_ours),
+        create=insert(table).values(nobody),
+        take=seen.where(leases.lease_until <= say.now).values(holder=bindparam("taker"), token=leases.token + number(1), lease_until=until),
+        renew=seen.values(lease_until=until),
+        release=seen.values(lease_until=number(0)),
+    )

@@ -5,7 +5,7 @@ One outbox table holds the messages that are not sent yet; one small table has a
 Rules:
 * Nothing can be truncated: whatever is written fits its column, because it was checked against `qmq/limits.py` or cut by hand before; and
   `content_bytes` says how long key, tags, headers and body are together, so that a column that somebody made too narrow is noticed.
-* Times are milliseconds since 1970 by the *database's* clock (`NOW`), never a machine's, and never by a session's time zone.
+* Times are milliseconds since 1970 by the *database's* clock (`Dialect.now_ms`), never a machine's, and never by a session's time zone.
 * Text is ASCII: tags and headers are JSON with escapes, so no character set can hurt them.
 * `id` grows with each insertion; it is the order in which messages are sent.
 """
@@ -16,8 +16,8 @@ import re
 from typing import Final
 
 from qmq.errors import InvalidArgument, InvalidName
+from qmq.sql.dialects import check_dialect
 
-DIALECTS: Final = ("sqlite", "postgresql", "mysql")
 TABLE: Final = "qmq_outbox"
 TABLE_CHARS_MAX: Final = 48
 """With what the indexes' names add, a name stays below the 63 characters that PostgreSQL silently cuts at."""
@@ -29,15 +29,6 @@ ASIDE: Final = 1
 
 ERROR_CHARS_MAX: Final = 2_000
 HOLDER_CHARS_MAX: Final = 200
-
-NOW: Final = {
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
-    # Not now(): that is the transaction's beginning.
-    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
-    # Not UNIX_TIMESTAMP(): it goes by the session's time zone, where an hour comes twice in autumn.
-    "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)",
-}
-"""Of each dialect: the database's clock, in milliseconds since 1970."""
 
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -141,14 +132,6 @@ def check_table(name: object) -> str:
             " before it"
         )
     return name
-
-
-def check_dialect(name: str) -> str:
-    """sqlite, postgresql or mysql, for MariaDB too. Raises InvalidArgument."""
-    found = "mysql" if name == "mariadb" else name
-    if found not in DIALECTS:
-        raise InvalidArgument(f"the outbox knows {', '.join(DIALECTS)} (and MariaDB as mysql), not {name!r}")
-    return found
 
 
 def lease_table(table: str) -> str:

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from qmq.errors import InvalidArgument
-from qmq.sql.outbox_door import AlchemyDoor, Door, PlainDoor, packages, settle
+from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, settle
+from qmq.sql.dialects import packages
 from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine
 
 IsOver = Callable[[], bool]
@@ -65,12 +66,10 @@ class AlchemyTarget(Target):
         return self._given
 
     async def door(self) -> Door:
-        from sqlalchemy import text
-
         is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
         self._connection = self._given if is_connection else await settle(self._given.connection())
         if self._connection.get_transaction() is None:
-            await settle(self._connection.execute(text("SELECT 1")))  # SQLAlchemy begins with the first statement
+            await settle(self._connection.exec_driver_sql("SELECT 1"))  # SQLAlchemy begins with the first statement
         if autocommits(await self._raw()):
             raise _autocommit()
         return AlchemyDoor(self._connection)

@@ -1,7 +1,7 @@
 """The watchdog: sends what was committed and not sent, because a process died, or no broker took it. Of several, one works at a time.
 
     keeping the lease    look ─ take ─ renew ...                                   (outbox_lease.py decides)
-    working, while held  look what waits ─ choose ─ for each subject: read, send, delete      (outbox_choice.py decides)
+    working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_choice.py decides)
 
 Rules:
 * Each subject that has work has a task, and the next look leaves it alone until that ends. One that fails rests for a while.
@@ -24,15 +24,12 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from qmq import limits
 from qmq.errors import InvalidArgument
 from qmq.sql.outbox_choice import Patience, WaitingRow, choose
-from qmq.sql.outbox_handover import Sends, deliver, log
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, holder_text
 from qmq.sql.outbox_operations import Operations
+from qmq.sql.outbox_row_sender import OutboxSender, Sends, log
 from qmq.sql.outbox_runner import EngineRunner
-from qmq.sql.outbox_tables import TABLE
 
-LEASE: Final = timedelta(seconds=10)
-POLL_S: Final = 1.0
 LOOK_ROWS: Final = 5_000
 """Rows of one look: small ones, without their contents."""
 ROUND_MESSAGES: Final = 2_000
@@ -51,15 +48,14 @@ class Watchdog:
 
     def __init__(
         self,
-        table: Operations,
-        sender: Sends,
+        rows: OutboxSender,
         holder: str,
         lease_s: float,
-        poll_s: float = POLL_S,
+        look_s: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._table, self._sender = table, sender
-        self._holder, self._lease_s, self._poll_s, self._now = holder, lease_s, poll_s, now
+        self._rows, self._table = rows, rows.table
+        self._holder, self._lease_s, self._look_s, self._now = holder, lease_s, look_s, now
         self._held: Held | None = None
         self._row: LeaseRow | None = None
         self._has_looked = False
@@ -103,7 +99,7 @@ class Watchdog:
             ):
                 with attempt:
                     await self._step()
-            await asyncio.sleep(wait_s(self._held, self._row, self._now(), self._poll_s))
+            await asyncio.sleep(wait_s(self._held, self._row, self._now(), self._look_s))
 
     async def _step(self) -> None:
         if self._held is None:
@@ -160,9 +156,9 @@ class Watchdog:
     async def _rest(self, is_news: bool) -> None:
         """Until there may be something to do: a subject has ended, or some time has passed."""
         if self._busy and is_news:
-            await asyncio.wait(self._busy.values(), timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._busy.values(), timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._look_s)
 
     async def _look(self) -> bool:
         """Begin with what can be sent now; whether there is anything under way."""
@@ -186,12 +182,9 @@ class Watchdog:
 
     async def _deliver(self, subject: str, ids: Sequence[int]) -> None:
         try:
-            stored = await self._table.contents(ids)
-            await self._table.settle((), [(row.id, row.fault) for row in stored if row.fault is not None])
-            rows = [(row.id, row.message) for row in stored if row.message is not None]
-            sent = await deliver(subject, rows, self._table, self._sender) if rows else set()
-            self.sent += len(sent)
-            if sent or not rows:
+            left = await self._rows.send_left(subject, ids)
+            self.sent += left.sent
+            if left.sent or not left.readable:
                 self._patience.sent(subject)
             else:
                 self._patience.failed(subject, self._now())
@@ -207,13 +200,18 @@ class Watchdog:
 class Watchdogs:
     """Those of some databases and tables, in this process. `async with` runs them in the background; or `await run()`."""
 
-    def __init__(self, engines: Sequence[Any], tables: Sequence[str], sender: Sends, holder: str, lease: timedelta) -> None:
+    def __init__(self, engines: Sequence[Any], tables: Sequence[str], sender: Sends, holder: str, lease: timedelta, look_s: float) -> None:
         if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
             raise InvalidArgument(f"lease is a timedelta of a second to an hour, not {lease!r}")
         if not engines or not tables:
             raise InvalidArgument("a watchdog needs a database and a table")
         self.dogs = [
-            Watchdog(Operations(EngineRunner(engine), table), sender, holder_text(f"{holder}:{uuid4().hex[:8]}"), lease.total_seconds())
+            Watchdog(
+                OutboxSender(Operations(EngineRunner(engine), table), sender),
+                holder_text(f"{holder}:{uuid4().hex[:8]}"),
+                lease.total_seconds(),
+                look_s,
+            )
             for engine in engines
             for table in tables
         ]
@@ -234,6 +232,3 @@ class Watchdogs:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-
-__all__ = ["LEASE", "TABLE", "Watchdog", "Watchdogs"]

@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
 from qmq.security.authority import create_authority, issue
+from qmq.security.tls import LOOK_S
 
 DAY = datetime.timedelta(days=1)
 
@@ -252,14 +254,12 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
         server.stop()
 
 
-async def test_renewed_certificates_are_used_without_a_restart(
-    tls_server: EtcdProcess, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_renewed_certificates_are_used_without_a_restart(tls_server: EtcdProcess, authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.issue("client")
-    store = EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key)
+    looks = count(0.0, LOOK_S)  # it is time for the next look whenever it asks
+    store = EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, monotonic_s=lambda: next(looks))
     await store.put("k", b"before")
     channels = store._channels
-    monkeypatch.setattr("qmq.security.tls.LOOK_S", 0.0)
     stranger_cert, stranger_key = Authority(tmp_path, "stranger").issue("stranger")
     for new, old in ((stranger_key, key), (stranger_cert, cert)):
         new.replace(old)

@@ -4,8 +4,8 @@ It reads from its standard input, a line each, what they shall be (JSON, see `Li
 lines it came by if it did not die. All is imported once; each life is a fork.
 
 The way is what happens to a message from the listener's `MessageHandling.handle` to the verdict: the lines of the listener, of the test's
-handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py`, which only make
-text.) One more place to die is behind it, before the acknowledgement has left.
+handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py` and `expressions.py`,
+which only make text.) One more place to die is behind it, before the acknowledgement has left.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ import qmq
 from qmq.client.listening import message_handling as handling_module
 from qmq.client.listening.message_handling import MessageHandling
 from qmq.client.message import Message
-from qmq.sql import SqlDedup, dedup, dedup_alchemy, dedup_driver, dedup_records
+from qmq.sql import SqlDedup, database_door, dedup, dedup_alchemy, dedup_driver, dedup_records
 
 SUBJECT = "orders"
 LEASE = timedelta(seconds=1)
 DIED = 99
 BEHIND = "behind the way"
-_FILES = {str(Path(each.__file__ or "")) for each in (handling_module, dedup, dedup_alchemy, dedup_driver, dedup_records, dedup_handlers)}
+_DATABASE = (dedup, dedup_alchemy, dedup_driver, dedup_records, database_door)
+_FILES = {str(Path(each.__file__ or "")) for each in (handling_module, *_DATABASE, dedup_handlers)}
 
 
 @dataclass(frozen=True)

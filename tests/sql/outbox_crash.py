@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import create_engine
 
 import qmq
-from qmq.sql import outbox_relay
 from qmq.sql.outbox_operations import Operations
+from qmq.sql.outbox_row_sender import OutboxSender
 from qmq.sql.outbox_watchdog import Watchdog
 
 SHORT = timedelta(seconds=1)
@@ -37,7 +37,7 @@ def arrange(point: str) -> None:
             die()
 
     if point == "committed":
-        outbox_relay.hand_over = die  # type: ignore[assignment]
+        OutboxSender.send_committed = die  # type: ignore[method-assign]
     elif point == "watchdog_took_the_lease":
         Watchdog._look = die  # type: ignore[method-assign]
     elif point in ("sent", "deleted", "watchdog_sent"):

@@ -10,16 +10,17 @@ from datetime import timedelta
 from typing import Any
 
 from database_servers import Database
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import qmq
+from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.producer import new_producer_id
 from qmq.model import MessageId
 from qmq.sql.outbox import create_tables
 from qmq.sql.outbox_message import MessageIds, new_message
 from qmq.sql.outbox_statements import Statements
-from qmq.sql.outbox_tables import NOW, TABLE
+from qmq.sql.outbox_tables import TABLE
 from qmq.sql.outbox_watchdog import Watchdogs
 
 WITHIN_S = 20.0
@@ -91,6 +92,11 @@ async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
             await asyncio.sleep(0.02)
 
 
+def client(address: str, *, delivery_s: float = TIMING.outbox_delivery_s, **options: Any) -> qmq.Client:
+    """A client whose watchdogs look often."""
+    return qmq.Client(address, timing=ClientTiming(outbox_look_s=0.05, outbox_delivery_s=delivery_s), **options)
+
+
 IDS = MessageIds(new_producer_id())
 
 
@@ -103,25 +109,23 @@ def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], cla
     with engine.begin() as connection:
         for begin in range(0, len(messages), 50):
             statement = say.insert([message.row() for message in messages[begin : begin + 50]], "dead", claim_ms)
-            connection.execute(text(statement.text), dict(statement.values))
+            connection.execute(statement.expression, statement.values)
     return ids
 
 
 def hold_lease(engine: Engine, lease_ms: int) -> None:
     """Another watchdog has the lease, for so long."""
     say = Statements(engine.dialect.name)
+    view, create = say.view_lease(), say.create_lease()
     with engine.begin() as connection:
-        if connection.execute(text(say.view_lease().text), dict(say.view_lease().values)).first() is None:
-            connection.execute(text(say.create_lease().text), dict(say.create_lease().values))
-        now = NOW[say.dialect]
-        connection.execute(text(f"UPDATE {say.lease_table} SET holder = 'other', token = token + 1, lease_until = {now} + {lease_ms}"))
+        if connection.execute(view.expression, view.values).first() is None:
+            connection.execute(create.expression, create.values)
+        leases = say.leases
+        connection.execute(update(leases).values(holder="other", token=leases.c.token + 1, lease_until=say.now + lease_ms))
 
 
 @asynccontextmanager
 async def watching(mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)) -> AsyncIterator[Watchdogs]:
-    """A watchdog that looks often."""
-    dogs = mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s))
-    for dog in dogs.dogs:
-        dog._poll_s = 0.05
-    async with dogs:
+    """A watchdog, which looks as often as the client's timing says."""
+    async with mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s)) as dogs:
         yield dogs

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from database_servers import Database, sqlite_database
 from dedup_ways import Way, effects, message, rows, ways
+from sqlalchemy import Update, text
+from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.sql import dedup_records as records
+from qmq.sql.database_door import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
 from qmq.sql.dedup_openers import openers
 from qmq.sql.dedup_statements import EXPIRE_BATCH, statements
@@ -74,7 +77,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
         with opener() as transaction:
             spoken = statements(database.dialect, "qmq_dedup")
 
-            def read_and_delete(executor: records.Executor) -> int:
+            def read_and_delete(executor: Executor) -> int:
                 class Slow:
                     execute, execute_many = executor.execute, executor.execute_many
 
@@ -101,11 +104,11 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
         assert opener is not None
         with opener() as transaction:
 
-            def claim(executor: records.Executor) -> bool:
+            def claim(executor: Executor) -> bool:
                 class Slow:
-                    def execute(self, statement: str, parameters: dict[str, object]) -> int:
-                        if statement.startswith("UPDATE"):
-                            executor.execute("DELETE FROM qmq_dedup", {})
+                    def execute(self, statement: ClauseElement, parameters: dict[str, object]) -> int:
+                        if isinstance(statement, Update):
+                            executor.execute(text("DELETE FROM qmq_dedup"), {})
                         return executor.execute(statement, parameters)
 
                 record = way.dedup._record(message(1), "g")

@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from qmq.cli.app import app
 from qmq.errors import InvalidArgument
-from qmq.sql.dedup_statements import DIALECTS, Record, migration, statements, styled
+from qmq.sql.dedup_statements import statements
+from qmq.sql.dedup_tables import Record, migration
+from qmq.sql.dialects import DIALECTS, PARAMSTYLES
+from qmq.sql.expressions import prepared
 
 _DOCS = Path(__file__).parents[2] / "docs" / "DEDUP.md"
 
@@ -29,26 +32,30 @@ def test_the_command_line_prints_the_table() -> None:
     assert "E102" in refused.output
 
 
-def test_every_way_of_writing_parameters_gets_its_own() -> None:
-    said = "A = :group AND B = :id OR A = :group"
-    assert styled(said, "qmark") == ("A = ? AND B = ? OR A = ?", ["group", "id", "group"])
-    assert styled(said, "format") == ("A = %s AND B = %s OR A = %s", ["group", "id", "group"])
-    assert styled(said, "numeric") == ("A = :1 AND B = :2 OR A = :3", ["group", "id", "group"])
-    assert styled(said, "named") == (said, None)
-    assert styled(said, "pyformat") == ("A = %(group)s AND B = %(id)s OR A = %(group)s", None)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("paramstyle", PARAMSTYLES)
+def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: str) -> None:
+    spoken = statements(dialect, "qmq_dedup")
+    found = prepared(spoken.still_there, dialect, paramstyle)
+    parameters = found.parameters(spoken.parameters(Record("g", "s", "m", "t")))
+    mark = {"qmark": "?", "format": "%s", "numeric": ":2", "named": ":of_subject", "pyformat": "%(of_subject)s"}[paramstyle]
+    assert re.search(rf"subject = (unhex\()?{re.escape(mark)}", found.text)
+    assert len(parameters) == 4
+    assert isinstance(parameters, dict if paramstyle in ("named", "pyformat") else tuple)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_statement_holds_what_a_driver_takes_for_its_own(dialect: str) -> None:
     spoken = statements(dialect, "qmq_dedup")
     for said in (spoken.add, spoken.still_there, spoken.touch, spoken.expiring, spoken.expire):
-        bare = re.sub(r":[a-z]+", "", said)
-        assert not set("%?:") & set(bare), said
+        text = prepared(said, dialect, "named").text
+        bare = re.sub(r":[a-z_0-9]+", "", text)
+        assert not set("%?:") & set(bare), text
 
 
 def test_a_record_for_mysql_travels_as_bytes_of_utf_8() -> None:
     found = statements("mysql", "t").parameters(Record("g", "s", "ä", "t").check_width())
-    assert bytes.fromhex(found["id"]) == "ä".encode()
+    assert bytes.fromhex(found["of_message"]) == "ä".encode()
 
 
 @pytest.mark.parametrize("dialect", ["", "SQLite", "mssql"])

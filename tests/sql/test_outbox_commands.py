@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import qmq.blocking
 from qmq.cli.app import app
-from qmq.sql.outbox_tables import DIALECTS, migration
+from qmq.sql.dialects import DIALECTS
+from qmq.sql.outbox_tables import migration
 
 pytestmark = pytest.mark.rotating
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import aiomysql
@@ -17,7 +15,7 @@ import psycopg.rows
 import pymysql.cursors
 import pytest
 from database_servers import Database
-from outbox_support import async_engine_of, bodies, engine_of, is_empty, left, received, watching
+from outbox_support import async_engine_of, bodies, client, engine_of, is_empty, left, received, watching
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,14 +27,13 @@ from qmq.client.interceptors import BaseInterceptor, Outgoing
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 from qmq.sql.dedup_driver import HandedConnection
-from qmq.sql.outbox import migration
 
 BUSINESS = text("INSERT INTO business VALUES (:name)")
 
 
 async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_never_is(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with async_engine_of(database) as business, qmq.connect(node.address) as mq:
+        async with async_engine_of(database) as business, client(node.address) as mq:
             async with business.connect() as connection:
                 await connection.execute(BUSINESS, {"name": "one"})
                 async with mq.outbox(connection) as box:
@@ -60,7 +57,7 @@ async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_n
 
 async def test_sessions_savepoints_and_sync_connections_are_followed(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             with Session(engine) as session, session.begin():
                 async with mq.outbox(session) as box:
                     box.send("order", b"of a session")
@@ -86,7 +83,7 @@ async def test_sessions_savepoints_and_sync_connections_are_followed(database: D
 
 async def test_an_engine_commits_at_the_end_of_the_block_and_rolls_back_when_it_raises(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with async_engine_of(database) as business, qmq.connect(node.address) as mq:
+        async with async_engine_of(database) as business, client(node.address) as mq:
             async with mq.outbox(business) as box:
                 await box.connection.execute(BUSINESS, {"name": "one"})
                 box.send("order", b"async")
@@ -120,7 +117,7 @@ def with_rows_of_its_own(connection: Any) -> Any:
 async def test_a_drivers_own_connection_says_committed_itself(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         connection = with_rows_of_its_own(database.connect())
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             cursor = connection.cursor()
             cursor.execute("INSERT INTO business VALUES ('one')")
             async with mq.outbox(connection) as box:
@@ -156,7 +153,7 @@ async def _async_connection(database: Database) -> Any:
 async def test_an_async_drivers_own_connection_does_too(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         connection = await _async_connection(database)
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             async with mq.outbox(connection) as box:
                 box.send("order", b"kept", key="k")
             with pytest.raises(InvalidArgument, match="still open"):
@@ -193,7 +190,7 @@ def test_the_blocking_client_does_the_same_without_asyncio(database: Database, n
 async def test_a_connection_that_commits_each_statement_is_refused(database: Database, node: Node) -> None:
     with engine_of(database):
         engine = create_engine(database.sync_url, isolation_level="AUTOCOMMIT")
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             with engine.connect() as connection, pytest.raises(InvalidArgument, match="each statement"):
                 async with mq.outbox(connection) as box:
                     box.send("order", b"unsafe")
@@ -201,7 +198,7 @@ async def test_a_connection_that_commits_each_statement_is_refused(database: Dat
 
 
 async def test_what_is_no_connection_is_refused_and_so_is_sending_outside_the_block(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
+    async with client(node.address) as mq:
         for wrong in (object(), "sqlite://", None, sessionmaker()):
             with pytest.raises(InvalidArgument, match="connection"):
                 mq.outbox(wrong)
@@ -216,7 +213,7 @@ async def test_what_is_no_connection_is_refused_and_so_is_sending_outside_the_bl
 
 async def test_rows_that_are_sent_are_gone_and_many_of_many_subjects_are_sent_at_once(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             with engine.begin() as connection:
                 async with mq.outbox(connection) as box:
                     for number in range(300):
@@ -231,7 +228,7 @@ async def test_rows_that_are_sent_are_gone_and_many_of_many_subjects_are_sent_at
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_one_large_transaction_does_not_stop_the_event_loop(database: Database, node: Node) -> None:
     with engine_of(database):
-        async with async_engine_of(database) as engine, qmq.connect(node.address) as mq, asyncio.timeout(40):  # if it does, for 60 s
+        async with async_engine_of(database) as engine, client(node.address) as mq, asyncio.timeout(40):  # if it does, for 60 s
             async with mq.outbox(engine) as box:
                 for number in range(2_500):
                     box.send("order", b"%d" % number)
@@ -258,7 +255,7 @@ class Traced(BaseInterceptor):
 async def test_interceptors_see_each_message_once_when_it_is_put_in_the_outbox(database: Database, node: Node) -> None:
     traced = Traced()
     with engine_of(database) as engine:
-        async with qmq.connect(node.address, interceptors=[traced]) as mq:
+        async with client(node.address, interceptors=[traced]) as mq:
             async with mq.outbox(engine) as box:
                 box.send("order", b"x", headers={"own": "1"})
             assert await box.committed()
@@ -275,7 +272,7 @@ async def test_interceptors_see_each_message_once_when_it_is_put_in_the_outbox(d
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_outbox_is_used_once_and_a_missing_table_fails_the_transaction(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             async with mq.outbox(engine) as box:
                 pass
             assert await box.committed()
@@ -302,7 +299,7 @@ async def _close_while_open(engine: Engine, mq: qmq.Client) -> None:
 async def test_a_connection_that_a_listener_handed_out_takes_messages_but_no_commit(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         connection = database.connect()
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             async with mq.outbox(HandedConnection(connection)) as box:
                 box.send("order", b"kept")
             assert left(engine) == []
@@ -316,20 +313,26 @@ async def test_a_connection_that_a_listener_handed_out_takes_messages_but_no_com
         connection.close()
 
 
-async def test_a_drivers_connection_needs_no_sqlalchemy_and_a_watchdog_says_that_it_does(
-    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    connection = sqlite3.connect(tmp_path / "business.sqlite")
-    connection.executescript(migration("sqlite"))
-    async with qmq.connect(node.address) as mq:
-        async with mq.outbox(connection) as box:
-            box.send("order", b"kept")
-        connection.commit()
-        assert await box.committed()
-        assert await bodies(mq, "order", 1) == [b"kept"]
-        with pytest.raises(InvalidArgument, match=r"install qmq\[sql\]"):
-            mq.outbox_watchdog(connection)
-    connection.close()
-    code = "import sys, qmq, qmq.blocking; assert not [name for name in sys.modules if name.startswith(('sqlalchemy', 'qmq.sql'))]"
-    subprocess.run([sys.executable, "-c", code], check=True)
+_WITHOUT = """
+import asyncio, sqlite3, sys
+import qmq, qmq.blocking
+assert not [name for name in sys.modules if name.startswith(("sqlalchemy", "qmq.sql"))]
+sys.modules["sqlalchemy"] = None
+
+async def refused():
+    async with qmq.connect(sys.argv[1]) as mq:
+        for use in (mq.outbox, mq.outbox_watchdog):
+            try:
+                use(sqlite3.connect(":memory:"))
+            except qmq.errors.InvalidArgument as failure:
+                assert "install qmq[sql]" in str(failure)
+            else:
+                sys.exit(f"{use} is there")
+
+asyncio.run(refused())
+"""
+
+
+async def test_nothing_of_databases_is_imported_before_it_is_used_and_then_sqlalchemy_is_needed(node: Node) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WITHOUT, node.address)
+    assert await process.wait() == 0

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidName, MessageTooLarge, UnknownSubject
 from qmq.model import MessageId
+from qmq.sql.database_door import PlainDoor, finish
+from qmq.sql.dialects import DIALECTS
+from qmq.sql.expressions import prepared
 from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
-from qmq.sql.outbox_door import PlainDoor, finish, positional
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, from_row, new_message
 from qmq.sql.outbox_sender import SLICE_BYTES, SLICE_MESSAGES, is_final, slices
-from qmq.sql.outbox_statements import Statement, Statements
-from qmq.sql.outbox_tables import DIALECTS, ERROR_CHARS_MAX, TABLE_CHARS_MAX, lease_table, migration, statements
+from qmq.sql.outbox_statements import Statements
+from qmq.sql.outbox_tables import ERROR_CHARS_MAX, TABLE_CHARS_MAX, lease_table, migration, statements
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 2)), st.integers(0, 50), st.integers(-1, 1)), max_size=30
@@ -169,12 +171,28 @@ def test_slices_keep_the_order_and_the_limits() -> None:
 
 
 def test_statements_take_their_values_by_place_where_a_driver_wants_it() -> None:
-    say = Statements("sqlite")
-    text, values = positional(say.claim([4, 5], 1_000), "?")
-    assert text.count("?") == 3
-    assert ":" not in text
-    assert values == [1_000, 4, 5]
-    assert positional(Statement("a :b_1 c :b", {"b": 1, "b_1": 2}), "%s") == ("a %s c %s", [2, 1])
+    said = Statements("sqlite").claim([4, 5], 1_000)
+    found = prepared(said.expression, "sqlite", "qmark")
+    assert found.text.count("?") == 3
+    assert ":" not in found.text
+    assert found.parameters(said.values) == (1_000, 4, 5)
+
+
+def test_a_list_of_any_length_has_few_forms_and_names_nothing_that_was_not_given() -> None:
+    say = Statements("postgresql")
+    forms = set()
+    for count in range(1, 501):
+        said = say.delete(range(count))
+        found = prepared(said.expression, "postgresql", "format")
+        forms.add(found.text)
+        assert set(found.parameters(said.values)) == set(range(count))
+    assert len(forms) == 10
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_table_is_named_in_statements_as_in_its_migration(dialect: str) -> None:
+    said = Statements(dialect, "Shop.Outbox_7").delete([1])
+    assert prepared(said.expression, dialect, "qmark").text.startswith("DELETE FROM Shop.Outbox_7 ")
 
 
 def test_tables_have_names_that_no_database_cuts_and_each_dialect_its_statements() -> None:

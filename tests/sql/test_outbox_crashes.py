@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from database_servers import Database
-from outbox_support import async_engine_of, committed_rows, engine_of, is_empty, left, received, watching
+from outbox_support import async_engine_of, client, committed_rows, engine_of, is_empty, left, received, watching
 
 import qmq
 from qmq.model import MessageId
@@ -44,7 +44,7 @@ async def test_a_message_arrives_if_and_only_if_it_was_committed_wherever_its_pr
         assert left(engine, table=table_of("inserted")) == []
         assert left(engine, table=table_of("deleted")) == []
         assert [row.subject for row in left(engine, table=table_of("sent"))] == ["sent"]
-        async with qmq.connect(node.address) as mq, async_engine_of(database) as business:
+        async with client(node.address) as mq, async_engine_of(database) as business:
             async with watching(mq, business, tables=[table_of(point) for point in wanted]):
                 for point in wanted:
                     await is_empty(engine, table_of(point))

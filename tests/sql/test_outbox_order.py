@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from database_servers import Database
-from outbox_support import async_engine_of, change, committed_rows, engine_of, is_empty, left, received, watching
+from outbox_support import async_engine_of, change, client, committed_rows, engine_of, is_empty, left, received, watching
 from support import node_config, running
 
 import qmq
@@ -34,7 +34,7 @@ async def in_order(mq: qmq.Client, count: int) -> dict[str | None, list[bytes]]:
 
 async def test_what_is_committed_goes_behind_what_a_dead_process_left_of_its_key(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, async_engine_of(database) as business:
+        async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)
             committed_rows(engine, [("flow", b"1", b"left"), ("flow", b"2", b"left")])
             async with mq.outbox(business) as behind:
@@ -55,7 +55,7 @@ async def test_what_is_committed_goes_behind_what_a_dead_process_left_of_its_key
 
 async def test_transactions_one_after_another_are_sent_in_their_order(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, async_engine_of(database) as business:
+        async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)
             async with business.connect() as connection:
                 for number in range(60):
@@ -70,7 +70,7 @@ async def test_transactions_one_after_another_are_sent_in_their_order(database: 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_message_without_the_key_that_it_needs_fails_alone(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq:
+        async with client(node.address) as mq:
             await mq.metadata.create_subject(FLOW)
             async with mq.outbox(engine) as box:
                 for number in range(7):
@@ -86,7 +86,7 @@ async def test_a_message_without_the_key_that_it_needs_fails_alone(database: Dat
 async def test_a_delayed_message_comes_when_it_is_due_and_keeps_its_id(database: Database, tmp_path: Path) -> None:
     async with running(node_config(tmp_path / "node", delay=True)) as node:
         with engine_of(database) as engine:
-            async with qmq.connect(node.address) as mq:
+            async with client(node.address) as mq:
                 sent_ms = time.time_ns() // 1_000_000
                 async with mq.outbox(engine) as box:
                     number = box.send("order", b"later", key="k", delay=timedelta(seconds=1))
@@ -102,7 +102,7 @@ async def test_a_delayed_message_comes_when_it_is_due_and_keeps_its_id(database:
 
 async def test_a_row_that_keeps_being_claimed_holds_back_its_key_until_it_is_sent(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, async_engine_of(database) as business:
+        async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)
             committed_rows(engine, [("flow", b"1", b"k")], claim_ms=3_600_000)
             async with mq.outbox(business) as box:

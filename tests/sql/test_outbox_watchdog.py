@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 from database_servers import Database
-from outbox_support import async_engine_of, bodies, change, committed_rows, engine_of, hold_lease, is_empty, left, received, watching
+from outbox_support import (
+    async_engine_of,
+    bodies,
+    change,
+    client,
+    committed_rows,
+    engine_of,
+    hold_lease,
+    is_empty,
+    left,
+    received,
+    watching,
+)
 from sqlalchemy import Engine, text
 from support import NodeProcess, eventually, node_config, running
 
@@ -22,7 +34,7 @@ from qmq.node.dev_node import Node
 async def test_it_sends_what_a_dead_process_left_each_key_in_order_and_deletes_it(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         ids = committed_rows(engine, [("order", b"%d" % number, b"key-%d" % (number % 5)) for number in range(2_500)])
-        async with qmq.connect(node.address) as mq, async_engine_of(database) as business, watching(mq, business) as dogs:
+        async with client(node.address) as mq, async_engine_of(database) as business, watching(mq, business) as dogs:
             found = await received(mq, "order", 2_500)
             await is_empty(engine)
             await eventually(lambda: dogs.dogs[0].sent == 2_500)
@@ -36,7 +48,7 @@ async def test_what_its_sender_still_claims_it_leaves_alone(database: Database, 
     with engine_of(database) as engine:
         committed_rows(engine, [("order", b"claimed", b"k")], claim_ms=3_600_000)
         committed_rows(engine, [("order", b"behind it", b"k"), ("order", b"free", b"j")])
-        async with qmq.connect(node.address) as mq, watching(mq, engine):
+        async with client(node.address) as mq, watching(mq, engine):
             assert await bodies(mq, "order", 1) == [b"free"]
             await eventually(lambda: len(left(engine)) == 2)
             await change(engine, "UPDATE qmq_outbox SET claimed_until = 0")
@@ -47,7 +59,7 @@ async def test_what_its_sender_still_claims_it_leaves_alone(database: Database, 
 async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(database: Database, tmp_path: Path) -> None:
     async with running(node_config(tmp_path / "node", auto_create=False)) as node:
         with engine_of(database) as engine:
-            async with qmq.connect(node.address, create_subjects=False) as mq:
+            async with client(node.address, create_subjects=False) as mq:
                 await mq.metadata.create_subject(SubjectConfig("order"))
                 committed_rows(engine, [("nowhere", b"lost", b""), ("order", b"first", b""), ("order", b"second", b"")])
                 with engine.begin() as connection:
@@ -63,7 +75,7 @@ async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(
 
 async def test_of_two_watchdogs_one_works_and_the_other_takes_over_when_it_leaves(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, watching(mq, engine) as other:
+        async with client(node.address) as mq, watching(mq, engine) as other:
             await eventually(lambda: other.dogs[0].is_working)
             async with watching(mq, engine) as heir:
                 committed_rows(engine, [("order", b"one", b"")])
@@ -79,7 +91,7 @@ async def test_of_two_watchdogs_one_works_and_the_other_takes_over_when_it_leave
 async def test_a_lease_whose_holder_died_is_taken_when_it_is_over(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         hold_lease(engine, 700)
-        async with qmq.connect(node.address) as mq, watching(mq, engine) as heir:
+        async with client(node.address) as mq, watching(mq, engine) as heir:
             committed_rows(engine, [("order", b"one", b"")])
             assert await bodies(mq, "order", 1) == [b"one"]
             assert heir.dogs[0].is_working
@@ -87,7 +99,7 @@ async def test_a_lease_whose_holder_died_is_taken_when_it_is_over(database: Data
 
 async def test_a_holder_that_was_paused_finds_out_that_another_took_its_lease(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, watching(mq, engine, lease_s=1) as paused:
+        async with client(node.address) as mq, watching(mq, engine, lease_s=1) as paused:
             await eventually(lambda: paused.dogs[0].is_working)
             hold_lease(engine, 3_600_000)
             await eventually(lambda: not paused.dogs[0].is_working)
@@ -98,7 +110,7 @@ async def test_a_holder_that_was_paused_finds_out_that_another_took_its_lease(da
 async def test_it_outlives_a_restart_of_the_database(database: Database, node: Node) -> None:
     assert database.server is not None
     with engine_of(database) as engine:
-        async with qmq.connect(node.address) as mq, watching(mq, engine) as dogs:
+        async with client(node.address) as mq, watching(mq, engine) as dogs:
             await eventually(lambda: dogs.dogs[0].is_working)
             await asyncio.to_thread(database.server.restart)
             _again(engine, [("order", b"one", b"")])
@@ -114,14 +126,11 @@ def _again(engine: Engine, rows: list[tuple[str, bytes, bytes]]) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_messages_wait_for_brokers_that_are_away_and_go_when_they_are_back(
-    database: Database, node_process: NodeProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq.sql.outbox_sender.DELIVERY_TIMEOUT_S", 1.0)
+async def test_messages_wait_for_brokers_that_are_away_and_go_when_they_are_back(database: Database, node_process: NodeProcess) -> None:
     address = node_process.start()
     port, data_port = address.rpartition(":")[2], node_process.data_address.rpartition(":")[2]
     with engine_of(database) as engine:
-        async with qmq.connect(address) as mq:
+        async with client(address, delivery_s=1.0) as mq:
             await mq.send("order", b"before")
             node_process.kill()
             async with mq.outbox(engine) as box:
@@ -142,7 +151,7 @@ async def test_messages_wait_for_brokers_that_are_away_and_go_when_they_are_back
 
 
 async def test_senseless_options_are_refused(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
+    async with client(node.address) as mq:
         for options in ({"lease": timedelta(0)}, {"tables": []}, {"tables": ["no such name!"]}):
             with pytest.raises(qmq.QmqError):
                 mq.outbox_watchdog(object(), **options)  # type: ignore[arg-type]

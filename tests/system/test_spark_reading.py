@@ -6,7 +6,8 @@ import asyncio
 from contextlib import closing
 
 import pytest
-from pyspark_qmq.servers import blocking_connection, server_reader
+from pyspark_qmq.servers import server_reader
+from pyspark_qmq.servers.blocking_connection import ConnectionTiming
 from pyspark_qmq.servers.masters import MasterConnections
 from pyspark_qmq.servers.metaservers import Metadata
 from pyspark_qmq.servers.server_address import ServerAddress
@@ -39,9 +40,8 @@ async def filled(group: Group, subject: str) -> QueuePiece:
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 async def test_a_read_goes_on_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(server_reader, "FETCH_BYTES", 4096)
-    monkeypatch.setattr(blocking_connection, "ANSWER_S", 2.0)
     piece = await filled(group, f"spark.{fault}")
-    with closing(ServerAddress(group.server).open()) as log:
+    with closing(ServerAddress(group.server, timing=ConnectionTiming(answer_s=2.0)).open()) as log:
         reader = log.read(piece, ReadSelection(), skips_lost=False)
         found = [await asyncio.to_thread(next, reader) for _ in range(5)]
         master = await group.master()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,14 +73,15 @@ class EtcdStore:
         namespace: str = "",
         call_s: float = CALL_S,
         total_s: float = TOTAL_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does no I/O. `ca`, `cert` and `key` are paths of PEM files. Raises InvalidArgument."""
+        """Does no I/O. `ca`, `cert` and `key` are PEM files; `monotonic_s` times the looks for newer ones. Raises InvalidArgument."""
         if (cert is None) != (key is None):
             raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
         tls = EtcdTls(*(None if path is None else Path(path) for path in (ca, cert, key)))
         has_tls_files = ca is not None or cert is not None
         rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])
-        self._channels = Channels(rotation, tls, user, password)
+        self._channels = Channels(rotation, tls, user, password, monotonic_s)
         self._calls = EtcdCalls(self._channels, call_s, total_s)
         self._converter = Converter(namespace)
         self._call_s = call_s

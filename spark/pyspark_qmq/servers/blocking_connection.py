@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -24,12 +25,21 @@ from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 15.0
-"""A broker that says nothing for so long while an answer is due is taken for gone: a machine without power closes no connection."""
-
 _BUFFERS_MAX: Final = 512
 """Buffers of one system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTiming:
+    """All in seconds. Handed in, so that a test need not wait as long as a job."""
+
+    connect_s: float = 5.0
+    """How long connecting and greeting may take, each step by itself."""
+    answer_s: float = 15.0
+    """A broker that says nothing for so long while an answer is due is taken for gone: a machine without power closes no connection."""
+
+
+TIMING: Final = ConnectionTiming()
 
 
 class Head(NamedTuple):
@@ -56,17 +66,17 @@ class BlockingConnection:
         self._head = memoryview(bytearray(HEADER_BYTES))
 
     @classmethod
-    def connect(cls, address: str, timeout_s: float = CONNECT_S, *, answer_s: float = 0.0, client: str = "spark") -> BlockingConnection:
-        """Connect and greet; `answer_s`: how long an answer may take, 0: `ANSWER_S`. Raises NotConnected, ProtocolViolation."""
+    def connect(cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark") -> BlockingConnection:
+        """Connect and greet. Raises NotConnected, ProtocolViolation."""
         host, _, port = address.rpartition(":")
         try:
-            found = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            found = socket.create_connection((host.strip("[]"), int(port)), timing.connect_s)
             # The receive buffer is left to the kernel, which lets it grow as far as the way to the broker needs.
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as cause:
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
         try:
-            channel = cls(address, secured(found, host.strip("[]"), address), timeout_s)
+            channel = cls(address, secured(found, host.strip("[]"), address), timing.connect_s)
         except OSError as cause:
             found.close()
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
@@ -78,7 +88,7 @@ class BlockingConnection:
         except BaseException:
             channel.close()
             raise
-        channel._socket.settimeout(answer_s or ANSWER_S)
+        channel._socket.settimeout(timing.answer_s)
         return channel
 
     def _greet(self, client: str) -> None:

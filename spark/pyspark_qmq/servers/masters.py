@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.blocking_connection import TIMING, BlockingConnection, ConnectionTiming
 from pyspark_qmq.servers.metaservers import Located, Metadata
 from pyspark_qmq.servers.retry_deadline import patiently
 from qmq.client.route_book import RouteBook, delayed_target
@@ -27,7 +27,8 @@ _R = TypeVar("_R")
 class MasterConnections:
     """The masters of the broker groups; with `delayed` of the delay groups. Used by one thread."""
 
-    def __init__(self, metadata: Metadata, *, delayed: bool = False) -> None:
+    def __init__(self, metadata: Metadata, *, delayed: bool = False, timing: ConnectionTiming = TIMING) -> None:
+        self._timing = timing
         self.retry_ms = metadata.retry_ms
         self._metadata = metadata
         self._is_delayed = delayed
@@ -73,7 +74,7 @@ class MasterConnections:
                 return channel
             channel.close()
         try:
-            return BlockingConnection.connect(master.address)
+            return BlockingConnection.connect(master.address, self._timing)
         except NotConnected as failure:
             self._book.doubt(group, master)
             raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyspark_qmq.servers.blocking_connection import TIMING, ConnectionTiming
 from pyspark_qmq.servers.metaservers import RETRY_MS, Metadata
 from pyspark_qmq.servers.server_log import ServerLog
 
@@ -14,7 +15,8 @@ class ServerAddress:
 
     servers: str
     retry_ms: int = RETRY_MS
+    timing: ConnectionTiming = TIMING
 
     def open(self) -> ServerLog:
         """In this process; nobody is asked yet. Raises InvalidArgument."""
-        return ServerLog(Metadata(self.servers, self.retry_ms))
+        return ServerLog(Metadata(self.servers, self.retry_ms), self.timing)

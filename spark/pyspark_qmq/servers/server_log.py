@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.blocking_connection import TIMING, BlockingConnection, ConnectionTiming
 from pyspark_qmq.servers.masters import MasterConnections
 from pyspark_qmq.servers.metaservers import Metadata
 from pyspark_qmq.servers.server_reader import ServerPieceReader, numbers_of
@@ -29,9 +29,9 @@ from qmq.wire.frame import FrameKind
 class ServerLog:
     """Everything that is committed in a cluster. Used by one thread."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, timing: ConnectionTiming = TIMING) -> None:
         self._metadata = metadata
-        self._masters = MasterConnections(metadata)
+        self._masters = MasterConnections(metadata, timing=timing)
         self._is_ordered: dict[str, bool] = {}
         """Of each subject that was asked about; it never changes."""
         self._known: dict[str, Routes] = {}

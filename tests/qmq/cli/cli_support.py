@@ -12,6 +12,7 @@ import grpc
 from typer.testing import CliRunner, Result
 
 from qmq.cli.app import app
+from qmq.cli.cli_timing import CliTiming
 from qmq.errors import QmqError
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
@@ -76,14 +77,17 @@ def serving() -> Iterator[tuple[FakeMeta, str]]:
         server.stop(None).wait()
 
 
+QUICK = CliTiming(follow_s=0.001, conflict_s=0.001)
+
+
 class Command:
-    """`qmq`, as typed, against one server."""
+    """`qmq`, as typed, against one server; it waits for nothing for long."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def __call__(self, *words: str) -> Result:
-        return CliRunner().invoke(app, words, env={"QMQ_SERVER": self._address})
+        return CliRunner().invoke(app, words, env={"QMQ_SERVER": self._address}, obj=QUICK)
 
     def text(self, *words: str) -> str:
         """Standard output of one that succeeds."""

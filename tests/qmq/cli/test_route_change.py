@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from cli_support import PLACES, Command, FakeMeta, change, described, done, group, place, route, serving, status
 
-from qmq.cli import route_change
 from qmq.errors import RouteConflict
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -21,11 +20,6 @@ TIMES = {"prepared": 1_000, "sealed": 1_040, "published": 1_052}
 SPLIT = change("split", 2, (2,), *TARGETS, reason="hot", times_ms=TIMES, sealed={2: 100})
 MERGE = change("merge", 2, (1, 2), place(4, 0, 512, "g2"))
 MOVE = change("move", 2, (3,), place(4, 512, 1024, "g1"))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_change, "LOOK_S", 0.001)
 
 
 def answers(meta: FakeMeta, made: pb.RouteChangeInfo, after: tuple[pb.OrderedPartition, ...] = AFTER, **fields: Any) -> None:

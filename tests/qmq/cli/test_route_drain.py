@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from cli_support import Command, FakeMeta, change, place, route, settings, status
 
 from qmq.cli import draining
@@ -55,11 +54,6 @@ class Cluster:
         target = place(number, 0, 1, request.move.broker_group)
         made = change("move", self.versions[request.subject], (request.move.partition,), target)
         return pb.ChangeRouteResponse(change=made, route=self.describe(request.subject).route)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "CONFLICT_S", 0.001)
 
 
 def test_a_drain_makes_the_group_read_only_and_moves_every_partition_of_every_ordered_subject(meta: FakeMeta, qmq: Command) -> None:

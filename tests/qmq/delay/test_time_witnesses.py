@@ -10,7 +10,7 @@ import pytest
 from support import eventually, node_config, running
 
 from qmq.delay import time_witnesses
-from qmq.delay.time_witnesses import ControlPorts, TimeWitnesses
+from qmq.delay.time_witnesses import ControlPorts, TimeWitnesses, WitnessTiming
 from qmq.delay.timekeeper import SteadyClock, wall_ms
 from qmq.node.dev_node import Node
 
@@ -128,8 +128,7 @@ async def test_no_more_are_asked_than_a_median_needs() -> None:
     assert town.asked == [f"{number}:1" for number in range(time_witnesses.WITNESSES_MAX)]
 
 
-async def test_the_task_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(time_witnesses, "LOOK_S", 0.001)
+async def test_the_task_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
     town = Town(machine)
     calls = iter([{"broken": 0}.__getitem__])
@@ -139,7 +138,7 @@ async def test_the_task_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch,
             call("no such view")
         return list(town.errors)
 
-    asking = TimeWitnesses(machine, addresses, ask=town.ask)
+    asking = TimeWitnesses(machine, addresses, ask=town.ask, timing=WitnessTiming(look_s=0.001))
     with caplog.at_level(logging.CRITICAL, "qmq.delay"):
         asking.start()
         await eventually(lambda: machine.keeper.is_attested)

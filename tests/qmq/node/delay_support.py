@@ -22,7 +22,9 @@ from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.node.delay_node import DelayNode, DelayReplicaConfig
+from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
+from qmq.node.node_timing import TIMING, NodeTiming
 from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 
 NAMES = ("a", "b", "c")
@@ -57,8 +59,9 @@ def broker_config(data: Path, name: str = "x", group: str = "g") -> ReplicaConfi
 class DelayCluster:
     """See the module."""
 
-    def __init__(self, data: Path, log: LogConfig | None) -> None:
+    def __init__(self, data: Path, log: LogConfig | None, timing: NodeTiming) -> None:
         self.data = data
+        self.doors = Environment(node_timing=timing)
         self.log = log
         self.store = SharedStore()
         self.view = ClusterView(self.store)
@@ -68,7 +71,7 @@ class DelayCluster:
 
     async def start(self, name: str) -> DelayNode:
         """Start one replica of the delay group."""
-        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store)
+        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store, doors=self.doors)
         await node.start()
         return node
 
@@ -119,9 +122,9 @@ class DelayCluster:
 
 
 @asynccontextmanager
-async def running_delay(data: Path, log: LogConfig | None = None) -> AsyncIterator[tuple[DelayCluster, str]]:
+async def running_delay(data: Path, log: LogConfig | None = None, timing: NodeTiming = TIMING) -> AsyncIterator[tuple[DelayCluster, str]]:
     """Everything, and the metaserver's address."""
-    cluster = DelayCluster(data, log)
+    cluster = DelayCluster(data, log, timing)
     await cluster.view.start()
     assert cluster.meta is not None
     await cluster.meta.start()

@@ -19,6 +19,7 @@ from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
 from qmq.node.delay_node import DelayNode
+from qmq.node.node_timing import NodeTiming
 from qmq.node.schedule_files import ReplicaScheduleFiles
 
 LATER = timedelta(hours=30)
@@ -26,15 +27,10 @@ BODY = b"x" * 1_000
 SENT = 600
 
 
-@pytest.fixture(autouse=True)
-def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_transfer, "RETRY_S", 0.05)
-
-
 @asynccontextmanager
 async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluster, qmq.Client, str]]:
     """A delay group whose logs have lost their beginning, of which one replica has lost all that it had: its name."""
-    async with running_delay(tmp_path, SHORT) as (cluster, address), qmq.connect(address) as mq:
+    async with running_delay(tmp_path, SHORT, NodeTiming(schedule_retry_s=0.05)) as (cluster, address), qmq.connect(address) as mq:
         victim = await cluster.slave()
         for number in range(6):
             await mq.send_many("s", [b"%d:%d:" % (number, each) + BODY for each in range(SENT // 6)], delays=LATER)

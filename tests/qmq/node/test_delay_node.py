@@ -15,6 +15,8 @@ from support import eventually
 import qmq
 from qmq.errors import InvalidArgument
 from qmq.node.delay_node import DelayNode
+from qmq.node.environment import Environment
+from qmq.node.node_timing import NodeTiming
 from qmq.node.replica_node import ReplicaNode
 
 SOON = timedelta(milliseconds=300)
@@ -111,8 +113,8 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
         assert cluster.view.group("g").delay is None
 
 
-async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.node.replica_node.KNOWN_WAIT_S", 0.05)
+async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tmp_path: Path) -> None:
+    doors = Environment(node_timing=NodeTiming(known_wait_s=0.05))
     async with running_delay(tmp_path) as (cluster, _):
         await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")
         await cluster.stop("b")
@@ -120,9 +122,9 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tm
         silent = FaultyStore(cluster.store)
         silent.cut("list")
         with pytest.raises(InvalidArgument, match="was founded with --bucket 60m"):
-            await DelayNode(changed, silent).start()
+            await DelayNode(changed, silent, doors=doors).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
-            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent).start()
+            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent, doors=doors).start()
 
 
 @pytest.mark.parametrize("bucket_ms", [60_000, 7 * 60_000, 48 * 3_600_000])

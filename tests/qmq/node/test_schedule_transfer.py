@@ -20,6 +20,7 @@ from qmq.log import checkpoint as checkpoints
 from qmq.log.checkpoint import Checkpoint
 from qmq.log.disk import Disk
 from qmq.node import schedule_transfer
+from qmq.node.node_timing import NodeTiming
 from qmq.node.schedule_files import ReplicaScheduleFiles
 from qmq.node.schedule_transfer import ScheduleTransfer
 
@@ -27,10 +28,7 @@ HOUR = "20261121T130000Z"
 LOG, IDX = f"{HOUR}.log", f"{HOUR}.idx"
 
 
-@pytest.fixture(autouse=True)
-def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_transfer, "RETRY_S", 0.01)
-    monkeypatch.setattr(schedule_transfer, "GIVE_S", 0.01)
+QUICK = NodeTiming(schedule_retry_s=0.01, schedule_give_s=0.01)
 
 
 class Form:
@@ -92,7 +90,7 @@ class Replica:
         self.unwilling: set[str] = set()
         self.failures: list[BaseException] = []
         folder.mkdir()
-        self.transfer = ScheduleTransfer(self, folder, disk, Form, self.failures.append)
+        self.transfer = ScheduleTransfer(self, folder, disk, Form, self.failures.append, timing=QUICK)
 
     @property
     def has_schedule(self) -> bool:

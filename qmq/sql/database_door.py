@@ -1,0 +1,141 @@
+"""The door to a database: one way to say statements, whatever the application has: SQLAlchemy or a plain driver, sync or async.
+
+    Door(connection).execute(Statement) ──▶ Answer (rows, how many were changed)
+
+Rules:
+* A door never begins, commits or rolls back: whose transaction it is, says who made the door (`outbox_runner.py`, `dedup_transactions.py`).
+* What a driver gives is awaited if it can be. So one coroutine serves both kinds; with a sync connection it never waits for the event loop,
+  and `finish` runs it in any thread, without a loop.
+* Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute` (`expressions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sqlalchemy.sql.elements import ClauseElement
+
+from qmq.errors import InvalidArgument
+from qmq.sql.dialects import DRIVERS, PlainDriver, check_dialect, driver_of
+from qmq.sql.expressions import Statement, prepared
+
+_R = TypeVar("_R")
+_COUNTING: Final = {"preserve_rowcount": True}
+
+
+class Answer(NamedTuple):
+    """What a statement gave."""
+
+    rows: list[tuple[Any, ...]]
+    changed: int
+
+
+def finish(work: Coroutine[Any, Any, _R]) -> _R:
+    """Run a coroutine that never waits for the event loop, here and now."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise InvalidArgument("an async connection needs the asyncio client: give the blocking one a sync connection")
+
+
+async def settle(given: Any) -> Any:
+    """What a call of a driver gave: the driver's answer, awaited if it must be."""
+    return await given if isawaitable(given) else given
+
+
+class Door:
+    """`paramstyle` is how the driver wants parameters, as the DB-API calls it."""
+
+    def __init__(self, dialect: str, paramstyle: str) -> None:
+        self.dialect = check_dialect(dialect)
+        self._paramstyle = paramstyle
+
+    async def execute(self, statement: Statement) -> Answer:
+        """Say a statement. Raises what the driver raises."""
+        said = prepared(statement.expression, self.dialect, self._paramstyle)
+        return await self._execute(said.text, said.parameters(statement.values))
+
+    async def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
+        """Say an expression once with each of them. Raises what the driver raises."""
+        said = prepared(expression, self.dialect, self._paramstyle)
+        await self._execute_many(said.text, [said.parameters(each) for each in values])
+
+    async def _execute(self, text: str, parameters: Any) -> Answer:
+        raise NotImplementedError
+
+    async def _execute_many(self, text: str, parameters: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+
+class AlchemyDoor(Door):
+    """Through a `Connection` or an `AsyncConnection` of SQLAlchemy's."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection.dialect.name, connection.dialect.paramstyle)
+        self._connection = connection
+
+    async def _execute(self, text: str, parameters: Any) -> Answer:
+        result = await settle(self._connection.exec_driver_sql(text, parameters or None, execution_options=_COUNTING))
+        rows = [tuple(row) for row in result.all()] if result.returns_rows else []
+        return Answer(rows, -1 if rows else result.rowcount)
+
+    async def _execute_many(self, text: str, parameters: Sequence[Any]) -> None:
+        await settle(self._connection.exec_driver_sql(text, parameters))
+
+
+class PlainDoor(Door):
+    """Through a plain driver's connection; of a driver that is not known the application says what it is."""
+
+    def __init__(self, connection: Any, driver: PlainDriver | None = None) -> None:
+        found = driver or driver_of(connection)
+        if found is None:
+            raise InvalidArgument(
+                f"a {type(connection).__module__}.{type(connection).__name__} is no connection that the outbox knows: give one of"
+                f" SQLAlchemy 2 (Connection, Session, Engine, and their async forms), or of {', '.join(DRIVERS)}"
+            )
+        super().__init__(found.dialect, found.paramstyle)
+        self._connection = connection
+
+    async def _execute(self, text: str, parameters: Any) -> Answer:
+        cursor = await settle(self._connection.cursor())
+        try:
+            await settle(cursor.execute(text, parameters))
+            rows = [_plain(row) for row in await settle(cursor.fetchall())] if cursor.description is not None else []
+            return Answer(rows, cursor.rowcount)
+        finally:
+            await settle(cursor.close())
+
+    async def _execute_many(self, text: str, parameters: Sequence[Any]) -> None:
+        cursor = await settle(self._connection.cursor())
+        try:
+            await settle(cursor.executemany(text, parameters))
+        finally:
+            await settle(cursor.close())
+
+
+def _plain(row: Any) -> tuple[Any, ...]:
+    """Also of cursors that the application made give mappings."""
+    values: Sequence[Any] = list(row.values()) if isinstance(row, Mapping) else row
+    return tuple(values)
+
+
+class Executor:
+    """A door to a sync connection, for code that does not await."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def execute(self, expression: ClauseElement, values: Mapping[str, Any]) -> int:
+        """How many rows it changed. Raises what the driver raises."""
+        return finish(self._door.execute(Statement(expression, values))).changed
+
+    def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
+        """Once with each of them."""
+        finish(self._door.execute_many(expression, values))
+
+    def fetch(self, expression: ClauseElement, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        return finish(self._door.execute(Statement(expression, values))).rows

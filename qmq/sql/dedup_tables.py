@@ -1,0 +1,101 @@
+"""The table of finished messages: what `qmq dedup migration` prints, and what may be written into it. Pure, without SQLAlchemy.
+
+A record is (group, subject, message id): that this group's effect of this message is there. Rules:
+
+* Its three columns are the primary key and hold what they are given to the last byte. The longest names there are fit (a consumer of a
+  broadcast group, a dead-letter queue); `check_width` refuses keys of the application's own that do not, so that no database ever cuts one
+  and takes a message for another. Comparison is by bytes: on MySQL the columns are binary, since its text columns take "a" and "A", or
+  "a" and "a ", for the same.
+* `token` is the number of the transaction that wrote the record. Before it commits it looks for its own token (`still_there`): if that is
+  gone, so are writes of the handler.
+* Times are milliseconds since 1970 by the database's clock, so that the clocks of the machines do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.errors import InvalidArgument
+from qmq.sql.dialects import check_dialect
+
+TABLE: Final = "qmq_dedup"
+KEY_BYTES_MAX: Final = 255
+"""Of each of the three columns. A broadcast group's consumer has 127 + 1 + 127, a message id 32; three times this fits InnoDB's indexes."""
+
+_TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z", re.ASCII)
+_NAME_CHARS_MAX: Final = 50
+"""Of a table, leaving room for the index's name within PostgreSQL's 63."""
+
+_TEXT_DDL: Final = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    group_name VARCHAR(255){collation} NOT NULL,
+    subject VARCHAR(255){collation} NOT NULL,
+    message_id VARCHAR(255){collation} NOT NULL,
+    token VARCHAR(32) NOT NULL,
+    recorded_ms BIGINT NOT NULL,
+    PRIMARY KEY (group_name, subject, message_id)
+);
+CREATE INDEX IF NOT EXISTS {index} ON {indexed} (recorded_ms);
+"""
+_MYSQL_DDL: Final = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    group_name VARBINARY(255) NOT NULL,
+    subject VARBINARY(255) NOT NULL,
+    message_id VARBINARY(255) NOT NULL,
+    token VARBINARY(32) NOT NULL,
+    recorded_ms BIGINT NOT NULL,
+    PRIMARY KEY (group_name, subject, message_id),
+    KEY {index} (recorded_ms)
+) ENGINE=InnoDB;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """That `group`'s effect of a message is there, as the transaction `token` says."""
+
+    group: str
+    subject: str
+    id: str
+    token: str
+
+    def check_width(self) -> Record:
+        """Itself. Raises InvalidArgument if the table cannot hold it to the last byte."""
+        for what, value in (("group", self.group), ("subject", self.subject), ("key", self.id)):
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise InvalidArgument(f"the {what} of a finished message is text without NUL, at least a character, not {value!r}")
+            try:
+                size = len(value.encode())
+            except UnicodeEncodeError as cause:
+                raise InvalidArgument(f"the {what} {value!r} of a finished message cannot be written as UTF-8") from cause
+            if size > KEY_BYTES_MAX:
+                raise InvalidArgument(
+                    f"the {what} of a finished message has {size} bytes, and {KEY_BYTES_MAX} are the most: give a shorter one, such as "
+                    f"hashlib.sha256(long.encode()).hexdigest()"
+                )
+        return self
+
+
+def migration(dialect: str, table: str = TABLE) -> str:
+    """The statements that create the table unless it is there, each ended by a semicolon and a line break. Raises InvalidArgument."""
+    spoken = check_dialect(dialect)
+    check_table(table)
+    schema, dot, name = table.rpartition(".")
+    if spoken == "mysql":
+        return _MYSQL_DDL.format(table=table, index=f"{name}_recorded")
+    if spoken == "postgresql":
+        return _TEXT_DDL.format(table=table, index=f"{name}_recorded", indexed=table, collation=' COLLATE "C"')
+    # On SQLite it is the index that has a schema.
+    return _TEXT_DDL.format(table=table, index=f"{schema}{dot}{name}_recorded", indexed=name, collation="")
+
+
+def check_table(table: str) -> str:
+    """A table's name, perhaps with its schema's in front, that needs no quotes. Raises InvalidArgument."""
+    if _TABLE.match(table) is None or max(map(len, table.split("."))) > _NAME_CHARS_MAX:
+        raise InvalidArgument(
+            f"table {table!r}: write a name of letters, digits and '_', at most {_NAME_CHARS_MAX} characters, perhaps behind its schema's "
+            f"name and a dot"
+        )
+    return table

@@ -1,0 +1,116 @@
+"""What differs between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the tables: one `Dialect` for each. Pure.
+
+No SQLAlchemy is needed here: the command line prints migrations without it. Who opens an outbox or a SqlDedup asks `check_installed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from qmq.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    """As SQLAlchemy calls it. MariaDB is mysql."""
+    now_ms: str
+    """The database's clock in milliseconds since 1970. It stays the same during a statement, or no index would be of use; it does not
+    stay the same during a transaction.
+    """
+    is_hex: bool = False
+    """Whether bytes travel as hexadecimal digits: with PyMySQL 1.2.3 and later aiomysql cannot pass bytes on (its issue 1080), and PyMySQL
+    writes digits itself.
+    """
+    duplicate: int | None = None
+    """The error's number when an inserted key is there already. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
+    no_table: tuple[str | int, ...] = ()
+    """What an error says of a table that is not there: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
+    in_hand: tuple[str | int, ...] = ()
+    """The same of a row or database that another transaction has in hand: serialization failure, deadlock, lock not to be had."""
+    away: tuple[str, ...] = ()
+    """Beginnings of states that say that the database is away: connection, resources, operator."""
+
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    each.name: each
+    for each in (
+        Dialect(
+            "sqlite",
+            "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+            no_table=("no such table",),
+            in_hand=("is locked",),
+        ),
+        Dialect(
+            "postgresql",
+            # Not now(): that is the beginning of the transaction.
+            "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
+            no_table=("42P01",),
+            in_hand=("40001", "40P01", "55P03"),
+            away=("08", "53", "57"),
+        ),
+        Dialect(
+            "mysql",
+            # Not NOW(3): that goes by the session's time zone, where an hour comes twice in autumn.
+            "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)",
+            is_hex=True,
+            duplicate=1062,
+            no_table=(1146,),
+            in_hand=(1205, 1213),
+        ),
+    )
+}
+
+
+class PlainDriver(NamedTuple):
+    """A plain DB-API driver, or one with the same methods as coroutines."""
+
+    dialect: str
+    paramstyle: str
+    is_async: bool = False
+
+
+DRIVERS: Final[Mapping[str, PlainDriver]] = {
+    "sqlite3": PlainDriver("sqlite", "qmark"),
+    "aiosqlite": PlainDriver("sqlite", "qmark", is_async=True),
+    "psycopg": PlainDriver("postgresql", "format"),
+    "psycopg2": PlainDriver("postgresql", "format"),
+    "pymysql": PlainDriver("mysql", "format"),
+    "MySQLdb": PlainDriver("mysql", "format"),
+    "aiomysql": PlainDriver("mysql", "format", is_async=True),
+}
+"""By the driver's package."""
+
+PARAMSTYLES: Final = ("qmark", "format", "numeric", "named", "pyformat")
+"""How DB-API drivers want parameters written."""
+
+
+def check_installed() -> None:
+    """Raises InvalidArgument without SQLAlchemy."""
+    try:
+        import sqlalchemy  # noqa: F401
+    except ImportError:
+        raise InvalidArgument("the outbox and SqlDedup make their statements by SQLAlchemy: install qmq[sql]") from None
+
+
+def check_dialect(name: str) -> str:
+    """sqlite, postgresql or mysql, which is MariaDB's name here too. Raises InvalidArgument."""
+    found = "mysql" if name == "mariadb" else name
+    if found not in DIALECTS:
+        raise InvalidArgument(f"the databases that are known are {', '.join(DIALECTS)} and mariadb, not {name!r}")
+    return found
+
+
+def packages(thing: object) -> set[str]:
+    """The packages of a thing's class and of those that it derives from."""
+    return {each.__module__.partition(".")[0] for each in type(thing).__mro__}
+
+
+def driver_of(connection: object) -> PlainDriver | None:
+    """The driver of a connection, also of one that SqlDedup hands to a handler. None if it is none that is known."""
+    if "qmq" in packages(connection):  # dedup's HandedConnection
+        connection = getattr(connection, "_connection", connection)
+    found = packages(connection)
+    return next((driver for package, driver in DRIVERS.items() if package in found), None)
