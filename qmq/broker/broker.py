@@ -133,6 +133,7 @@ class Broker:
         self.leisurely: dict[Flushable, None] = {}
         """Outboxes that may wait for the next tick."""
         self._is_scheduled = False
+        self._is_action_log_full = False
         self._begin_on(store)
 
     # --- serving -------------------------------------------------------------------------------------------------------
@@ -433,8 +434,11 @@ class Broker:
         try:
             self.store.write_actions()
         except DiskFull as failure:
-            log.warning("consumption goes on in memory: %s", failure)
+            if not self._is_action_log_full:  # it is tried at each turn
+                log.warning("consumption goes on in memory until there is room: %s", failure)
+            self._is_action_log_full = True
             return
+        self._is_action_log_full = False
         self.responses.written(self.store.index)
         self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)
