@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,11 @@ class Stranger:
         self._socket.setblocking(False)
 
     async def ended(self) -> None:
-        """Returns when the server has closed it."""
-        try:
-            while await asyncio.get_running_loop().sock_recv(self._socket, 65_536):
-                pass
-        except ConnectionError:
-            pass
+        """Returns when the server has closed it. Raises TimeoutError; without our bounds gRPC waits for two minutes, or for ever."""
+        with suppress(ConnectionError):
+            async with asyncio.timeout(60):
+                while await asyncio.get_running_loop().sock_recv(self._socket, 65_536):
+                    pass
         self._socket.close()
 
     def close(self) -> None:
