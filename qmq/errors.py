@@ -24,7 +24,7 @@
     │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
     │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
     │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
-    │   └── QuotaExceeded           E125  a quota allows no more subjects or groups: delete some, or raise it (`qmq quota set`)
+    │   └── QuotaExceeded           E125  a quota allows no more of these: delete some, or raise it (`qmq quota set`)
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -51,6 +51,7 @@
         ├── Compacted               E501  the revision is compacted away: list again, then watch from there
         ├── LeaseNotFound           E502  the lease has ended: what it held is gone
         ├── CoordinationUnavailable E503  no member of the coordination store answers; nothing was changed
+        │   └── CoordinationTlsFailed E505  no TLS with the coordination store: it takes not our certificate, or we do not believe its own
         └── CoordinationUnknown     E504  the answer to a change was lost: read back what became of it
 
 Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message:
@@ -321,6 +322,12 @@ class LeaseNotFound(CoordinationError):
 class CoordinationUnavailable(CoordinationError):
     code = 503
     retry_after_ms = 200
+
+
+class CoordinationTlsFailed(CoordinationUnavailable):
+    """It is tried again all the same: certificates that are renewed are read again."""
+
+    code = 505
 
 
 class CoordinationUnknown(CoordinationError):

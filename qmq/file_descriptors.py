@@ -32,6 +32,11 @@ def connections_max(most: int, limit: int) -> int:
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 
 
+def control_connections_max(limit: int) -> int:
+    """How many connections a broker's control port takes: half of what is kept back from clients. Pure."""
+    return max(min(RESERVE, limit // 2) // 2, 1)
+
+
 def limit() -> int:
     """How many descriptors this process may have."""
     import resource

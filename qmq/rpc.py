@@ -22,6 +22,7 @@ from qmq.errors import (
     NotAuthenticated,
     NotConnected,
     Outcome,
+    Overloaded,
     QmqError,
     Unavailable,
     UnknownGroup,
@@ -36,16 +37,7 @@ CODE: Final = "qmq-code"
 OUTCOME: Final = "qmq-outcome"
 RETRY: Final = "qmq-retry-after-ms"
 MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
-REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 
-SERVER_OPTIONS: Final = [
-    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
-    # Requests are not compressed: one of 29 KiB could be 30 MiB long in memory.
-    ("grpc.compression_enabled_algorithms_bitset", 1),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_concurrent_streams", 1000),
-    ("grpc.so_reuseport", 0),
-]
 CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.enable_retries", 0),
@@ -150,6 +142,8 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
         return DeadlineExceeded(f"no answer from {address} in time", outcome=Outcome.UNKNOWN)
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
         return _unreachable(failure.details() or "", address)
+    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "RPC limit" in (failure.details() or ""):
+        return Overloaded(f"{address} has as many calls under way as it takes: try again")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"what answers at {address} does not know this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")

@@ -36,6 +36,7 @@ from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
+from qmq.rpc_server import RpcBounds
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by scripts/reference: change the code, and run that again. -->"
@@ -54,7 +55,7 @@ MEMBERS = {
 """What applications call of the classes whose other public methods are for the rest of the client."""
 HIDDEN = ("help", "install_completion", "show_completion")
 ROLES = {"qmq broker": BrokerOptions, "qmq delay": DelayOptions, "qmq meta": MetaOptions, "qmq dev": DevOptions}
-CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
+CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, RpcBounds, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 
 
 def cell(text: object) -> str:

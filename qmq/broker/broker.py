@@ -133,6 +133,7 @@ class Broker:
         self.leisurely: dict[Flushable, None] = {}
         """Outboxes that may wait for the next tick."""
         self._is_scheduled = False
+        self._is_action_log_full = False
         self._begin_on(store)
 
     # --- serving -------------------------------------------------------------------------------------------------------
@@ -335,8 +336,9 @@ class Broker:
 
     def _append_some(self, staged: list[_Staged]) -> None:
         batches = [batch for each in staged for batch in each.batches]
-        if any([batch.queue.is_ordered for batch in batches]):  # noqa: C419 - faster than a generator
-            staged = self._admitted(staged)
+        admit = self._admission(batches)
+        if admit is not None:
+            staged = self._admitted(staged, admit)
             batches = [batch for each in staged for batch in each.batches]
             if not staged:
                 return
@@ -362,13 +364,18 @@ class Broker:
             self.committer.flush_wanted(index)
         self._written(index)
 
-    def _admitted(self, staged: list[_Staged]) -> list[_Staged]:
-        """What may be appended now, of what is staged for partitions of ordered subjects; the others are answered."""
-        admission = Admission(self.store, self._has_right)
+    def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
+        """What judges each request of one write, in their order, by raising a QmqError; None: all may be appended."""
+        if any([batch.queue.is_ordered for batch in batches]):  # noqa: C419 - faster than a generator
+            return Admission(self.store, self._has_right).admit
+        return None
+
+    def _admitted(self, staged: list[_Staged], admit: Callable[[list[Intake]], None]) -> list[_Staged]:
+        """What may be appended now; the others are answered."""
         admitted: list[_Staged] = []
         for each in staged:
             try:
-                admission.admit(each.batches)
+                admit(each.batches)
             except QmqError as failure:
                 self.answer_error(each.peer, each.request_id, failure)
                 continue
@@ -427,8 +434,11 @@ class Broker:
         try:
             self.store.write_actions()
         except DiskFull as failure:
-            log.warning("consumption goes on in memory: %s", failure)
+            if not self._is_action_log_full:  # it is tried at each turn
+                log.warning("consumption goes on in memory until there is room: %s", failure)
+            self._is_action_log_full = True
             return
+        self._is_action_log_full = False
         self.responses.written(self.store.index)
         self.dispatch.burials.written(self.store.index)
         self._written(self.store.index)

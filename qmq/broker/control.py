@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import grpc
 from qmq_ordering.route import LpRange
@@ -13,13 +14,18 @@ from qmq.broker.group_status import GroupStatus
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
+from qmq.file_descriptors import control_connections_max, limit
 from qmq.model import MessageId
 from qmq.network import NETWORK, Network, only_uid
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import SERVER_OPTIONS, answering
+from qmq.rpc import answering
+from qmq.rpc_server import RpcBounds, rpc_server
 from qmq.security.access_control import AccessControl, OpenAccess
 from qmq.security.rpc_guard import RpcGuard
+
+CALLS_MAX: Final = 5_000
+"""Under way at once at one broker's control port."""
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
@@ -153,11 +159,12 @@ async def serve_control(
     wall: Clock | None = None,
     network: Network = NETWORK,
     access: OpenAccess | None = None,
+    bounds: RpcBounds | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, bound)) if isinstance(access, AccessControl) else None
     interceptors = () if guard is None else (guard,)
-    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+    server = rpc_server(bounds or RpcBounds(control_connections_max(limit()), CALLS_MAX), interceptors)
     service = ControlService(BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group), standing, broker_group, wall=wall)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:

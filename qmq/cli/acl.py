@@ -203,6 +203,9 @@ def set_quota(
     requests: Annotated[int, typer.Option("--requests", min=0, help="A second, at each metaserver.")] = 0,
     subjects: Annotated[int, typer.Option("--subjects", min=0, help="Of subject:PATTERN: how many subjects may fit it.")] = 0,
     groups: Annotated[int, typer.Option("--groups", min=0, help="Of subject:PATTERN: how many groups may consume each subject.")] = 0,
+    delayed_messages: Annotated[
+        int, typer.Option("--delayed-messages", min=0, help="Of subject:PATTERN: how many of each subject may wait in each delay group.")
+    ] = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -216,6 +219,7 @@ def set_quota(
         "requests_per_s": requests,
         "subjects": subjects,
         "groups": groups,
+        "delayed_messages": delayed_messages,
     }
 
     async def _ask() -> pb.AccessQuota:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from struct import Struct
+from contextlib import suppress
+from struct import Struct, error
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
+from qmq.batch_columns import REGION, REGION_BYTES, RegionHeader
 from qmq.delay.append_files import AppendFile, AppendFiles, damaged
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.interfaces import INDEX_ROW, DueMessage, SchedulePlace
 from qmq.delay.stored_batch import BatchCache, StoredBatch
-from qmq.errors import CorruptBatch
+from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.disk import Disk
 
 LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
@@ -33,6 +35,7 @@ LOG_BYTES_MAX: Final = 8 << 32
 _ROW: Final = Struct("<qIHH")
 _PLACES: Final = np.arange(65_536, dtype="<u2")
 _READ_AHEAD: Final = 4096
+_SUBJECT_BYTES: Final = RegionHeader._fields.index("subject_bytes")
 _ROWS_AHEAD: Final = 256
 """Lines of the index between two that are wanted, at most, for both to be read at once."""
 
@@ -212,6 +215,14 @@ class Bucket:
             return parse_envelope(self._files.read(self.log, position, ENVELOPE_BYTES)).append_time_ms
         except CorruptBatch as cause:
             raise damaged(self.log.name, position, cause.message) from cause
+
+    def subject_of(self, ordinal: int) -> str:
+        """The subject of one message; empty if the disk has changed its batch."""
+        with suppress(LogDamaged, error):
+            position = self.row(ordinal)[1] + ENVELOPE_BYTES
+            size = REGION.unpack(self._files.read(self.log, position, REGION_BYTES))[_SUBJECT_BYTES]
+            return self._files.read(self.log, position + REGION_BYTES, size).decode(errors="replace")
+        return ""
 
     def batch_of(self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None) -> tuple[StoredBatch, int]:
         """(its batch, its place there); `row` is its line of the index, if that is known. Raises LogDamaged."""

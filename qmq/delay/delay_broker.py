@@ -24,6 +24,7 @@ from qmq.clock import Clock
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_engine import Dispatcher, Engine, Keeper
+from qmq.delay.delayed_quota import DelayedQuota
 from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
@@ -31,7 +32,7 @@ from qmq.delay.timekeeper import SteadyClock
 from qmq.errors import InvalidArgument, NotMaster, OrderMismatch, Overloaded
 from qmq.headers import CRON, SCHEDULE_ID, ZONE
 from qmq.log.actions import ScheduleAction
-from qmq.log.store import Store
+from qmq.log.store import Intake, Store
 from qmq.model import Order, SubjectConfig, SubjectFlush
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class DelayBroker(Broker):
         super().__init__(store, look_up, clock, config, loop, make_parts=make_parts, is_serving=is_serving)
         self.settings = settings
         self.delay = delay
+        self._group = group
         self.engine: Engine | None = None
         self.admin = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
         self._make_links = links
@@ -162,6 +164,12 @@ class DelayBroker(Broker):
                 check_recurring(region, header)
 
         return check
+
+    def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
+        """By the quotas of delayed messages. There are no partitions of ordered subjects here."""
+        if not self.access.has_quotas:
+            return None
+        return DelayedQuota(self.store, schedule_of(self.store).pending, self.access.subject_quota, self._group).admit
 
     def _require_room(self, region: bytes, header: RegionHeader, layout: Layout) -> None:
         assert self.engine is not None

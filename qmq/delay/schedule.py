@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value as crc32c
 
-from qmq.batch_columns import REGION, UNREADABLE, Column, pad
+from qmq.batch_columns import REGION, REGION_BYTES, UNREADABLE, Column, pad
 from qmq.delay import bucket_lookup
 from qmq.delay.append_files import AppendFiles, Grown
 from qmq.delay.batch_cutting import Pieces, first_id
@@ -36,6 +36,7 @@ from qmq.delay.buckets import Buckets
 from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
+from qmq.delay.pending_counts import PendingCounts
 from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, Surveyed
 from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored_batch import BatchCache
@@ -97,6 +98,7 @@ class Schedule:
         self.closed_before = 0
         self.plans: dict[int, PlanAction] = {}
         self.next_plan = 1
+        self.pending = PendingCounts()
         self._loaded_index = 0
         self._aliases: dict[bytes, SchedulePlace] = {}
         self._alias_of: dict[SchedulePlace, bytes] = {}
@@ -133,6 +135,7 @@ class Schedule:
         self.closed_before = found.closed_before
         self.next_plan = found.next_plan
         self.plans = found.open_plans()
+        self.pending = PendingCounts(found.pending)
         self._aliases = found.places_by_id()
         self._alias_of = {place: each for each, place in self._aliases.items()}
         self._buckets.restore(found.rows())
@@ -146,7 +149,9 @@ class Schedule:
         if not self.is_whole:
             return SchedulePlan(None, self._files, [], {})
         index = max(index, self.index)
-        state = capture(self.bucket_ms, index, self.closed_before, self.next_plan, self.plans.values(), self._aliases, self._buckets)
+        state = capture(
+            self.bucket_ms, index, self.closed_before, self.next_plan, self.plans.values(), self._aliases, self._buckets, self.pending.all()
+        )
         return SchedulePlan(state, self._files, self._buckets.tails(), self._files.unsynced(), self._leftovers.captured())
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
@@ -181,9 +186,10 @@ class Schedule:
         if index <= self.index or not self.is_whole:
             return
         self.index = index
-        _, _, flags, count, _, columns, _, body_bytes, _, _, _ = REGION.unpack_from(region)
+        _, _, flags, count, _, columns, _, body_bytes, subject_bytes, _, _ = REGION.unpack_from(region)
         if not columns & _DUE:
             return
+        self.pending.add(region[REGION_BYTES : REGION_BYTES + subject_bytes].decode(errors="replace"), count)
         at = len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count  # it is the last column before the bodies
         if count == 1:
             due_ms = unpack_from("<q", region, at)[0]
@@ -275,6 +281,7 @@ class Schedule:
             if plan is not None:
                 for bucket, ordinals in _by_bucket(plan).items():
                     self._settle(self._marked(bucket), DispatchMark.DELIVERED, ordinals)
+                    self.pending.take(plan.subject, len(ordinals) // 4)
                 del self.plans[number]
 
     def _void(self, action: PlanVoid) -> None:
@@ -287,7 +294,9 @@ class Schedule:
 
     def _cancel(self, place: SchedulePlace) -> None:
         if self._mark_of(place) is DispatchMark.PENDING:
-            self._settle(self._marked(place.bucket), DispatchMark.CANCELLED, _u32(place.ordinal))
+            bucket = self._marked(place.bucket)
+            self._settle(bucket, DispatchMark.CANCELLED, _u32(place.ordinal))
+            self.pending.take(bucket.subject_of(place.ordinal), 1)
 
     def _settle(self, bucket: Bucket, mark: DispatchMark, ordinals: bytes, targets: tuple[SchedulePlace, ...] = ()) -> None:
         bucket.settle(mark, ordinals, targets)
@@ -317,6 +326,7 @@ class Schedule:
             return
         pieces, at = found
         known_as = first_id(pieces, at)
+        self.pending.add(self._marked(place.bucket).subject_of(place.ordinal), 1)
         region = pieces.next_run(at, known_as, due_ms)
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 

@@ -41,6 +41,8 @@ class ScheduleState(msgspec.Struct, array_like=True):
     """As an entry of the action log."""
     aliases: bytes
     buckets: bytes
+    pending: dict[str, int] = {}
+    """Messages that are to be delivered, by subject; an older version's state has none."""
 
     def open_plans(self) -> dict[int, PlanAction]:
         """By number, ascending."""
@@ -72,11 +74,13 @@ def capture(
     plans: Iterable[PlanAction],
     aliases: dict[bytes, SchedulePlace],
     buckets: Iterable[Bucket],
+    pending: dict[str, int],
 ) -> ScheduleState:
     """The state as it is now; nothing that happens later changes it."""
     rows = [_BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled) for each in buckets]
     names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
-    return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, encode_actions(plans), b"".join(names), b"".join(rows))
+    packed = encode_actions(plans), b"".join(names), b"".join(rows)
+    return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, *packed, pending)
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -10,6 +10,7 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
 from qmq.clock import Clock, SystemClock
+from qmq.file_descriptors import connections_max, limit
 from qmq.meta.access_service import AccessService
 from qmq.meta.broker_calls import Brokers
 from qmq.meta.call_counts import CallCounts
@@ -25,15 +26,17 @@ from qmq.meta.ordered.evacuation import Evacuation
 from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
-from qmq.meta.route_watchers import Watchers
+from qmq.meta.route_watchers import WATCHERS_MAX, Watchers
 from qmq.network import NETWORK, Network, is_private, only_uid
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
-from qmq.rpc import SERVER_OPTIONS
+from qmq.rpc_server import RpcBounds, rpc_server
 from qmq.security.access_control import AccessConfig, AccessControl
 from qmq.security.cluster_access import follow_access, server_network
 from qmq.security.rpc_guard import RpcGuard
 
 STOP_GRACE_S: Final = 1.0
+BOUNDS: Final = RpcBounds(connections_max=WATCHERS_MAX, calls_max=WATCHERS_MAX + 10_000)
+"""Each client has one connection, on which it watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class MetaConfig:
     """How long the answer to a change of a route waits for the next route."""
     timing: MetaTiming = TIMING
     access: AccessConfig = field(default_factory=AccessConfig)
+    bounds: RpcBounds = BOUNDS
 
 
 class MetaServer:
@@ -113,7 +117,9 @@ class MetaServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        self._server = grpc.aio.server(interceptors=(self.calls, self._guard), options=SERVER_OPTIONS)
+        connections = connections_max(self._config.bounds.connections_max, limit())
+        bounds = replace(self._config.bounds, connections_max=connections)
+        self._server = rpc_server(bounds, (self.calls, self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
         access_pb2_grpc.add_AccessServicer_to_server(self._administration, self._server)
         self.port = self._network.bind(self._server, self._config.host, self._config.port)

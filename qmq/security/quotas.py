@@ -7,11 +7,12 @@
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
 
-`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold. Two
+`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold. Some
 limits are of subjects only:
 
     subjects                how many subjects there may be that fit the pattern
     groups                  how many groups may consume each subject
+    delayed_messages        of each subject, that one delay group still has to deliver
 
 A quota names a principal, a pattern (`app:*`) or a role, as rules do. The nearest holds: the principal's own, then a role's, then the
 longest pattern, then `*`. Each limit counts at each broker by itself.
@@ -36,7 +37,7 @@ from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principa
 from qmq.security.principal import Principal
 
 LIMIT_MAX: Final = 1 << 50
-OF_SUBJECTS: Final = ("subjects", "groups")
+OF_SUBJECTS: Final = ("subjects", "groups", "delayed_messages")
 SUBJECT: Final = "subject:"
 
 
@@ -54,6 +55,7 @@ class Quota:
     requests_per_s: int = 0
     subjects: int = 0
     groups: int = 0
+    delayed_messages: int = 0
 
     @classmethod
     def of(cls, quota_id: str, principal: str, limits: Mapping[str, int]) -> Quota:

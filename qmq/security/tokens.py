@@ -63,6 +63,9 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+_NOBODYS: Final = digest_of("")
+
+
 def id_of(token: str) -> str:
     """The record's id; empty if this is no token of ours."""
     found = _TOKEN.fullmatch(token)
@@ -70,8 +73,8 @@ def id_of(token: str) -> str:
 
 
 def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principal:
-    """Whose token it is. Raises NotAuthenticated, with the same words whether the token is unknown or wrong."""
-    known = record.digest if record is not None else digest_of("")
+    """Whose token it is. Raises NotAuthenticated, with the same words and after the same work whether the token is unknown or wrong."""
+    known = record.digest if record is not None else _NOBODYS
     if not hmac.compare_digest(known, digest_of(token)) or record is None:
         raise NotAuthenticated("the token is not known: it was revoked, or belongs to another cluster")
     if record.ends_ms and now_ms >= record.ends_ms:

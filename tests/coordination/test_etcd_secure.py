@@ -19,7 +19,7 @@ from etcd_support import Follower, proxied, put_surely
 from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, find_binary
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
-from qmq.errors import CoordinationError, CoordinationUnavailable
+from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import LOOK_S
 
@@ -109,6 +109,45 @@ async def test_without_a_certificate_or_with_a_wrong_one_there_is_no_connection(
         with pytest.raises(CoordinationUnavailable):
             await store.get("k")
         await store.close()
+
+
+async def test_whose_certificate_is_not_believed_is_said_with_the_option_to_look_at(
+    tls_server: EtcdProcess, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    cert, key = stranger.issue("stranger")
+    for store, said in (
+        (EtcdStore([tls_server.endpoint], ca=authority.ca, total_s=1), "wants a client certificate, and there is none: set --etcd-cert"),
+        (EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, total_s=1), "refuses our certificate: --etcd-cert"),
+        (EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=1), "not believed .unable to get local issuer certificate.: --etcd-ca"),
+        (EtcdStore([tls_server.endpoint], total_s=1), "--etcd-ca .QMQ_ETCD_CA. must name who signed it"),
+    ):
+        for call in (store.get("k"), store.put("k", b"v")):
+            with pytest.raises(CoordinationTlsFailed, match=said):
+                await call
+        await store.close()
+
+
+def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) -> None:
+    cert, key = authority.issue("client")
+    with pytest.raises(InvalidArgument, match="goes with `ca`"):
+        EtcdStore(["https://localhost:2379"], cert=cert, key=key)
+
+
+async def test_a_member_whose_certificate_is_for_another_name_is_not_believed(tmp_path: Path) -> None:
+    if find_binary() is None:
+        pytest.skip("no etcd binary")
+    create_authority(tmp_path)
+    member, own = issue(tmp_path, "etcd", "node", ["elsewhere.example"]), issue(tmp_path, "broker", "node")
+    server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
+    server.start()
+    store = EtcdStore([server.endpoint], ca=tmp_path / "ca.pem", cert=own.cert, key=own.key, total_s=1)
+    try:
+        with pytest.raises(CoordinationTlsFailed, match="not for the address that is asked"):
+            await store.get("k")
+    finally:
+        await store.close()
+        server.stop()
 
 
 async def test_a_user_may_do_what_its_role_may(auth_server: EtcdProcess) -> None:

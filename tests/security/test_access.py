@@ -19,9 +19,11 @@ from support import NodeConfig, eventually, node_config, running
 
 import qmq
 from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
+from qmq.proto.v1 import meta_pb2
 from qmq.security.access_control import AccessConfig
 from qmq.security.tls_network import network_of
 
@@ -116,6 +118,42 @@ async def test_a_token_that_nobody_was_given_is_refused(tmp_path: Path, token: s
         with pytest.raises(NotAuthenticated) as refused:
             await stranger.send("orders", b"1")
         assert token not in str(refused.value)
+
+
+async def test_nobody_learns_from_a_refusal_which_tokens_there_are(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        known = await cluster.token("app:orders")
+        revoked = await cluster.token("app:gone")
+        await cluster.admin.access.delete_tokens(principal="app:gone")
+        await eventually(lambda: revoked.split("_")[1] not in cluster.node.view.access.tokens)
+        wrong = [f"qmq_{known.split('_')[1]}_{'A' * 43}", f"qmq_{'0' * 12}_{'A' * 43}", revoked]
+        said = set[tuple[str, str]]()
+        for token in wrong:
+            async with qmq.connect(cluster.node.address, token=token) as stranger:
+                with pytest.raises(NotAuthenticated) as at_meta:
+                    await stranger.access.whoami()
+            with pytest.raises(NotAuthenticated) as at_data_port:
+                await connect(cluster.node.data_address, "stranger", network_of(None, token))
+            said.add((str(at_meta.value), str(at_data_port.value)))
+        assert len(said) == 1
+
+
+async def test_who_may_not_consume_joins_no_ordered_group(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=2)
+        await cluster.admin.send("keys", b"1", key="k")
+        await cluster.allow("app:ghost", "produce", "subject", "keys")
+        async with cluster.client("app:ghost") as ghost:
+            for number in range(3):
+                request = meta_pb2.SyncMemberRequest(
+                    subject="keys", group="g", consumer=f"ghost{number}", incarnation="i", lease_ms=60_000, start="earliest"
+                )
+                with pytest.raises(AccessDenied, match="consume on"):
+                    await ghost.metadata.call("SyncMember", request)
+        consumer = cluster.admin.ordered_consumer("keys", group="g")
+        message = await anext(consumer)
+        assert message.body == b"1"
+        await message.ack_sync()
 
 
 async def test_a_revoked_token_ends_the_connection_that_showed_it(tmp_path: Path) -> None:

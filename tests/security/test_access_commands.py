@@ -71,7 +71,12 @@ def test_an_administrator_sets_and_takes_away_limits(say: Say) -> None:
     rows = say("quota", "list", "--json")
     assert {(each["limit"], each["value"]) for each in rows} == {("produce_bytes_per_s", 1_000_000), ("connections", 5)}
     say("quota", "remove", made["quota"])
+    say("quota", "set", "subject:team-a.*", "--subjects", "50", "--groups", "3", "--delayed-messages", "1000")
+    rows = say("quota", "list", "--json")
+    assert {(each["limit"], each["value"]) for each in rows} == {("subjects", 50), ("groups", 3), ("delayed_messages", 1000)}
+    say("quota", "remove", rows[0]["quota"])
     assert say("quota", "list", "--json") == []
+    assert "a limit of subjects" in " ".join(say("quota", "set", "app:*", "--delayed-messages", "1", status=2).split())
 
 
 def test_a_token_may_end_and_is_shown_once(say: Say) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,6 +140,22 @@ def test_a_token_is_known_by_its_digest_only() -> None:
             check_token(wrong, made.record, 10)
     with pytest.raises(NotAuthenticated):
         check_token(made.token, None, 10)
+
+
+def test_a_token_that_is_not_known_costs_the_work_of_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sha256, compare = new_token(ORDERS, by="", now_ms=5), hashlib.sha256, hmac.compare_digest
+    work = list[str]()
+    monkeypatch.setattr(hashlib, "sha256", lambda data: work.append(f"hash {len(data)}") or sha256(data))
+    monkeypatch.setattr(hmac, "compare_digest", lambda one, other: work.append(f"compare {len(one)} {len(other)}") or compare(one, other))
+    wrong = made.token[:-1] + ("A" if made.token[-1] != "A" else "B")
+    said = list[tuple[str, list[str]]]()
+    for record in (made.record, None):
+        with pytest.raises(NotAuthenticated) as refused:
+            check_token(wrong, record, 10)
+        said.append((str(refused.value), work[:]))
+        work.clear()
+    assert said[0] == said[1]
+    assert said[0][1] == [f"hash {len(wrong)}", "compare 64 64"]
 
 
 def test_a_token_ends_when_it_says_so() -> None:

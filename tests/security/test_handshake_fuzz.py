@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import ssl
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import forms
+import pytest
 from qmq_replication.peer_proof import PeerHello
 from test_access import guarded
 from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
@@ -107,7 +109,8 @@ def feed(connection: Connection, data: bytes) -> None:
         at += taken
 
 
-async def test_no_malformed_handshake_makes_somebody_of_nobody(tmp_path: Path) -> None:
+async def test_no_malformed_handshake_makes_somebody_of_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # what pytest keeps of a million refusals are 100 GB
     print(f"seed {forms.SEED}")
     chance = random.Random(forms.SEED)
     async with guarded(tmp_path) as cluster:

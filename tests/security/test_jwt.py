@@ -140,7 +140,7 @@ def test_keys_that_cannot_be_trusted_or_read_are_refused(keys: str) -> None:
         JwtVerifier(JwtConfig(ISSUER, keys))
 
 
-async def test_a_node_takes_the_tokens_of_its_provider(tmp_path: Path) -> None:
+async def test_a_node_takes_the_tokens_of_its_provider_for_itself_only(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     file.write_bytes(jwks(one=EC))
     config = dataclasses.replace(node_config(tmp_path / "node"), access=AccessConfig(jwt=JwtConfig(ISSUER, str(file))))
@@ -149,6 +149,7 @@ async def test_a_node_takes_the_tokens_of_its_provider(tmp_path: Path) -> None:
         await orders.send("orders", b"1")
         found = await orders.access.whoami()
         assert (found.principal, found.how) == ("app:orders", "jwt")
-        async with qmq.connect(node.address, token=token(OTHER)) as stranger:
-            with pytest.raises(NotAuthenticated):
-                await stranger.send("orders", b"1")
+        for wrong in (token(OTHER), token(exp=int(time.time()) + 600, aud="billing-service")):
+            async with qmq.connect(node.address, token=wrong) as stranger:
+                with pytest.raises(NotAuthenticated):
+                    await stranger.send("orders", b"1")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
+from support import eventually
 from test_access import guarded
 
-from qmq.errors import AccessDenied, InvalidArgument
+from qmq.errors import AccessDenied, InvalidArgument, NotConnected
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -36,6 +37,23 @@ async def test_a_reader_may_browse_what_its_token_may(tmp_path: Path, monkeypatc
         assert await asyncio.to_thread(read, "orders") > 0
         with pytest.raises(AccessDenied, match="app:reports"):
             await asyncio.to_thread(read, "payments")
+
+
+async def test_a_right_that_is_taken_between_two_fetches_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded(tmp_path) as cluster:
+        await cluster.admin.send("orders", b"1")
+        rule = await cluster.allow("app:reports", "browse", "subject", "orders")
+        monkeypatch.setenv("QMQ_TOKEN", await cluster.token("app:reports"))
+        address = cluster.node.data_address
+        with await asyncio.to_thread(BlockingConnection.connect, address) as channel:
+            assert len(await asyncio.to_thread(channel.call, FrameKind.FETCH, FETCH.pack())) > 0
+            await cluster.admin.access.delete_rule(rule)
+            await eventually(lambda: rule not in cluster.node.view.access.rules)
+            with pytest.raises((AccessDenied, NotConnected)):
+                await asyncio.to_thread(channel.call, FrameKind.FETCH, FETCH.pack())
+        second = await asyncio.to_thread(BlockingConnection.connect, address)
+        with second as channel, pytest.raises(AccessDenied, match="browse on subject orders"):
+            await asyncio.to_thread(channel.call, FrameKind.FETCH, FETCH.pack())
 
 
 def test_a_token_does_not_leave_the_machine_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:

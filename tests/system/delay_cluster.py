@@ -15,20 +15,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
+from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, free_ports
 
+from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
+from qmq.security.authority import create_authority, issue
+from qmq.security.tls import Credentials, Tls
+from qmq.security.tls_network import TlsNetwork
 from system.group import describe
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 META: Final = "meta"
 READY: Final = "is ready"
+ETCD: Final = "etcd"
+ADMIN: Final = "admin"
+FILES: Final = ("ca", "cert", "key")
+
+
+def _issued(folder: Path, names: Sequence[str]) -> dict[str, Tls]:
+    """A certificate for each process, for etcd, and for who looks on."""
+    create_authority(folder)
+    kinds = {**dict.fromkeys(names, "node"), META: "meta", ETCD: "node", ADMIN: "op"}
+    made = {name: issue(folder, name, kind, ["127.0.0.1"]) for name, kind in kinds.items()}
+    return {name: Tls(folder / "ca.pem", each.cert, each.key) for name, each in made.items()}
 
 
 class DelayCluster:
     """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends everything."""
 
-    def __init__(self, folder: Path, *, brokers: int = 1, delays: int = 3, options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *, brokers: int = 1, delays: int = 3, options: Sequence[str] = (), secure: bool = False) -> None:
+        """With `secure` everything speaks TLS, and everybody shows a certificate."""
         self.folder = folder
         self.brokers = [f"g{number}" for number in range(brokers)]
         self.delays = [f"d{number}" for number in range(delays)]
@@ -38,7 +54,13 @@ class DelayCluster:
         self._ports = {name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(names)}
         self._meta_port = ports[-1]
         self.server = f"127.0.0.1:{self._meta_port}"
-        self.etcd = EtcdProcess(folder / "etcd")
+        self._papers: dict[str, Tls] = _issued(folder / "papers", names) if secure else {}
+        self.tls = self._papers.get(ADMIN)
+        """What this process shows; None: nothing."""
+        self.network = NETWORK if self.tls is None else TlsNetwork(Credentials(self.tls))
+        member = self._papers.get(ETCD)
+        tls = ServerTls(member.ca, member.cert, member.key) if member is not None and member.cert and member.key else None
+        self.etcd = EtcdProcess(folder / "etcd", tls=tls)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.logs: dict[str, Path] = {}
 
@@ -62,7 +84,7 @@ class DelayCluster:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "PYTHONPATH": path, **environment},
+                env={**os.environ, "PYTHONPATH": path, **self._shown(name), **environment},
             )
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -71,6 +93,13 @@ class DelayCluster:
             process.wait()
             raise RuntimeError(f"{name} did not start: {line!r}; {self._log(name).read_text()[-2000:]}")
         self.processes[name] = process
+
+    def _shown(self, name: str) -> dict[str, str]:
+        """Where a process finds its certificate."""
+        tls = self._papers.get(name)
+        return (
+            {} if tls is None else {f"QMQ_{where}_{what.upper()}": str(getattr(tls, what)) for where in ("TLS", "ETCD") for what in FILES}
+        )
 
     def _log(self, name: str) -> Path:
         return self.logs.setdefault(name, self.folder / f"{name}.log")
@@ -129,7 +158,7 @@ class DelayCluster:
 
     async def statuses(self, names: Sequence[str]) -> dict[str, pb.ReplicaStatus]:
         """What they say of themselves; who is silent is left out."""
-        found = await asyncio.gather(*[describe(self.control(name)) for name in names])
+        found = await asyncio.gather(*[describe(self.control(name), self.network) for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}
 
     async def delay_master(self, *, within_s: float = 240.0) -> str:

@@ -24,7 +24,6 @@ import grpc
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS
 from system import faketime
 from system.crashing import POINTS
 from system.delay_cluster import DelayCluster
@@ -66,6 +65,7 @@ class DelayRun:
         away_s: float = 3.0,
         progress: Callable[[str], None] = lambda _: None,
         brokers: int = 1,
+        secure: bool = False,
     ) -> None:
         self._random = Random(seed)
         self._seed = seed
@@ -76,14 +76,14 @@ class DelayRun:
         if "jump" in faults:
             for name in ("d0", "d1", "d2"):
                 self._clocks[name] = faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1)
-        self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"))
+        self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"), secure=secure)
 
     async def run(self, rounds: int) -> Outcome:
         """All of it. Raises TimeoutError if the cluster does not come back after a fault."""
         outcome = Outcome(self._seed)
         try:
             await self._start_all()
-            work = DelayWorkload(self.cluster.server, self._seed)
+            work = DelayWorkload(self.cluster.server, self._seed, self.cluster.tls)
             await work.start()
             try:
                 for number in range(rounds):
@@ -155,11 +155,11 @@ class DelayRun:
         serving = [each for each, status in found.items() if status.is_serving]
         if not serving or serving == [name]:
             return
-        async with grpc.aio.insecure_channel(self.cluster.control(serving[0]), options=CHANNEL_OPTIONS) as channel:
+        async with self.cluster.network.channel(self.cluster.control(serving[0])) as channel:
             stub: Any = control_pb2_grpc.BrokerControlStub(channel)
             try:
                 await stub.Transfer(pb.TransferRequest(to=name), timeout=5.0)
-            except grpc.aio.AioRpcError:
+            except grpc.RpcError:
                 return
 
     async def _stop(self) -> str:

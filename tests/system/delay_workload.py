@@ -31,12 +31,14 @@ def _now_ms() -> int:
 class DelayWorkload:
     """`start`, faults, `finish`."""
 
-    def __init__(self, server: str, seed: int, *, pause_s: float = 0.02, delays_s: tuple[float, ...] = DELAYS_S) -> None:
+    def __init__(
+        self, server: str, seed: int, tls: qmq.Tls | None = None, *, pause_s: float = 0.02, delays_s: tuple[float, ...] = DELAYS_S
+    ) -> None:
         self.wishes: dict[int, Wish] = {}
         self.in_time: set[int] = set()
         """Acknowledged a second before they were due: order is promised for these."""
         self.sights: dict[str, list[Sight]] = {PLAIN: [], ORDERED: []}
-        self._server = server
+        self._server, self._tls = server, tls
         self._random = Random(seed)
         self._pause_s = pause_s
         self._delays_s = delays_s
@@ -47,7 +49,7 @@ class DelayWorkload:
         self._consuming: list[asyncio.Task[None]] = []
 
     def _client(self) -> qmq.Client:
-        client = qmq.connect(self._server)
+        client = qmq.connect(self._server, tls=self._tls)
         self._clients.append(client)
         return client
 

@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 import grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from qmq.errors import CoordinationError, CoordinationUnavailable, CoordinationUnknown
+from qmq.errors import CoordinationError, CoordinationUnknown
 from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
 from qmq_coordination.etcd.etcd_methods import Method, Request, Response
-from qmq_coordination.etcd.failures import CallVerdict, refusal, verdict
+from qmq_coordination.etcd.failures import CallVerdict, refusal, unanswered, verdict
 
 T = TypeVar("T")
 Send = Callable[[EtcdConnection, float, Metadata], Awaitable[T]]
@@ -74,12 +74,20 @@ class EtcdCalls:
             stop=stop_after_delay(self._total_s),
             reraise=True,
         )
+        tried: list[str] = []
+
+        async def attempt() -> T:
+            try:
+                return await self._attempt(send, until, is_change)
+            except TryAgain as failure:
+                tried.append(str(failure))
+                raise
+
         try:
-            return await retrying(self._attempt, send, until, is_change)
-        except TryAgain as last:
-            raise CoordinationUnavailable(
-                f"no etcd member answered within {self._total_s:g} s; nothing was changed. Asked: {self._channels.rotation}. Last: {last}"
-            ) from None
+            return await retrying(attempt)
+        except TryAgain:
+            channels = self._channels
+            raise unanswered(tried, str(channels.rotation), self._total_s, shows_certificate=channels.shows_certificate) from None
 
     async def _attempt(self, send: Send[T], until: float, is_change: bool) -> T:
         timeout_s = min(self._call_s, max(_ATTEMPT_S_MIN, until - asyncio.get_running_loop().time()))

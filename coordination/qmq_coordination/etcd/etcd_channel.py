@@ -126,6 +126,7 @@ class Channels:
         """Raises InvalidArgument for certificates that cannot be used."""
         self.rotation = rotation
         self._credentials = None if tls.ca is None else Credentials(Tls(tls.ca, tls.cert, tls.key), monotonic_s)
+        self.shows_certificate = tls.cert is not None
         self._version = 0 if self._credentials is None else self._credentials.version
         self._before: list[EtcdConnection] = []
         """With older certificates: watches may be under way there."""

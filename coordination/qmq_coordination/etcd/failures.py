@@ -13,12 +13,14 @@ reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes) or gRPC's core:
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 import grpc
 
-from qmq.errors import Compacted, CoordinationError, LeaseNotFound
+from qmq.errors import Compacted, CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, LeaseNotFound
 
 
 class LeaseExists(CoordinationError):
@@ -71,6 +73,30 @@ def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
     if code is grpc.StatusCode.UNIMPLEMENTED or details.startswith(_SERVER_TOO_LARGE):
         return CallVerdict.REFUSED
     return CallVerdict.REFUSED if code in _REFUSING and details.startswith("etcdserver: ") else CallVerdict.UNKNOWN
+
+
+_OUR_DOUBT: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([a-z][^:\n]*)?|(Hostname Verification Check failed)")
+"""What gRPC says when we do not believe the member's certificate."""
+_ITS_DOUBT: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)")
+"""The TLS alert of a member that does not believe ours. Which one says little: Go sends BAD_CERTIFICATE where there is none."""
+
+
+def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certificate: bool) -> CoordinationUnavailable:
+    """The error of a call that no member answered. `tried` is how each attempt failed, `asked` are the members' addresses."""
+    last = next((each for each in reversed(tried) if _OUR_DOUBT.search(each) or _ITS_DOUBT.search(each)), tried[-1])
+    text = f"no etcd member answered within {within_s:g} s; nothing was changed. Asked: {asked}. Last: {last}"
+    ours = _OUR_DOUBT.search(last)
+    if ours is not None and ours[2]:
+        hint = "etcd's certificate is not for the address that is asked: name a host that is in it (--etcd), or put the address into it"
+    elif ours is not None:
+        hint = f"etcd's certificate is not believed ({ours[1] or 'no reason is given'}): --etcd-ca (QMQ_ETCD_CA) must name who signed it"
+    elif _ITS_DOUBT.search(last) is None:
+        return CoordinationUnavailable(text)
+    elif shows_certificate:
+        hint = "etcd refuses our certificate: --etcd-cert (QMQ_ETCD_CERT) must be signed by whom etcd trusts, and not have ended"
+    else:
+        hint = "etcd wants a client certificate, and there is none: set --etcd-cert and --etcd-key (QMQ_ETCD_CERT, QMQ_ETCD_KEY)"
+    return CoordinationTlsFailed(f"{hint}. {text}")
 
 
 def refusal(details: str) -> CoordinationError:

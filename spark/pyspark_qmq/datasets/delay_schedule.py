@@ -50,7 +50,7 @@ class ScheduleContents:
 def of_checkpoint(projection: Any) -> ScheduleContents:
     """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if that is no schedule this program knows."""
     try:
-        version, bucket_ms, index, _, _, plans, _, buckets = projection
+        version, bucket_ms, index, _, _, plans, _, buckets, *_ = projection
         if version != VERSION:
             raise LogDamaged(f"the schedule is of version {version}, this program knows {VERSION}: use one as new as its delay group")
         planned: dict[int, list[bytes]] = {}

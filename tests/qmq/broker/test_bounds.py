@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support import ManualClock, alone, intake
+from support import ManualClock, alone, eventually, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
@@ -55,10 +55,31 @@ async def served(folder: Path, fatal: Callable[[BaseException], None] = _raise) 
         store.close()
 
 
-async def attach(connection: Connection) -> int:
-    request = wire.Attach("s", 0, "g", "c", "i", -1, "earliest", 60_000, [], [])
+async def attach(connection: Connection, consumer: str = "c") -> int:
+    request = wire.Attach("s", 0, "g", consumer, "i", -1, "earliest", 60_000, [], [])
     answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)
     return wire.Attached.unpack(answer.payload).session
+
+
+async def test_a_full_disk_is_said_once_until_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = [0]
+
+    def full() -> None:
+        tries[0] += 1
+        raise DiskFull("no space left (in this test)")
+
+    async with served(tmp_path) as (broker, connection):
+        for number in (1, 2):
+            with monkeypatch.context() as patch:
+                patch.setattr(broker.store, "write_actions", full)
+                tries[0] = 0
+                attaching = asyncio.ensure_future(attach(connection, f"c{number}"))
+                await eventually(lambda: tries[0] >= 10)
+            await attaching
+            await eventually(lambda: not broker.store.unwritten)
+            assert caplog.text.count("consumption goes on in memory") == number
 
 
 @pytest.mark.parametrize(

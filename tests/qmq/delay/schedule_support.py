@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -203,6 +204,8 @@ class Model:
             dues = [self.messages[each].due_ms for each in every if each.bucket == number]
             assert schedule.rows(number, 0, len(dues))["due"].tolist() == dues == schedule.reader(number).read(0, len(dues))["due"].tolist()
         assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
+        left = [self.messages[place].subject for place, state in self.states.items() if state in ("pending", "planned")]
+        assert schedule.pending.all() == Counter(left)
 
     def follow(self, place: SchedulePlace) -> SchedulePlace:
         while place in self.moves:

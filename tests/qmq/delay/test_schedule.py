@@ -233,6 +233,22 @@ def test_a_state_of_other_buckets_or_another_version_is_refused(tmp_path: Path) 
 # --- another replica's -------------------------------------------------------------------------------------------------
 
 
+def test_a_state_of_an_older_version_counts_what_comes_from_then_on(tmp_path: Path) -> None:
+    schedule = filled(tmp_path, [[START, START + 1]])
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint(schedule)))[:8]
+    schedule = reloaded(schedule, older)
+    assert schedule.pending.all() == {}
+    schedule.take(2, START, *delayed([START + 2] * 3, number=2))
+    assert schedule.pending.of("orders") == 3
+    schedule.act(3, START, Cancel(BUCKET, 0))
+    schedule.act(3, START, Cancel(BUCKET, 2))
+    schedule.act(3, START, Cancel(BUCKET, 3))
+    schedule.act(3, START, Cancel(BUCKET, 4))
+    assert schedule.pending.all() == {}
+    schedule.take(4, START, *delayed([START + 2], number=3))
+    assert schedule.pending.of("orders") == 1
+
+
 def test_an_adopted_schedule_is_taken_where_the_log_reaches_back_to_it_and_two_checkpoints_long(tmp_path: Path) -> None:
     donor = filled(tmp_path / "a", [[START], [START + 1]])
     state = msgspec.msgpack.encode(checkpoint(donor))

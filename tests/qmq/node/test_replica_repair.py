@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
-import grpc
 import pytest
 from support import ManualClock, intake
 
@@ -28,7 +27,8 @@ from qmq.log.store import Store
 from qmq.node import replica_repair
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import SERVER_OPTIONS, answering
+from qmq.rpc import answering
+from qmq.rpc_server import RpcBounds, rpc_server
 
 CONFIG = LogConfig()
 object.__setattr__(CONFIG, "segment_bytes", 4_000)
@@ -107,7 +107,7 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Pe
     """Control ports of other replicas; the last one is not there at all."""
     servers, addresses, peers = [], {}, []
     for number, store in enumerate(stores):
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = rpc_server(RpcBounds(10, 10))
         peers.append(Peer(store))
         control_pb2_grpc.add_BrokerControlServicer_to_server(peers[-1], server)
         addresses[f"r{number}"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -1,0 +1,52 @@
+"""Whether a subject may have more delayed messages than it has: the quota `delayed_messages` (qmq/security/quotas.py), at a delay group's
+master.
+
+Judged when a request's batches are about to be stored, behind everything that came before them, so that no two of them get the same room.
+What is stored already is answered again, whatever the quota says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from qmq.delay.pending_counts import PendingCounts
+from qmq.errors import QuotaExceeded
+from qmq.log.store import Intake, Store
+from qmq.security.quotas import Quota
+
+BatchKey = tuple[str, int, int]
+"""Subject, producer id, batch number."""
+
+
+class DelayedQuota:
+    """For the batches of one write. `quota_of` gives a subject's limits; None: there are none."""
+
+    def __init__(self, store: Store, pending: PendingCounts, quota_of: Callable[[str], Quota | None], group: str) -> None:
+        self._store, self._pending, self._quota_of, self._group = store, pending, quota_of, group
+        self._admitted: set[BatchKey] = set()
+        self._taken: Counter[str] = Counter()
+
+    def admit(self, batches: list[Intake]) -> None:
+        """All of a request, or nothing of it. Raises QuotaExceeded."""
+        admitted = set[BatchKey]()
+        taken: Counter[str] = Counter()
+        for batch in batches:
+            subject, header = batch.queue.id.subject, batch.header
+            quota, key = self._quota_of(subject), (subject, header.producer_id, header.batch_sequence)
+            if quota is None or not quota.delayed_messages or key in admitted or self._is_here(key, batch):
+                continue
+            waiting = self._pending.of(subject) + self._taken[subject] + taken[subject]
+            if waiting + header.count > quota.delayed_messages:
+                raise QuotaExceeded(
+                    f"subject {subject!r} has {waiting} delayed messages that wait in delay group {self._group!r}, and {header.count} more "
+                    f"are over the {quota.delayed_messages} that quota {quota.id!r} allows: wait until some are due, cancel some "
+                    "(`qmq delay list`, `qmq delay cancel`), or raise the quota"
+                )
+            admitted.add(key)
+            taken[subject] += header.count
+        self._admitted |= admitted
+        self._taken += taken
+
+    def _is_here(self, key: BatchKey, batch: Intake) -> bool:
+        return key in self._admitted or self._store.find_duplicate(batch.queue, batch.header) is not None

@@ -1,0 +1,215 @@
+"""What strangers can make a control port hold, met by real sockets: a metaserver's port and a broker's, with TLS and without."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import eventually, node_config, running
+from test_tls import Papers
+
+from qmq.broker.control import serve_control
+from qmq.client.metadata import MetadataClient
+from qmq.errors import NotConnected, Overloaded
+from qmq.file_descriptors import control_connections_max
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK, Network
+from qmq.proto.v1 import control_pb2, control_pb2_grpc, meta_pb2
+from qmq.rpc import typed_error
+from qmq.rpc_server import RpcBounds
+from qmq.security.tls import Credentials, Tls
+from qmq.security.tls_network import TlsNetwork
+
+HOST = "127.0.0.1"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+BOUNDS = RpcBounds(connections_max=50, calls_max=50)
+
+
+class ControlPort:
+    """One that listens, and a way to call it."""
+
+    def __init__(self, role: str, port: int, network: Network, watchers: Any) -> None:
+        self.role, self.port, self.address, self.watchers = role, port, f"{HOST}:{port}", watchers
+        self._network = network
+
+    async def call(self) -> None:
+        """Ask something over a connection of its own. Raises typed errors."""
+        if self.role == "meta":
+            asker = MetadataClient([self.address], self._network)
+            try:
+                await asker._call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=0, timeout_s=10)
+            finally:
+                await asker.close()
+            return
+        async with self._network.channel(self.address) as channel:
+            try:
+                await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=10)
+            except Exception as failure:
+                raise typed_error(failure, self.address) from failure
+
+    async def is_served(self) -> bool:
+        try:
+            await self.call()
+        except (NotConnected, Overloaded):
+            return False
+        return True
+
+
+@asynccontextmanager
+async def listening(folder: Path, role: str, bounds: RpcBounds, papers: Papers | None = None) -> AsyncIterator[ControlPort]:
+    """A control port of this role, with these bounds, in front of a whole node; encrypted if there are papers."""
+
+    def network(tls: Tls | None) -> Network:
+        return NETWORK if tls is None else TlsNetwork(Credentials(tls))
+
+    server, client = network(papers and papers.server), network(papers and papers.client)
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(running(node_config(folder)))
+        if role == "meta":
+            meta = MetaServer(node.coordination, node.view, MetaConfig(HOST, 0, bounds=bounds), network=server)
+            await meta.start()
+            stack.push_async_callback(meta.stop)
+            yield ControlPort(role, meta.port, client, lambda: meta.watchers)
+        else:
+            status = node._part._running.status
+            control, port = await serve_control(node.broker, status, "g", HOST, 0, network=server, bounds=bounds)
+            stack.push_async_callback(control.stop, 0)
+            yield ControlPort(role, port, client, None)
+
+
+class Stranger:
+    """A connection that says no more than it is told to."""
+
+    def __init__(self, port: int, first: bytes = b"") -> None:
+        self._socket = socket.create_connection((HOST, port))
+        self._socket.sendall(first)
+        self._socket.setblocking(False)
+
+    async def ended(self) -> None:
+        """Returns when the server has closed it. Raises TimeoutError; without our bounds gRPC waits for two minutes, or for ever."""
+        with suppress(ConnectionError):
+            async with asyncio.timeout(60):
+                while await asyncio.get_running_loop().sock_recv(self._socket, 65_536):
+                    pass
+        self._socket.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@asynccontextmanager
+async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A port that passes bytes on, both ways, until the event is set; then it keeps them, as a cable that was pulled."""
+    cut, pumps = asyncio.Event(), list[asyncio.Task[None]]()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                if not cut.is_set():
+                    writer.write(data)
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(HOST, port)
+        pumps.extend(asyncio.ensure_future(each) for each in (pump(reader, there_writer), pump(there_reader, writer)))
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1], cut
+    finally:
+        server.close()
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_who_says_nothing_or_stops_half_way_is_cut(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+    papers = Papers(tmp_path / "papers") if is_encrypted else None
+    halves = [b"", b"\x16\x03\x01\x02\x00\x01"] if is_encrypted else [b"", PREFACE]
+    async with listening(tmp_path, role, replace(BOUNDS, handshake_ms=300), papers) as port:
+        await asyncio.gather(*[Stranger(port.port, half).ended() for half in halves for _ in range(5)])
+        await port.call()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_many_who_say_nothing_keep_no_client_out(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+    papers = Papers(tmp_path / "papers") if is_encrypted else None
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=200), papers) as port:
+        strangers = [Stranger(port.port) for _ in range(190)]
+        for _ in range(5):
+            await port.call()
+        for each in strangers:
+            each.close()
+
+
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str) -> None:
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=5)) as port:
+        strangers = [Stranger(port.port) for _ in range(5)]
+        for _ in range(3):
+            await Stranger(port.port).ended()
+        assert not await port.is_served()
+        for each in strangers:
+            each.close()
+        async with asyncio.timeout(30):
+            while not await port.is_served():
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_a_connection_on_which_nobody_calls_is_ended(tmp_path: Path, role: str) -> None:
+    async with listening(tmp_path, role, replace(BOUNDS, idle_ms=300)) as port:
+        await Stranger(port.port, PREFACE + SETTINGS).ended()
+        await port.call()
+
+
+async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path: Path) -> None:
+    async with listening(tmp_path, "meta", replace(BOUNDS, connections_max=1, idle_ms=200)) as port:
+        first, other = MetadataClient([port.address]), MetadataClient([port.address])
+        for _ in range(3):  # there is room for one, so each waits until the other one's connection has been ended
+            for each in (first, other):
+                async with asyncio.timeout(30):
+                    await each._call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=20)
+        await first.close()
+        await other.close()
+
+
+async def test_who_vanished_while_a_call_was_under_way_is_forgotten(tmp_path: Path) -> None:
+    async with listening(tmp_path, "meta", replace(BOUNDS, ping_ms=200, ping_timeout_ms=200)) as port, relayed(port.port) as (relay, cut):
+        mq = MetadataClient([f"{HOST}:{relay}"])
+        watch = mq.watch()
+        await anext(watch)
+        assert port.watchers() == 1
+        cut.set()
+        await eventually(lambda: port.watchers() == 0)
+        await mq.close()
+
+
+async def test_calls_beyond_the_most_are_told_to_come_later(tmp_path: Path) -> None:
+    async with listening(tmp_path, "meta", replace(BOUNDS, calls_max=3)) as port:
+        watching = [MetadataClient([port.address]) for _ in range(3)]
+        watches = [each.watch() for each in watching]
+        for each in watches:
+            await anext(each)
+        with pytest.raises(Overloaded, match="as many calls under way"):
+            await port.call()
+        for each in watching:
+            await each.close()
+        async with asyncio.timeout(30):
+            while not await port.is_served():
+                await asyncio.sleep(0.01)
+
+
+def test_connections_to_a_control_port_leave_descriptors_for_files() -> None:
+    assert [control_connections_max(limit) for limit in (1 << 20, 1024, 300, 2)] == [256, 256, 75, 1]

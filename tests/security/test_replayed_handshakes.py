@@ -1,0 +1,90 @@
+"""A conversation that somebody recorded on the wire is worth nothing to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support import eventually
+from test_tls import Papers, secured
+
+import qmq
+from qmq.client.connection import connect
+from qmq.security.tls_network import network_of
+from qmq.wire.frame import FrameKind
+from qmq.wire.frame_payloads import Find
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path / "papers")
+
+
+@asynccontextmanager
+async def overheard(address: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """An address that leads to that one, and what clients said on the way there."""
+    host, _, port = address.rpartition(":")
+    said, pumps = list[bytes](), list[asyncio.Task[None]]()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: list[bytes]) -> None:
+        try:
+            while data := await reader.read(65_536):
+                heard.append(data)
+                writer.write(data)
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        pumps.extend(asyncio.ensure_future(each) for each in (pump(reader, there_writer, said), pump(there_reader, writer, [])))
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield f"{HOST}:{server.sockets[0].getsockname()[1]}", said
+    finally:
+        server.close()
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def replay(address: str, said: list[bytes]) -> None:
+    """Say the same again, piece by piece, and listen until the server ends it."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with suppress(OSError):
+        for piece in said:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.wait_for(reader.read(65_536), 20)
+        writer.write_eof()
+        while await reader.read(65_536):
+            pass
+    writer.close()
+
+
+async def test_a_handshake_that_is_sent_again_greets_nobody(tmp_path: Path, papers: Papers) -> None:
+    async with secured(tmp_path / "data", papers.server) as node:
+        async with qmq.connect(node.address, tls=papers.client) as mq:
+            await mq.send("s", b"x")
+        server = node._part._running.data
+        async with overheard(node.data_address) as (address, said):
+            connection = await connect(address, "victim", network_of(papers.client))
+            await connection.call(FrameKind.FIND, Find("s", 0, "0" * 16, 1, 1).pack(), timeout_s=20)
+            assert sum(server.throttle.connections.values()) == 1
+            connection.close()
+            await connection.wait_closed()
+        await eventually(lambda: not server.connections)
+        accepted = node.broker.tallies.accepted
+        greeted = list[int]()
+        admit = server.throttle.admit
+        server.throttle.admit = lambda principal: greeted.append(1) or admit(principal)
+        for pieces in (said, [b"".join(said)], said[:1], said[1:]):
+            await replay(node.data_address, pieces)
+        assert node.broker.tallies.accepted == accepted + 4
+        assert not greeted
