@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from qmq.client.access_client import AccessClient
+    from qmq.client.browsing import BrowsedMessage
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
     from qmq.client.due_times import When
@@ -40,7 +41,37 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
 
 
-class BlockingClient(BlockingClientBase):
+class BlockingBrowsing(BlockingClientBase):
+    """The part of a blocking client that reads without a group."""
+
+    def browse(
+        self,
+        subject: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        last: int | None = None,
+        key: str | bytes | None = None,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        follow: bool = False,
+        partial: bool = False,
+    ) -> Iterator[BrowsedMessage]:
+        """Stored messages of a subject, without a consumer group: from the oldest, or from `start` on, before `end`; with `last`, so many
+        of the newest of each queue. Times are those of storing. With `follow` it goes on with what is stored later, and does not end.
+
+        Messages of a queue come in its order, those of several in the order in which they were stored. `partial=True` goes on without
+        broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
+        ClientClosed.
+        """
+        return self._thread.iterate(
+            self._client.browse(
+                subject, start=start, end=end, last=last, key=key, tags_any=tags_any, tags_all=tags_all, follow=follow, partial=partial
+            )
+        )
+
+
+class BlockingClient(BlockingBrowsing):
     """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call."""
 
     @property

@@ -46,10 +46,18 @@ class Source:
 
 SOURCES: Final = (
     Source(
+        "qmq/client/browse_entry.py",
+        "BrowsingClient",
+        "BlockingBrowsing",
+        "BlockingClientBase",
+        "The part of a blocking client that reads without a group.",
+        frozenset({"browse"}),
+    ),
+    Source(
         "qmq/client/client.py",
         "Client",
         "BlockingClient",
-        "BlockingClientBase",
+        "BlockingBrowsing",
         "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call.",
         frozenset(
             {"send", "send_many", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer", "is_paused", "pause", "resume"}
@@ -189,7 +197,7 @@ class Module:
 
 def made(source: Source, module: Module, imports: Imports) -> str:
     """The text of a blocking class."""
-    target = "_consumer" if source.name == "Consumer" else "_client" if source.name == "Client" else "_part"
+    target = "_consumer" if source.name == "Consumer" else "_client" if source.name in ("Client", "BrowsingClient") else "_part"
     parts = [f'class {source.blocking}({source.base}):\n    """{source.about}"""\n']
     if source.base == "BlockingPart":
         imports.types[source.name] = f"from {module.name} import {source.name}"

@@ -11,6 +11,7 @@ import qmq
 from qmq.cli import (
     acl,
     broker,
+    browse,
     cert,
     cluster,
     consume,
@@ -46,6 +47,8 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(delay.app, name="delay")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("browse")(browse.browse)
+app.command("tail")(browse.tail)
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(pause.pausing, name="pause")

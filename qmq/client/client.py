@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, payloads
+from qmq.client.browse_entry import BrowsingClient
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.consumer import Consumer, process_name
 from qmq.client.dead_letters import DeadLetters
@@ -66,7 +67,7 @@ def _compression(name: str | None) -> Compression:
     return Compression[name.upper()] if name else Compression.NONE
 
 
-class Client(ListeningDoor, OutboxDoor):
+class Client(ListeningDoor, OutboxDoor, BrowsingClient):
     """Sends and consumes. Make it with `qmq.connect`; use it with `async with`."""
 
     def __init__(

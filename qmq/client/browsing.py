@@ -1,0 +1,203 @@
+"""Reading stored messages without a group: `Client.browse` (docs/BROWSE.md).
+
+queues of the subject ──▶ a page of each, by FETCH ──▶ the message that was stored first ──▶ the application
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from qmq import limits
+from qmq.batch import BatchView
+from qmq.client.client_timing import pause_s
+from qmq.client.consumer_session import ANSWER_S
+from qmq.client.links import Links
+from qmq.client.message import Decoded, StoredMessage
+from qmq.errors import LogDamaged, NotConnected, NotMaster, Unavailable
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+log = logging.getLogger("qmq.client")
+
+PAGE_BYTES: Final = limits.MIB
+FOLLOW_S: Final = 0.5
+QUEUES_S: Final = 10.0
+_END: Final = (1 << 63) - 1
+
+
+class BrowsedMessage(StoredMessage):
+    """A stored message, and where it is stored."""
+
+    __slots__ = ("broker_group", "partition", "subject")
+
+    def __init__(self, batch: Decoded, index: int, queue: BrowsedQueue) -> None:
+        super().__init__(batch, index, 1)
+        self.subject, self.broker_group, self.partition = queue.subject, queue.broker_group, queue.partition
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedQueue:
+    """A queue of the subject: its messages on one broker group, or one of its partitions. `next_sequence` is what it will give next."""
+
+    subject: str
+    broker_group: str
+    partition: int
+    next_sequence: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells the subject's queues apart."""
+        return self.broker_group, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class BrowseSelection:
+    """Which messages are wanted. Times are milliseconds since 1970 of storing; 0 for no limit. `last`: so many of each queue's newest."""
+
+    start_ms: int = 0
+    end_ms: int = 0
+    last: int | None = None
+    key: bytes | None = None
+    tags_any: tuple[str, ...] = ()
+    tags_all: tuple[str, ...] = ()
+
+    def wants(self, message: StoredMessage) -> bool:
+        """Whether it is one of them, but for `last`. Pure."""
+        if message.append_time_ms < self.start_ms or (self.end_ms and message.append_time_ms >= self.end_ms):
+            return False
+        if self.key is not None and message.key_bytes != self.key:
+            return False
+        tags = message.tags if self.tags_any or self.tags_all else ()
+        return (not self.tags_any or any(tag in tags for tag in self.tags_any)) and all(tag in tags for tag in self.tags_all)
+
+
+ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
+
+
+class QueueReader:
+    """Reads one queue, page by page. `messages` are those of the page that nobody took yet."""
+
+    def __init__(self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool) -> None:
+        self.messages: deque[BrowsedMessage] = deque()
+        self.queue = queue
+        self.is_over = False
+        """Whether nothing more will come."""
+        self._links, self._selection, self._follow = links, selection, follow
+        self._until = _END if follow else queue.next_sequence
+        self._sequence = 0 if selection.last is None else max(queue.next_sequence - selection.last, 0)
+        self._ask_again_s = -math.inf
+
+    def wants_page(self, now_s: float) -> bool:
+        """Whether there may be messages to ask for. One that is followed is asked now and then."""
+        return not self.messages and not self.is_over and now_s >= self._ask_again_s
+
+    async def read(self) -> None:
+        """Take messages into an empty page, if the queue has any. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
+        while not self.messages and not self.is_over:
+            fetched, batches = await self._fetch()
+            for batch in batches:
+                self._take(batch)
+            self._sequence = max(self._sequence, fetched.next_sequence)
+            if self._sequence >= min(self._until, fetched.end_sequence):
+                self.is_over |= not self._follow
+                self._ask_again_s = asyncio.get_running_loop().time() + FOLLOW_S
+                return
+
+    def _take(self, batch: Decoded) -> None:
+        if batch.unreadable is not None:
+            log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
+            return
+        if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
+            self.is_over = True  # times of storing do not fall in a queue
+            return
+        for index in range(batch.view.count):
+            message = BrowsedMessage(batch, index, self.queue)
+            if self._sequence <= message.sequence < self._until and self._selection.wants(message):
+                self.messages.append(message)
+
+    async def _fetch(self) -> tuple[wire.Fetched, list[Decoded]]:
+        """One page, from whoever is master; a master that cannot be reached is waited for."""
+        queue, selection, loop = self.queue, self._selection, asyncio.get_running_loop()
+        tags = list(selection.tags_any), list(selection.tags_all)
+        request = wire.Fetch(
+            queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES, *tags, [], 0
+        ).pack()
+        until_s, tries = loop.time() + self._links.timing.delivery_timeout_s, 0
+        while True:
+            try:
+                master, connection = await self._links.reach(queue.subject, queue.broker_group)
+                try:
+                    answer = await connection.call(FrameKind.FETCH, request, timeout_s=ANSWER_S)
+                except NotMaster:
+                    self._links.locator.doubt(queue.broker_group, master)
+                    raise
+                return _unpack(answer.payload)
+            except Unavailable as failure:
+                if loop.time() > until_s:
+                    raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
+                log.debug("%s: %s", queue, failure)
+            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, tries))
+            tries += 1
+
+
+def _unpack(payload: memoryview) -> tuple[wire.Fetched, list[Decoded]]:
+    fetched, at = wire.unpack_fetched(payload)
+    batches: list[Decoded] = []
+    for _ in range(fetched.batches):
+        view = BatchView.parse(payload, at)
+        at += view.envelope.total_bytes
+        batches.append(Decoded(view))
+    return fetched, batches
+
+
+async def browse(
+    links: Links, list_queues: ListQueues, selection: BrowseSelection, *, follow: bool, partial: bool
+) -> AsyncIterator[BrowsedMessage]:
+    """Messages in the order of the times at which they were stored. Raises as `QueueReader.read`."""
+    loop = asyncio.get_running_loop()
+    readers = _readers(links, await list_queues(), selection, follow=follow)
+    # of a queue that appears later everything is wanted: it was stored since
+    later = replace(selection, start_ms=0, last=None)
+    look_s = loop.time() + QUEUES_S
+    while True:
+        if follow and loop.time() >= look_s:
+            look_s = loop.time() + QUEUES_S
+            new = [each for each in await list_queues() if each.key not in readers]
+            readers |= _readers(links, new, later, follow=True)
+        if any(each.wants_page(loop.time()) for each in readers.values()):
+            await _fill(readers, loop.time(), partial=partial)
+        first = min((each for each in readers.values() if each.messages), key=_stored_first, default=None)
+        if first is not None:
+            yield first.messages.popleft()
+        elif all(each.is_over for each in readers.values()):
+            return
+        elif follow:
+            await asyncio.sleep(FOLLOW_S / 4)
+
+
+def _stored_first(reader: QueueReader) -> tuple[int, tuple[str, int]]:
+    return reader.messages[0].append_time_ms, reader.queue.key
+
+
+def _readers(
+    links: Links, queues: Sequence[BrowsedQueue], selection: BrowseSelection, *, follow: bool
+) -> dict[tuple[str, int], QueueReader]:
+    return {each.key: QueueReader(links, each, selection, follow=follow) for each in queues}
+
+
+async def _fill(readers: dict[tuple[str, int], QueueReader], now_s: float, *, partial: bool) -> None:
+    """A page for each queue that wants one."""
+    empty = [each for each in readers.values() if each.wants_page(now_s)]
+    found = await asyncio.gather(*[each.read() for each in empty], return_exceptions=True)
+    for reader, failure in zip(empty, found, strict=True):
+        if isinstance(failure, NotConnected | LogDamaged) and partial:
+            log.warning("%s is left out: %s", reader.queue, failure)
+            reader.is_over = True
+        elif isinstance(failure, BaseException):
+            raise failure

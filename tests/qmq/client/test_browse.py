@@ -1,0 +1,104 @@
+"""Reading without a group: docs/BROWSE.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+import qmq
+from qmq.client import browsing
+from qmq.client.browsing import BrowsedMessage
+from qmq.errors import InvalidArgument, UnknownSubject
+from qmq.model import Order, SubjectConfig
+from qmq.node.dev_node import Node
+from qmq.proto.v1 import meta_pb2 as pb
+from qmq.testing import TestCluster, virtual
+
+
+async def bodies(messages: AsyncIterator[BrowsedMessage]) -> list[bytes]:
+    return [message.body async for message in messages]
+
+
+async def test_everything_kept_is_shown_once_and_no_group_notices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "PAGE_BYTES", 2_000)  # many pages
+    sent = [b"%03d" % number for number in range(300)]
+    async with qmq.connect(node.address) as mq:
+        async with mq.producer("s", batch_messages=7) as producer:
+            await producer.send_many(sent[:100], tags=[["odd"] if number % 2 else ["even"] for number in range(100)])
+            await producer.send_many(sent[100:], keys=[f"k{number % 10}" for number in range(200)])
+        found = [message async for message in mq.browse("s")]
+        assert [message.body for message in found] == sent
+        assert [message.sequence for message in found] == list(range(300))
+        assert {(message.subject, message.broker_group, message.partition) for message in found} == {("s", "broker-0", 0)}
+        assert await bodies(mq.browse("s", last=5)) == sent[-5:]
+        assert await bodies(mq.browse("s", tags_any=["odd"])) == sent[1:100:2]
+        assert await bodies(mq.browse("s", key="k3")) == sent[103::10]
+        assert not await mq.metadata.describe_groups("s")
+
+
+async def test_times_of_storing_bound_what_is_shown() -> None:
+    async with TestCluster(clock=virtual()) as cluster:
+        mq = cluster.client()
+        for body in (b"0", b"1", b"2"):
+            await mq.send("s", body)
+            await cluster.clock.advance(hours=1)
+        first, second, third = [message.append_time_ms async for message in mq.browse("s")]
+        assert first < second < third
+
+        def at(time_ms: int) -> datetime:
+            return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+        assert await bodies(mq.browse("s", start=at(second))) == [b"1", b"2"]
+        assert await bodies(mq.browse("s", end=at(second))) == [b"0"]
+        assert await bodies(mq.browse("s", start=at(first + 1), end=at(third))) == [b"1"]
+
+
+async def test_what_is_stored_later_follows(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        await mq.send("s", b"0")
+        following = mq.browse("s", last=1, follow=True)
+        assert (await anext(following)).body == b"0"
+        waiting = asyncio.ensure_future(anext(following))
+        await mq.send("s", b"1")
+        assert (await waiting).body == b"1"
+
+
+async def test_partitions_of_all_route_versions_are_read_in_the_order_of_storing(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=1)
+        for number in range(40):
+            if number == 20:
+                await mq.metadata.change_route("o", split=pb.SplitOperation(partition=1))
+            await mq.send("o", b"%d" % number, key=f"k{number % 4}")
+        found = [message async for message in mq.browse("o")]
+        assert sorted(int(message.body) for message in found) == list(range(40))
+        assert {message.partition for message in found if int(message.body) < 20} == {1}
+        assert {message.partition for message in found if int(message.body) >= 20} == {2, 3}
+        assert [int(body) for body in await bodies(mq.browse("o", key="k1"))] == list(range(1, 40, 4))
+
+
+async def test_a_master_that_is_killed_is_followed_by_the_next_one() -> None:
+    async with TestCluster(brokers=3) as cluster:
+        mq = cluster.client()
+        for number in range(30):
+            await mq.send("s", b"%d" % number)
+        following = mq.browse("s", follow=True)
+        assert (await anext(following)).body == b"0"
+        master = cluster.master()
+        await cluster.kill(master)
+        await cluster.until_master(other_than=master)
+        await mq.send("s", b"30")
+        assert [int((await anext(following)).body) for _ in range(30)] == list(range(1, 31))
+
+
+async def test_what_cannot_be_meant_is_refused(node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        with pytest.raises(UnknownSubject, match="qmq subject list"):
+            await bodies(mq.browse("nowhere"))
+        with pytest.raises(InvalidArgument, match="start"):
+            mq.browse("s", last=3, start=datetime.now(UTC))
+        with pytest.raises(InvalidArgument, match="time zone"):
+            mq.browse("s", start=datetime(2026, 11, 1))
