@@ -10,6 +10,7 @@ import typer
 import qmq
 from qmq.cli import (
     acl,
+    bench,
     broker,
     browse,
     cert,
@@ -49,6 +50,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("browse")(browse.browse)
 app.command("tail")(browse.tail)
+app.add_typer(bench.app, name="bench")
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(pause.pausing, name="pause")

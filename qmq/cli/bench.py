@@ -1,0 +1,188 @@
+"""`qmq bench`: how fast a cluster is from here, through the public client: publishing, consuming, latency."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+import qmq
+from qmq.cli.output import SERVER, Json, Server, errors, run, show
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from qmq.client.message import Message
+
+app = typer.Typer(no_args_is_help=True, help="Measure a cluster from here: pub, sub, latency.")
+
+SUBJECT: Final = "qmq-bench"
+GROUP: Final = "qmq-bench"
+MB: Final = 1_000_000
+
+Subject = Annotated[str, typer.Argument(help="The subject. It is created if it is not there; delete it afterwards: qmq subject delete.")]
+Messages = Annotated[int, typer.Option("--messages", "-n", min=1, help="How many.")]
+Size = Annotated[int, typer.Option("--size", min=0, help="Bytes of a body.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Messages that went through, in so many seconds of the clock and of this process's processor time."""
+
+    messages: int
+    size: int
+    seconds: float
+    cpu_s: float
+
+    def row(self) -> tuple[int, float, int, float, float]:
+        """As it is shown."""
+        rate = self.messages / max(self.seconds, 1e-9)
+        return (
+            self.messages,
+            round(self.seconds, 3),
+            round(rate),
+            round(rate * self.size / MB, 1),
+            round(self.cpu_s / self.messages * 1e6, 2),
+        )
+
+
+COLUMNS: Final = ("messages", "seconds", "messages/s", "MB/s", "client us/message")
+
+
+@app.command("pub")
+def pub(
+    subject: Subject = SUBJECT,
+    messages: Messages = 1_000_000,
+    size: Size = 100,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages handed to the producer at once; 1: one by one.")] = 1_000,
+    compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Publish messages as fast as the cluster takes them, and wait until the last one is stored."""
+    found = run(_pub(server, subject, messages, size, batch, compression, as_json))
+    show("published", COLUMNS, [found.row()], as_json=as_json)
+
+
+@app.command("sub")
+def sub(
+    subject: Subject = SUBJECT,
+    messages: Messages = 1_000_000,
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group, which these messages are acknowledged for.")] = GROUP,
+    each: Annotated[bool, typer.Option("--each", help="Message by message (async for), instead of whole batches.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Consume and acknowledge messages as fast as they come. The clock runs from the first message to the last."""
+    found = run(_sub(server, subject, messages, group, each, as_json))
+    show("consumed", COLUMNS, [found.row()], as_json=as_json)
+
+
+@app.command("latency")
+def latency(
+    subject: Subject = SUBJECT,
+    rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 1_000,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10.0,
+    size: Size = 100,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Send messages at a steady rate, and show how long each took until it was stored (`acks=quorum`).
+
+    A message that leaves late because the ones before it took long counts from when it should have left.
+    """
+    took_us = run(_latency(server, subject, rate, seconds, size))
+    columns = ("messages", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us")
+    row = (len(took_us), *[percentile(took_us, share) for share in (0.5, 0.9, 0.99, 0.999, 1.0)])
+    show("latency of sending", columns, [row], as_json=as_json)
+
+
+def percentile(sorted_us: Sequence[int], share: float) -> int:
+    """The value below or at which that share of the values lies. Raises InvalidArgument if there are none."""
+    if not sorted_us:
+        raise InvalidArgument("nothing was measured: give more seconds")
+    return sorted_us[min(int(share * len(sorted_us)), len(sorted_us) - 1)]
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _bar(quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal)
+
+
+async def _pub(server: str, subject: str, messages: int, size: int, batch: int, compression: str | None, quiet: bool) -> Throughput:
+    body = os.urandom(size)
+    async with qmq.connect(server) as mq:
+        await mq.send(subject, body)  # the connection and the subject are there before the clock runs
+        begin, cpu_s = time.perf_counter(), _cpu_s()
+        async with mq.producer(subject, compression=compression) as producer:
+            with _bar(quiet) as bar:
+                task, left = bar.add_task("publishing", total=messages), messages
+                while left:
+                    count = min(batch, left)
+                    if count == 1:
+                        producer.send(body)
+                    else:
+                        producer.send_many([body] * count)
+                    left -= count
+                    bar.advance(task, count)
+                    if producer.full:
+                        await producer.drain()
+        return Throughput(messages, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
+
+
+async def _sub(server: str, subject: str, messages: int, group: str, each: bool, quiet: bool) -> Throughput:
+    async with qmq.connect(server) as mq, mq.consumer(subject, group) as consumer:
+        with _bar(quiet) as bar:
+            task, count, size = bar.add_task("consuming", total=messages), 0, 0
+            begin, cpu_s = 0.0, 0.0
+
+            def took(found: int, first: Message) -> bool:
+                nonlocal count, size, begin, cpu_s
+                if not count:
+                    begin, cpu_s, size = time.perf_counter(), _cpu_s(), len(first.body)
+                count += found
+                bar.update(task, completed=count)
+                return count >= messages
+
+            if each:
+                async for message in consumer:
+                    if took(1, message):
+                        break
+            else:
+                async for batch in consumer.batches():
+                    if took(len(batch), next(iter(batch))):
+                        break
+        return Throughput(count, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
+
+
+async def _latency(server: str, subject: str, rate: int, seconds: float, size: int) -> list[int]:
+    """Microseconds of each message, sorted."""
+    body, took_us = os.urandom(size), list[int]()
+    async with qmq.connect(server) as mq:
+        await mq.send(subject, body)
+        # not the event loop's time, which some loops read once in a round
+        begin_s, count = time.perf_counter(), int(rate * seconds)
+
+        async def send(due_s: float) -> None:
+            await mq.send(subject, body)
+            took_us.append(round((time.perf_counter() - due_s) * 1e6))
+
+        async with asyncio.TaskGroup() as sending:
+            for number in range(count):
+                due_s = begin_s + number / rate
+                rest_s = due_s - time.perf_counter()
+                if rest_s > 0:
+                    await asyncio.sleep(rest_s)
+                sending.create_task(send(due_s))
+    return sorted(took_us)
