@@ -103,7 +103,7 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
         (("replica", "add", "broker-0", "other"), b"stays alone"),
         (("replica", "remove", "broker-0", "other", "--dry-run"), b"is no replica of this group"),
         (("broker", "drain", "g9"), b"there is no broker group 'g9'"),
-        (("subject", "place", "orders", "--groups", "g9"), b"there is no broker group g9"),
+        (("subject", "place", "orders", "--groups", "g9"), b"there is no broker group 'g9'"),
     ):
         done = qmq(node_process, *words)
         assert (done.returncode, says in done.stderr.replace(b"\n", b" ")) == (2, True), done.stderr

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from qmq.cli.cluster import facts, table
+from qmq.cli.cluster import facts, view
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -61,7 +61,7 @@ def test_lag_is_what_a_replica_lacks_of_its_master_and_unknown_without_one() -> 
 
 def test_people_see_in_80_columns_who_lags_who_is_silent_and_who_is_gone() -> None:
     file = io.StringIO()
-    Console(file=file, width=80).print(table(facts(described()), "no metaserver answers"))
+    Console(file=file, width=80).print(view(facts(described()), "no metaserver answers"))
     lines = file.getvalue().splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
     assert rows["g1"] == ["read-only", "epoch", "2"]
