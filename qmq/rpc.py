@@ -151,5 +151,5 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
         return _unreachable(failure.details() or "", address)
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidArgument(f"what answers at {address} does not know this call: is it a QMQ metaserver of this release?")
+        return InvalidArgument(f"{address} does not support this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")

@@ -128,7 +128,9 @@ class BlockingConnection:
         length, kind, flags, _, request_id, _ = HEADER.unpack(self._head)
         if not HEADER_BYTES <= length <= limits.ANSWER_BYTES_MAX or flags:
             self.close()
-            raise ProtocolViolation(f"no frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?")
+            raise ProtocolViolation(
+                f"not a frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?"
+            )
         self.answered_id = request_id
         if kind == FrameKind.ERROR:
             self._raise(request_id, self.receive_payload(length - HEADER_BYTES))

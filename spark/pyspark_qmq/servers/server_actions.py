@@ -85,7 +85,7 @@ def _master(metadata: Metadata, name: str) -> str:
     for replica in groups[name].replicas:
         if replica.replica == groups[name].master:
             return replica.control_address
-    raise NotConnected(f"broker group {name!r} has no master just now")
+    raise NotConnected(f"broker group {name!r} has no master at the moment")
 
 
 def _entries(data: bytes, group: str) -> Iterator[tuple[Envelope, bytes]]:
