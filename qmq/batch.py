@@ -175,7 +175,7 @@ def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
     except error:
         raise CorruptBatch("the batch is shorter than its envelope") from None
     if magic != MAGIC or version != VERSION or kind != Kind.DATA:
-        raise CorruptBatch(f"no batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}")
+        raise CorruptBatch(f"not a batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}")
     if not BATCH_BYTES_MIN <= total <= limits.BATCH_BYTES_MAX or total & 7:
         raise CorruptBatch(f"a batch of {total} bytes cannot be")
     return total, region_crc
@@ -186,11 +186,11 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     try:
         fields = _ENVELOPE.unpack_from(buffer, offset)
     except error:
-        raise CorruptBatch("the envelope is cut short") from None
+        raise CorruptBatch("the envelope is incomplete") from None
     if fields[0] != MAGIC or fields[1] != VERSION:
-        raise CorruptBatch(f"no batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
+        raise CorruptBatch(f"not a batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
     if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
-        raise CorruptBatch("the checksum of the envelope does not hold")
+        raise CorruptBatch("the checksum of the envelope is wrong")
     if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
         raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
     return Envelope._make(fields[2:10])

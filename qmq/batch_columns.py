@@ -197,7 +197,7 @@ def parse_header(region: bytes | memoryview) -> RegionHeader:
     try:
         fields = REGION.unpack_from(region)
     except error:
-        raise CorruptBatch("the region is cut short") from None
+        raise CorruptBatch("the region is incomplete") from None
     header = RegionHeader._make(fields[:10])
     if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
         raise CorruptBatch(f"a region with {header.count} messages and columns {header.columns:#x} cannot be")
@@ -207,7 +207,7 @@ def parse_header(region: bytes | memoryview) -> RegionHeader:
 def check_region(region: bytes, region_crc: int) -> None:
     """Raises CorruptBatch if the producer's checksum does not hold."""
     if crc32c(region) != region_crc:
-        raise CorruptBatch("the producer's checksum does not hold: the batch was damaged after it was made")
+        raise CorruptBatch("the producer's checksum is wrong: the batch was damaged after it was made")
 
 
 def last_offset(region: bytes | memoryview, at: int, count: int) -> int:
@@ -249,7 +249,7 @@ class Layout:
         except error:
             raise CorruptBatch("a column reaches outside the batch") from None
         if at != len(region):
-            raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)}")
+            raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)} bytes")
         return layout
 
     def _walk(self, region: bytes | memoryview, header: RegionHeader) -> int:

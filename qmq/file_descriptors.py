@@ -24,7 +24,7 @@ def shortage_is_overload() -> Iterator[None]:
     except OSError as cause:
         if cause.errno not in SHORT_OF:
             raise
-        raise Overloaded(f"the broker is short of descriptors or memory ({cause}): try again") from cause
+        raise Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again") from cause
 
 
 def connections_max(most: int, limit: int) -> int:

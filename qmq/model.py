@@ -151,7 +151,7 @@ class MessageId:
     def parse(cls, text: str) -> MessageId:
         """Read the 32 hexadecimal digits that `str()` writes. Raises InvalidArgument."""
         if not re.fullmatch(r"[0-9a-f]{32}", text):
-            raise InvalidArgument(f"{text!r} is no message id: it has 32 hexadecimal digits")
+            raise InvalidArgument(f"{text!r} is not a message id: write its 32 hexadecimal digits")
         return cls(int(text[:16], 16), int(text[16:28], 16), int(text[28:], 16))
 
 
@@ -175,7 +175,7 @@ class DelayedId:
         """The inverse. Raises InvalidArgument."""
         match = re.fullmatch(r"([0-9a-f]{32})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)", text) if isinstance(text, str) else None
         if match is None:
-            raise InvalidArgument(f"{text!r} is no id of a delayed message: take the receipt's `delayed_id`")
+            raise InvalidArgument(f"{text!r} is not the id of a delayed message: use the receipt's `delayed_id`")
         return cls(MessageId.parse(match[1]), int(match[2], 16), int(match[3], 16), check_name("delay group", match[4]))
 
 

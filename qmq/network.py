@@ -63,7 +63,7 @@ def parse(address: str, default_port: int | None = None) -> Address:
         host, port = port, str(default_port)
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         example = f"localhost:{default_port or 20880}"
-        raise InvalidArgument(f"{address!r} is no address: write host:port, such as {example}, or unix:/path/socket")
+        raise InvalidArgument(f"{address!r} is not an address: write host:port, such as {example}, or unix:/path/socket")
     return Address(host, int(port))
 
 
@@ -108,7 +108,7 @@ def _require_free(path: str) -> None:
             caller.connect(path)
         except OSError:
             return
-    raise OSError(f"socket {path} cannot be had: somebody listens on it")
+    raise OSError(f"socket {path} is in use by another process")
 
 
 def uid_of_peer(connection: Any) -> int | None:
@@ -251,5 +251,5 @@ def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Server
     try:
         bound: int = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     except RuntimeError as cause:
-        raise OSError(f"port {port} on {host} cannot be had: is another `qmq dev` running? ({cause})") from cause
+        raise OSError(f"port {port} on {host} cannot be opened: is another `qmq dev` running? ({cause})") from cause
     return number if host.startswith(UNIX) else bound

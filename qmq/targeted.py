@@ -53,12 +53,14 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
         InvalidArgument: its messages do not all say for which group they are, or not for the same.
     """
     if to_partition or header.flags & _ORDERED:
-        raise OrderMismatch("a directed message is for one group, and of an ordered subject all groups see the same: send it undirected")
+        raise OrderMismatch(
+            "a directed message is for one group, but all groups of an ordered subject see the same messages: send it undirected"
+        )
     found = BatchView(_NOWHERE, region).headers() or [{}]
     groups = {each.get(GROUP) for each in found}
     group = groups.pop()
     if group is None or groups:
-        raise InvalidArgument(f"each message of a directed batch names the group that it is for in the header {GROUP}, all the same")
+        raise InvalidArgument(f"all messages of a directed batch must name the same group in the header {GROUP}")
     try:
         check_group(group.decode())
     except (UnicodeDecodeError, InvalidName):

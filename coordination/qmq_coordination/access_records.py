@@ -87,7 +87,7 @@ def decode_rule(rule_id: str, data: bytes) -> AccessRule | None:
     if found["operations"] and not known:
         return None
     if found["effect"] not in ("allow", "deny"):
-        raise InvalidArgument(f"a rule allows or denies, it does not {found['effect']!r}")
+        raise InvalidArgument(f"the effect of a rule is allow or deny, not {found['effect']!r}")
     is_deny, kind = found["effect"] == "deny", ResourceKind(found["kind"])
     at = found.get("by", ""), found.get("at_ms", 0)
     return AccessRule(rule_id, is_deny, found["principal"], known, kind, found["pattern"], *at).check()
@@ -147,7 +147,9 @@ def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
     try:
         _read(state, key, None if item is None else item.value)
     except (ValueError, TypeError, KeyError, AttributeError, QmqError):
-        log.exception("the coordination store holds something unreadable at %s: the cluster is closed until it is mended", key)
+        log.exception(
+            "the access record at %s in the coordination store cannot be read: all requests are refused until it is corrected", key
+        )
         state.unreadable.add(key)
         if key == MODE:
             state.mode = AccessMode.ENFORCE

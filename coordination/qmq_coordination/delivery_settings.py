@@ -207,7 +207,7 @@ def whom_of(key: str) -> Whom:
     kind, *names = key[len(PAUSES) :].split("/")
     found = Whom(PauseKind.CLIENT, "", "", *names) if kind == PauseKind.CLIENT.value else Whom(PauseKind(kind), *names)
     if pause_key(found) != key:
-        raise InvalidArgument(f"{key} names nobody who could be paused")
+        raise InvalidArgument(f"{key} names no group, consumer or client")
     return found
 
 

@@ -92,7 +92,7 @@ class EmbeddedStore:
     def _require_kept(self, revision: int) -> None:
         compacted = self._rows.number("compacted")
         if revision < compacted:
-            raise Compacted(f"revision {revision} is compacted away; the oldest is {compacted}: list again and go on from there")
+            raise Compacted(f"revision {revision} is compacted away; the oldest is {compacted}: list again and continue from there")
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class EmbeddedStore:
         if revision > now:
             raise CoordinationError(f"revision {revision} is in the future: now is {now}")
         if revision <= self._rows.number("compacted"):
-            raise Compacted(f"revision {revision} is compacted away already")
+            raise Compacted(f"revision {revision} is already compacted away")
         with self._rows.transaction():
             self._rows.compact(revision)
             self._rows.set_number("compacted", revision)

@@ -60,12 +60,12 @@ class Registration:
             try:
                 await self._store.keep_alive(self._lease)
                 if not await self._is_there():
-                    raise LeaseNotFound("the keys are gone, or under an earlier lease")
+                    raise LeaseNotFound("the keys are deleted, or belong to an earlier lease")
             except LeaseNotFound as failure:
-                log.warning("%s: registering again: %s", self._record.replica, failure)
+                log.warning("%s: its registration was lost, registering again: %s", self._record.replica, failure)
                 await self._register_surely()
             except (CoordinationError, DiskFull) as failure:
-                log.warning("%s: the registration could not be kept alive: %s", self._record.replica, failure)
+                log.warning("%s: keeping the registration alive failed: %s", self._record.replica, failure)
 
     async def _is_there(self) -> bool:
         """A try whose answer was lost may be executed late, and put the keys under its lease, which nobody keeps alive."""
@@ -78,7 +78,7 @@ class Registration:
                 await self._register()
                 return
             except (CoordinationError, DiskFull) as failure:
-                log.warning("%s: could not register: %s", self._record.replica, failure)
+                log.warning("%s: registering failed, trying again: %s", self._record.replica, failure)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
     async def stop(self) -> None:

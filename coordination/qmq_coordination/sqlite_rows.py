@@ -47,7 +47,7 @@ class Rows:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(cause, sqlite3.OperationalError) and "full" in str(cause):
-                raise DiskFull("no space left for the coordination store: free some") from cause
+                raise DiskFull("no space left for the coordination store: free some space") from cause
             raise
 
     def number(self, name: str) -> int:

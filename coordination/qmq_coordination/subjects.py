@@ -54,7 +54,7 @@ def is_deleting(item: KeyValue) -> bool:
 
 
 def _going(name: str) -> UnknownSubject:
-    return UnknownSubject(f"subject {name!r} is being deleted: when that is done, it can be created anew")
+    return UnknownSubject(f"subject {name!r} is being deleted: wait until that is done, then create it again")
 
 
 class SubjectCatalog:
@@ -85,7 +85,10 @@ class SubjectCatalog:
                 raise _going(config.name)
             found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
-                raise SubjectExists(f"subject {config.name!r} is there with other settings: {found}; alter it, or choose another name")
+                raise SubjectExists(
+                    f"subject {config.name!r} exists with other settings: {found}; "
+                    "change them with `qmq subject alter`, or choose another name"
+                )
             return found
 
     async def get(self, name: str) -> SubjectConfig | None:
@@ -97,7 +100,7 @@ class SubjectCatalog:
         """The subject's record, also while it is deleted. Raises UnknownSubject."""
         found = await self._store.get(subject_key(name))
         if found is None:
-            raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
         return found
 
     async def list(self, prefix: str = "") -> list[SubjectConfig]:

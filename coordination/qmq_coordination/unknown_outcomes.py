@@ -118,7 +118,9 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
                 if changes.revision >= end:
                     return None
         except Compacted as gone:
-            raise CoordinationUnknown(f"{proof.key} was written by others since, and its history is compacted away") from gone
+            raise CoordinationUnknown(
+                f"{proof.key} was written by others since, and its history is compacted away: the outcome is unknown"
+            ) from gone
     raise CoordinationUnknown(f"the store was closed before the history of {proof.key} was read")
 
 

@@ -157,7 +157,7 @@ class Picture:
             elif key.startswith(ACCESS):
                 read_access(self.access, key, item)
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
-            log.exception("the coordination store holds something unreadable at %s", key)
+            log.exception("the record at %s in the coordination store cannot be read", key)
             if item is not None:
                 self._read(key, None)
 
@@ -372,11 +372,11 @@ class ClusterView:
                     self._tell(self._picture.follow(changes))
                 return  # the store was closed
             except Compacted:
-                log.info("the watch fell behind: listing again")
+                log.info("the watch of the coordination store fell behind: reading all records again")
             except CoordinationError as failure:
-                log.warning("the watch broke: %s", failure)
+                log.warning("the watch of the coordination store broke: %s", failure)
             except Exception:
-                log.exception("the watch broke")
+                log.exception("the watch of the coordination store broke")
             failures = await _pause(failures)
             await self._relist()
 
@@ -386,10 +386,10 @@ class ClusterView:
             try:
                 revision = (await self._store.list(PROBE)).revision
             except CoordinationError as failure:
-                log.warning("the coordination store is silent for %d ms, answering from memory: %s", self.silent_ms, failure)
+                log.warning("the coordination store has not answered for %d ms, answering from memory: %s", self.silent_ms, failure)
                 continue
             except Exception:
-                log.exception("the coordination store's revision is not known")
+                log.exception("reading the coordination store's revision failed")
                 continue
             self._heard_s = self._monotonic_s()
             if revision != self._picture.revision and self._heard_s - self._listed_s >= self._relist_s:
@@ -399,9 +399,9 @@ class ClusterView:
         try:
             await self.refresh()
         except CoordinationError as failure:
-            log.warning("cannot list: %s", failure)
+            log.warning("reading the coordination store failed: %s", failure)
         except Exception:
-            log.exception("cannot list")
+            log.exception("reading the coordination store failed")
 
     async def stop(self) -> None:
         """Follow no more; what is known stays."""

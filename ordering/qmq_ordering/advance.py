@@ -134,5 +134,5 @@ def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
 def _route(routes: Mapping[int, Route], version: int) -> Route:
     found = routes.get(version)
     if found is None:
-        raise RouteChanged(f"version {version} of the route is not known here (yet): list the routes, then look again")
+        raise RouteChanged(f"version {version} of the route is not known here yet: list the routes, then try again")
     return found

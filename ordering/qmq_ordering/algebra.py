@@ -34,9 +34,11 @@ def first_route(logical_partitions: int, partitions: int, groups: Sequence[str])
     Raises InvalidArgument if there are fewer than one partition, more than logical ones, or no broker group.
     """
     if not 1 <= partitions <= logical_partitions:
-        raise InvalidArgument(f"{logical_partitions} logical partitions are held by 1 to {logical_partitions} partitions, not {partitions}")
+        raise InvalidArgument(
+            f"{logical_partitions} logical partitions can be divided among 1 to {logical_partitions} partitions, not {partitions}"
+        )
     if not groups:
-        raise InvalidArgument("a route needs a broker group: name at least one")
+        raise InvalidArgument("a route needs at least one broker group: name one")
     whole = LpRange(0, logical_partitions)
     ranges = ranges_between(whole, even_cuts(whole, partitions))
     return Route(1, logical_partitions, partitions + 1, _numbered(1, ranges, [groups[i % len(groups)] for i in range(partitions)]))
@@ -51,7 +53,9 @@ def split(route: Route, number: int, at: Sequence[int], *, change_id: str, group
     source = _source(route, number)
     inside = [source.range.first, *at, source.range.end]
     if not at:
-        raise InvalidArgument(f"say where to cut partition {number} {source.range}; to renew it as a whole, move it to its own group")
+        raise InvalidArgument(
+            f"say where to cut partition {number} {source.range}; to replace the whole partition, move it to its own group"
+        )
     if any(a >= b for a, b in pairwise(inside)):
         raise InvalidArgument(f"partition {number} holds {source.range}: cut points ascend and lie strictly inside, not {list(at)}")
     if groups and len(groups) != len(at) + 1:
@@ -71,7 +75,8 @@ def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = 
     for left, right in pairwise(sources):
         if left.range.end != right.range.first:
             raise InvalidArgument(
-                f"partitions {left.number} {left.range} and {right.number} {right.range} are not adjacent: name those between them too"
+                f"partitions {left.number} {left.range} and {right.number} {right.range} are not adjacent: "
+                "name the partitions between them too"
             )
     lps = LpRange(sources[0].range.first, sources[-1].range.end)
     targets = _numbered(route.next_number, [lps], [group or sources[0].group])
@@ -142,4 +147,4 @@ def _ranges(parts: Sequence[PhysicalPartition]) -> str:
 
 
 def _conflict(change: Change, why: str) -> RouteConflict:
-    return RouteConflict(f"change {change.id} {why}; read the latest route and plan it anew")
+    return RouteConflict(f"change {change.id} {why}; read the latest route and plan the change again")

@@ -45,7 +45,7 @@ class ReshardPolicy:
     def __post_init__(self) -> None:
         for name in ("split_messages_per_s", "split_bytes_per_s", "split_backlog"):
             if not getattr(self, name) > 0 or not isfinite(getattr(self, name)):
-                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number above 0, a very large one if it shall not count")
+                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number above 0, a very large one to disable it")
         for name in ("merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms", "cool_down_ms"):
             if not getattr(self, name) >= 0 or not isfinite(getattr(self, name)):
                 raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number of 0 or more")

@@ -80,7 +80,7 @@ class BrokerAdmin:
             if count % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 if self._store is not store:
-                    raise NotMaster("it lost the mastership while it looked: ask its successor")
+                    raise NotMaster("this broker lost the mastership during the search: ask the new master")
 
     def _queues(self, subject: str) -> list[Queue]:
         found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
@@ -152,7 +152,7 @@ class BrokerAdmin:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to delete")
         consumers = sorted({name for state in states for name in state.share.holders})
         if consumers:
-            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}, stop them first: {', '.join(consumers)}")
+            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}")
         if any(state.share.dying for state in states):
             raise Overloaded(f"messages of group {group!r} are on their way to its dead-letter queue: try again soon")
         for state in states:
@@ -170,7 +170,7 @@ class BrokerAdmin:
         broker.require_serving()
         check_name("subject", subject)
         if not is_dead_letters(subject) and broker.subject_or_none(subject) is not None:
-            raise Overloaded(f"{broker.config.name} has not heard yet that subject {subject!r} was deleted: try again soon")
+            raise Overloaded(f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon")
         gone = UnknownSubject(f"subject {subject!r} was deleted")
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject and not queue.is_blank]
         if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
@@ -181,7 +181,7 @@ class BrokerAdmin:
             drop(broker.store, queue)
             broker.dispatch.drop_queue(queue, gone)
             broker.lanes.drop_queue(queue, gone)
-            log.info("%s is dropped: its subject was deleted", queue.id)
+            log.info("%s is dropped because its subject was deleted", queue.id)
             broker.schedule()
         await broker.committed()
         return len(queues)
@@ -200,7 +200,7 @@ class BrokerAdmin:
             async with aclosing(self.finding.of_producer(store, queue, message_id)) as places:
                 async for found in places:
                     return found
-        raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: retention may have taken it")
+        raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: it was never stored, or retention deleted it")
 
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
         """Committed entries of a log from a position on, or from its beginning: where they begin, and as they lie in the file.
@@ -253,7 +253,7 @@ def resolve(queue: Queue, target: Target) -> int:
     start, end = queue.start_sequence, queue.visible_sequence
     kind = target.WhichOneof("target")
     if kind is None:
-        raise InvalidArgument("say where the group shall be: earliest, latest, a time or a sequence")
+        raise InvalidArgument("name the group's new position: earliest, latest, a time or a sequence")
     if kind in ("earliest", "latest"):
         return start if kind == "earliest" else end
     if kind == "time_ms":

@@ -237,7 +237,7 @@ class Broker:
         """
         self.require_serving()
         if self.is_stopping:
-            raise Stopping("the broker is shutting down: send again to its successor")
+            raise Stopping("the broker is shutting down: send again to the new master")
         batches = read_batches(payload, find_queue or self.find_queue)
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
@@ -263,20 +263,20 @@ class Broker:
         try:
             name = check_name("subject", subject.decode())
         except UnicodeDecodeError:
-            raise InvalidArgument("a subject is UTF-8") from None
+            raise InvalidArgument("a subject must be UTF-8") from None
         config = self.subject(name)
         if config.order is not Order.NONE:
             return self._open_ordered(config, partition)
         if partition != 0:
-            raise InvalidArgument(f"subject {name!r} has partition 0 only, not {partition}")
+            raise InvalidArgument(f"subject {name!r} has only partition 0, not {partition}")
         return Destination(self.store.open_queue(name, partition), config.body_bytes_max, awaits_flush=config.flush is SubjectFlush.SYNC)
 
     def _open_ordered(self, config: SubjectConfig, number: int) -> Destination:
         if number == 0:
-            raise OrderMismatch(f"subject {config.name!r} is ordered: send by mq.ordered_producer, consume by mq.ordered_consumer")
+            raise OrderMismatch(f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer")
         found = self.routing.partition(config.name, number)
         if found is None:
-            raise RouteChanged(f"partition {number} of {config.name!r} is not known here (yet): ask the metaserver for the route")
+            raise RouteChanged(f"partition {number} of {config.name!r} is not known here yet: ask the metaserver for the route")
         queue = self.store.open_queue(config.name, number)
         awaits_flush = config.flush is SubjectFlush.SYNC
         return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
@@ -412,7 +412,7 @@ class Broker:
             sealed = queue.sealed
         assert sealed is not None
         if sealed.change_id != change_id:
-            raise RouteConflict(f"{queue.id} was closed by change {sealed.change_id} already, which leads to version {sealed.to_version}")
+            raise RouteConflict(f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}")
         return sealed.sequence
 
     async def committed(self) -> None:
@@ -435,7 +435,7 @@ class Broker:
             self.store.write_actions()
         except DiskFull as failure:
             if not self._is_action_log_full:  # it is tried at each turn
-                log.warning("consumption goes on in memory until there is room: %s", failure)
+                log.warning("writing the action log failed, acknowledgements stay in memory until there is room: %s", failure)
             self._is_action_log_full = True
             return
         self._is_action_log_full = False

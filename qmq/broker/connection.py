@@ -155,9 +155,11 @@ class Connection(Flushable):
             if not isinstance(cause, OSError) or cause.errno not in SHORT_OF:
                 self._broker.fatal(cause)
                 return True
-            self._broker.answer_error(self, request_id, Overloaded(f"the broker is short of descriptors or memory ({cause}): try again"))
+            self._broker.answer_error(
+                self, request_id, Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again")
+            )
         except Exception:
-            log.exception("a frame of kind %d could not be served; its connection is closed", kind)
+            log.exception("handling a frame of kind %d failed; its connection is closed", kind)
             self.stream.close()
             return False
         return True
@@ -352,7 +354,7 @@ class Connection(Flushable):
 
     def _fetch(self, each: Frame) -> None:
         if len(self._fetches) >= FETCHES_MAX:
-            raise Overloaded("read the answers to the fetches before this one first")
+            raise Overloaded("too many fetches are unanswered: read their answers first")
         request = wire.Fetch.unpack(each.payload)
         self.access.require_browse(request.subject)
         self._fetches.append((each.request_id, request))

@@ -86,7 +86,7 @@ class ConnectionAccess:
         Whether it belongs to the group is proved by the group's secret (ADR 0017), with TLS and without.
         """
         if self._access.is_on and self._is_encrypted and not self.caller.principal.is_server:
-            raise AccessDenied(f"{self.caller.principal} is no server: a replica shows a certificate of `qmq cert server`")
+            raise AccessDenied(f"{self.caller.principal} is no server: give the replica a certificate of `qmq cert server`")
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 

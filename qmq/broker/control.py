@@ -113,7 +113,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
         if not request.change_id:
-            raise InvalidArgument("a change that closes a partition has an id")
+            raise InvalidArgument("a change that closes a partition needs an id")
         await self._lanes.require_change(request.subject, request.partition, request.change_id, request.to_version)
         sequence = await self._lanes.seal(request.subject, request.partition, request.change_id, request.to_version)
         return pb.SealResponse(sequence=sequence)

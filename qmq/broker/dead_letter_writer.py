@@ -146,14 +146,20 @@ class DeadLetterWriter:
             except QmqError as failure:
                 grave.not_before_ms = now_ms + AGAIN_MS
                 waiting, state = grave.state.share.dying_messages(), grave.state
-                log.warning("%d messages of group %s on %s wait to be buried: %s", waiting, state.name, state.queue.id, failure)
+                log.warning(
+                    "%d dead messages of group %s on %s wait for their copy to the dead-letter queue: %s",
+                    waiting,
+                    state.name,
+                    state.queue.id,
+                    failure,
+                )
                 if isinstance(failure, LogDamaged):
                     self._mends(failure)
             except (AssertionError, OSError):
                 raise
             except Exception:
                 grave.not_before_ms = now_ms + AGAIN_MS
-                log.exception("dead messages of group %s on %s could not be copied", grave.state.name, grave.state.queue.id)
+                log.exception("copying dead messages of group %s on %s failed", grave.state.name, grave.state.queue.id)
 
     def _bury(self, grave: Grave) -> bool:
         """One batch; whether there was anything to do. Raises QmqError: they stay dying, and are tried again."""
@@ -183,7 +189,12 @@ class DeadLetterWriter:
                 if lost > 0:
                     if letters:
                         return letters, gone
-                    log.warning("%d dead messages of group %s on %s were gone before they were buried", lost, state.name, state.queue.id)
+                    log.warning(
+                        "retention deleted %d dead messages of group %s on %s before they were copied to the dead-letter queue",
+                        lost,
+                        state.name,
+                        state.queue.id,
+                    )
                     gone.append((number, lost))
                     number, sequence = number + lost, sequence + lost
                     continue
@@ -235,7 +246,7 @@ class DeadLetterWriter:
             except (AssertionError, OSError, MemoryError):
                 raise
             except Exception as cause:
-                log.error("message %d of %s or one behind it cannot be copied: %r", part[0].sequence, state.queue.id, cause)
+                log.error("message %d of %s, or a later one of its batch, cannot be copied: %r", part[0].sequence, state.queue.id, cause)
         return None
 
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:

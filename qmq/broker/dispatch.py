@@ -121,7 +121,7 @@ class Dispatch:
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
         if sum([each.session is session for each in session.group.waiters]) >= limits.SESSION_PULLS_MAX:
-            raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session wait already: wait for their answers")
+            raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait for their answers")
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
@@ -233,11 +233,11 @@ class Dispatch:
         session = self._session(number, peer)
         state = session.group
         if any(each.first < 0 or each.last < each.first for each in settlements):
-            raise InvalidArgument("a settlement's first pull sequence is at most its last, and neither is negative")
+            raise InvalidArgument("a settlement's first pull sequence must not be above its last, and neither may be negative")
         holder = state.share.holders.get(session.consumer)
         handed_out = holder.next_pull if holder is not None else state.share.pulls
         if any([each.last >= handed_out for each in settlements]):  # noqa: C419 - as below
-            raise InvalidArgument(f"pull sequences before {handed_out} were handed out, and the settlement names later ones")
+            raise InvalidArgument(f"pull sequences before {handed_out} were handed out, but the settlement names later ones")
         if any([each.verdict in _FAILED for each in settlements]):  # noqa: C419 - faster than a generator
             can_die = not is_dead_letters(state.queue.id.subject)
             held = holder.held if holder else ()
@@ -366,7 +366,7 @@ class Dispatch:
         elif state.idle_since_ms < 0:
             state.idle_since_ms = now_ms
         elif now_ms - state.idle_since_ms >= self._config.broadcast_idle_ms:
-            log.info("%s has been away from %s for too long: its progress is forgotten", state.name, state.queue.id)
+            log.info("%s has been away from %s for too long: its progress is deleted", state.name, state.queue.id)
             self.forget(state)
 
     def forget(self, state: QueueGroup) -> None:
@@ -429,7 +429,7 @@ def _check_attach(request: wire.Attach) -> None:
     check_group(request.group)
     check_name("consumer", request.consumer)
     if BROADCAST in request.group and not request.group.endswith(BROADCAST + request.consumer):
-        raise InvalidArgument(f"{request.group!r} belongs to one consumer of a broadcast group, and not to {request.consumer!r}")
+        raise InvalidArgument(f"{request.group!r} belongs to another consumer of the broadcast group, not to {request.consumer!r}")
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
         raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}")

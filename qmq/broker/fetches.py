@@ -64,7 +64,7 @@ class Selection(NamedTuple):
     def of(cls, request: wire.Fetch) -> Selection:
         """Raises InvalidArgument."""
         if len(request.lps) > limits.FETCH_RANGES_MAX:
-            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join those that touch")
+            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join adjacent ranges")
         check_tags([*request.tags_any, *request.tags_all])
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
@@ -192,7 +192,7 @@ class Fetching:
         try:
             return selection.wants(region)
         except UNREADABLE as cause:
-            log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+            log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
             return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
@@ -209,7 +209,7 @@ class Fetching:
 
     def _damaged(self, damage: LogDamaged) -> None:
         if self._mends(damage):
-            raise Overloaded(f"{damage.message}; it is being mended from another replica", retry_after_ms=200) from damage
+            raise Overloaded(f"{damage.message}; it is being repaired from another replica: try again soon", retry_after_ms=200) from damage
         raise damage
 
     # --- FIND ----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Fetching:
         except (AssertionError, OSError) as cause:
             self._serving.fatal(cause)
         except Exception as cause:
-            log.exception("a FIND could not be answered: %s", request)
+            log.exception("answering a FIND failed: %s", request)
             self._turns.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
         else:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
@@ -263,7 +263,7 @@ class Fetching:
                 break
             await asyncio.sleep(0)
             if self._serving.store is not store or not self._serving.is_serving:
-                raise NotMaster("it lost the mastership while it looked: ask its successor")
+                raise NotMaster("this broker lost the mastership during the search: ask the new master")
         if not is_there:
             _remember(self._absent, key, count)
         return [found[number] for number in sorted(found, reverse=True)[: request.most]]

@@ -55,11 +55,11 @@ class SingleGroupStatus:
 
     async def transfer(self, to: str) -> pb.TransferResponse:
         """Raises InvalidArgument."""
-        raise InvalidArgument("this node has no replicas: there is nobody to hand over to")
+        raise InvalidArgument("this node has no other replica to hand over to")
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Raises InvalidArgument."""
-        raise InvalidArgument("a `qmq dev` node stays alone: start a cluster with `qmq broker` (docs/DEPLOY.md)")
+        raise InvalidArgument("a `qmq dev` node cannot have replicas: start a cluster with `qmq broker` (docs/DEPLOY.md)")
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Raises InvalidArgument."""

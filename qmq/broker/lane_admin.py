@@ -47,7 +47,7 @@ class LaneAdmin:
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
         """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
         if number < 1:
-            raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no {number} to close")
+            raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no partition {number}")
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence
@@ -159,7 +159,9 @@ class LaneAdmin:
         began_ms = self._broker.clock.monotonic_ms()
         revision = await self._broker.routing.group_revision(subject, group)
         if revision != record_revision or self._broker.clock.monotonic_ms() - began_ms > FRESH_MS:
-            raise RouteConflict(f"group {group!r} of {subject!r} is not held still for this ({record_revision}, now {revision}): ask again")
+            raise RouteConflict(
+                f"group {group!r} of {subject!r} is not prepared for this request ({record_revision}, now {revision}): ask again"
+            )
 
     def _range(self, subject: str, number: int) -> LpRange:
         found = self._broker.routing.partition(subject, number)
@@ -193,7 +195,7 @@ class LaneAdmin:
         await self._require_held(subject, group, record_revision)
         queue, whole = self._queue(subject, number), self._range(subject, number)
         if not whole.contains(lps) or not all(lps.first <= lp < lps.end for lp, _ in keys):
-            raise InvalidArgument(f"partition {number} holds {whole}: {lps} with the keys that are named does not lie in it")
+            raise InvalidArgument(f"partition {number} holds {whole}: {lps}, or a named key, is outside")
         share = self._broker.lanes.share(queue, group, whole)
         self._act_on_holders(queue, share, LaneInherit(subject, number, group, "", *lps, tuple(keys)))
         self._broker.schedule()
@@ -213,7 +215,9 @@ class LaneAdmin:
         queue = self._queue(subject, number)
         share = queue.lanes.get(group)
         if share is None or key not in share.parked:
-            raise UnknownGroup(f"group {group!r} has no such key parked in {queue.id}: `qmq dlq list {subject} {group}` shows which it has")
+            raise UnknownGroup(
+                f"group {group!r} has not parked this key in {queue.id}: `qmq dlq list {subject} {group}` shows its parked keys"
+            )
         count = self._act_on_holders(queue, share, LaneUnpark(subject, number, group, "", key, replays))
         self._broker.schedule()
         await self._broker.committed()

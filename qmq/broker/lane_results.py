@@ -56,8 +56,8 @@ class LaneResultReader:
             if queue.sealed is not None and queue.start_sequence >= queue.sealed.sequence:
                 return LaneRange(queue.sealed.sequence + 1, is_end=True)
             raise MessagesExpired(
-                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} are gone, retention took them before this group "
-                "consumed them; to go on with the oldest that are left: qmq group reset --to earliest"
+                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted by retention before this group "
+                "consumed them; to continue with the oldest remaining message: qmq group reset --to earliest"
             )
         read = 0
         for entry in self._entries(sequence):
@@ -110,8 +110,9 @@ class LaneResultReader:
             lps = logical_partitions(region, Layout.walk(region, header), header.count)
         except UNREADABLE as cause:
             raise LogDamaged(
-                f"nobody can tell whose messages {entry.base_sequence} to {entry.next_sequence - 1} of {self._queue.id} are ({cause}); "
-                f"to go on behind them: qmq group reset --to {entry.next_sequence}"
+                f"cannot decide which keys messages {entry.base_sequence} to {entry.next_sequence - 1} of {self._queue.id} "
+                f"belong to ({cause}); "
+                f"to continue after them: qmq group reset --to {entry.next_sequence}"
             ) from cause
         base = entry.base_sequence
         mask = np.zeros(header.count, np.bool_)

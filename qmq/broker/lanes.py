@@ -114,13 +114,13 @@ class Lanes:
         """
         lps = _check_attach(request)
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
-            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, its most: use a client for each part")
+            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, the limit: use several clients")
         queue, whole = self._find(request, lps)
         share = self.share(queue, request.group, whole)
         mine, others = _divide(share.holders_of(lps), request)
         if others:
             names = ", ".join(sorted({each.consumer for each in others}))
-            raise LaneHeld(f"{names} of group {request.group!r} has part of {lps} of {queue.id} still: try again soon")
+            raise LaneHeld(f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon")
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = self._clock.monotonic_ms()
@@ -157,7 +157,7 @@ class Lanes:
         if share is None or not share.progress:
             start = queue.start_sequence
             if start:
-                log.warning("group %s begins on %s at %d: what was before is gone, retention took it", group, queue.id, start)
+                log.warning("group %s begins on %s at %d: retention deleted the messages before", group, queue.id, start)
             self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
             share = queue.lanes[group]
         return share
@@ -270,7 +270,7 @@ class Lanes:
         session, holder = self._held(number, token, peer)
         queue = session.queue
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
-            raise InvalidArgument(f"a settlement is about sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
+            raise InvalidArgument(f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
         act = self._store.act
         done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
@@ -294,9 +294,9 @@ class Lanes:
             view = BatchView.parse(b"".join(buffers))
             keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
         except UNREADABLE as cause:
-            raise InvalidArgument(f"what is stored at sequence {sequence} of {queue.id} is no message: {cause}") from cause
+            raise InvalidArgument(f"the entry at sequence {sequence} of {queue.id} is not a message: {cause}") from cause
         if not keys or not lps or not 0 <= at < view.count:
-            raise InvalidArgument(f"sequence {sequence} of {queue.id} is no message with a key")
+            raise InvalidArgument(f"sequence {sequence} of {queue.id} is not a message with a key")
         return lps[at], keys[at]
 
     # --- staying, leaving ----------------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ class Lanes:
 
 def _lost(queue: Queue, group: str) -> LaneLost:
     return LaneLost(
-        f"the lane of group {group!r} on {queue.id} is not this consumer's any more: its lease ended, it was assigned anew, "
+        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its lease ended, it was assigned anew, "
         "or an operator moved or deleted the group"
     )
 

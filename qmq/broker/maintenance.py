@@ -229,7 +229,7 @@ class Maintenance:
             return
         failure = done.exception()
         if isinstance(failure, OSError):
-            log.warning("scrubbing goes on later: %s", failure)
+            log.warning("scrubbing is interrupted and will continue later: %s", failure)
             return
         if failure is not None:
             self._fatal(failure)
@@ -262,7 +262,7 @@ class Maintenance:
                 return False
             self._note_checkpoint(plan)
         except DiskFull as failure:
-            log.warning("no checkpoint for now: %s", failure)
+            log.warning("taking a checkpoint failed, it will be tried again: %s", failure)
             return False
         except Exception as cause:
             self._fatal(cause)
@@ -294,7 +294,7 @@ class Maintenance:
                 tallies.files_deleted += await self._in_thread(retention.delete)
         except OSError as failure:
             retention.failures += 1
-            log.error("retention is tried again later: %s", failure)
+            log.error("retention failed, it will be tried again: %s", failure)
         finally:
             tallies.retention_failures += retention.failures
             retention.failures = 0

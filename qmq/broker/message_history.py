@@ -117,7 +117,7 @@ class _Scan:
             self.trails = {each[0]: Trail.from_state(self.sequence, each) for each in trails}
             self.lanes = {each[0]: LaneTrail.from_state(self.sequence, each) for each in lanes}
         except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, IndexError, KeyError) as cause:
-            raise InvalidArgument("a cursor is what the answer before gave: begin without one") from cause
+            raise InvalidArgument("this is no cursor of an earlier answer: begin without a cursor") from cause
 
 
 class MessageHistory:
@@ -152,7 +152,7 @@ class MessageHistory:
         """Where in the action log the story of the message begins, and what was so there."""
         store, queue = self._broker.store, scan.queue
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
-            raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, and not {scan.sequence}")
+            raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}")
         entry = queue.index.entry(queue.index.find_sequence(scan.sequence))
         buffers = store.read(queue, entry)
         try:
@@ -165,7 +165,7 @@ class MessageHistory:
             number = view.header.batch_sequence % BATCH_NUMBERS  # an older version let in larger ones
             scan.message_id = bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, number, place).to_bytes()
         except UNREADABLE as cause:
-            raise CorruptBatch(f"what is stored at sequence {scan.sequence} of {queue.id} is no message: {cause}") from cause
+            raise CorruptBatch(f"the entry at sequence {scan.sequence} of {queue.id} is not a message: {cause}") from cause
         actions = store.actions
         scan.index = view.envelope.index
         scan.position, index = _segment_before(actions, scan.index)
@@ -193,7 +193,7 @@ class MessageHistory:
                     paused = scan.position
                     await asyncio.sleep(0)
                     if self._broker.store is not store or not self._broker.is_serving:
-                        raise NotMaster("it lost the mastership while it looked: ask its successor")
+                        raise NotMaster("this broker lost the mastership during the search: ask the new master")
                     _require_kept(scan, actions)
         except CorruptBatch as cause:
             raise damaged(actions, scan.position, cause, ACTIONS) from cause
@@ -214,7 +214,7 @@ class MessageHistory:
 def _require_kept(scan: _Scan, actions: Segments) -> None:
     """Raises InvalidArgument."""
     if scan.position < actions.start:
-        raise InvalidArgument("retention took the part of the action log that the cursor stands in: begin without a cursor")
+        raise InvalidArgument("retention deleted the part of the action log at the cursor: begin without a cursor")
 
 
 def _segment_before(segments: Segments, index: int) -> tuple[int, int]:

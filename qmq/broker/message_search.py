@@ -53,7 +53,7 @@ class FoundMessage:
             return self._described(broker_group, message_id)
         except UNREADABLE as cause:
             sequence = self.view.base_sequence + self.index
-            raise CorruptBatch(f"what is stored at sequence {sequence} of {self.queue.id} is no message: {cause}") from cause
+            raise CorruptBatch(f"the entry at sequence {sequence} of {self.queue.id} is not a message: {cause}") from cause
 
     def _described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
         view, index = self.view, self.index
@@ -97,7 +97,9 @@ class MessageSearch:
         known = {(id(each.queue), each.view.base_sequence + each.index) for each in found}
         found += [each for each in others if (id(each.queue), each.view.base_sequence + each.index) not in known]
         if not found and not is_incomplete:
-            raise MessageNotFound(f"no kept message of {subject or 'any subject'} has the id {message_id}: retention may have taken it")
+            raise MessageNotFound(
+                f"no kept message of {subject or 'any subject'} has the id {message_id}: it was never stored, or retention deleted it"
+            )
         return found[:PLACES_MAX], is_incomplete and not found
 
     async def of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncGenerator[FoundMessage]:
@@ -136,7 +138,7 @@ class MessageSearch:
     async def _give_way(self, store: Store) -> None:
         await asyncio.sleep(0)
         if self._broker.store is not store or not self._broker.is_serving:
-            raise NotMaster("it lost the mastership while it looked: ask its successor")
+            raise NotMaster("this broker lost the mastership during the search: ask the new master")
 
 
 def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
@@ -157,7 +159,7 @@ def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: Messag
         view = BatchView.parse(b"".join(buffers))
         stored = view.message_ids()
     except UNREADABLE as cause:
-        log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+        log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
         return None
     if stored is not None:
         wanted = message_id.to_bytes()

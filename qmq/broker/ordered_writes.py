@@ -108,14 +108,14 @@ class Admission:
         if not is_same:
             raise NumberTaken(
                 f"batch {header.batch_sequence} of producer {header.producer_id:016x} is in {queue.id} with other content: nothing was "
-                "stored; two senders use one producer id, or somebody forged it"
+                "stored; two senders use one producer id"
             )
         return True
 
     def _require(self, batch: Intake, newest: dict[tuple[int, int], int]) -> None:
         queue, header = batch.queue, batch.header
         if queue.sealed is not None:
-            raise RouteChanged(f"{queue.id} is sealed: route version {queue.sealed.to_version} says where its keys go now")
+            raise RouteChanged(f"{queue.id} is sealed: route version {queue.sealed.to_version} says which partition has its keys now")
         last = newest.get((id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id)))
         if last is None:
             window = queue.producers.window(header.producer_id)
@@ -124,12 +124,12 @@ class Admission:
         if session_of(number) < session_of(last):
             raise ProducerFenced(
                 f"batch {number} of producer {header.producer_id:016x} to {queue.id} is of session {session_of(number)}, and "
-                f"session {session_of(last)} has begun there: it was given up, and can not be stored any more"
+                f"session {session_of(last)} has begun there: the producer gave this batch up, and it is not stored"
             )
         if number != last + 1 and not (begins_session(number) and number > last):
             raise OutOfSequence(f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next")
         if not self._has_right(queue):
-            raise RightLapsed(f"{queue.id} takes no messages: this master has lost touch with the coordination store")
+            raise RightLapsed(f"{queue.id} takes no messages: this master has lost its lease in the coordination store; try again soon")
 
     @staticmethod
     def _last_before_silence(queue: Queue, header: RegionHeader) -> int:

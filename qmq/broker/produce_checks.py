@@ -91,7 +91,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     if longest > body_bytes_max:
         raise MessageTooLarge(
             f"a body of {longest} bytes to {subject.decode()!r}, where {body_bytes_max} is the most: "
-            "send a reference to it instead, or raise the subject's body_bytes_max"
+            "send a reference to the content instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
     if header.flags & _DIRECTED:
@@ -100,7 +100,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     if check_dues is not None:
         check_dues(region, header, layout)
     elif layout.due >= 0:
-        raise InvalidArgument("a delayed batch belongs to a delay group, and this broker keeps subjects: locate with `delayed`")
+        raise InvalidArgument("a delayed batch must go to a delay group, not to a broker: locate with `delayed`")
     if lps is not None:
         _check_order(region, header, layout, lps)
     return Intake(queue, region, region_crc, header, bloom, awaits_flush)
@@ -114,13 +114,15 @@ def _check_header(header: RegionHeader) -> None:
         text = f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
         raise InvalidArgument(text)
     if not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END:
-        raise InvalidArgument(f"create time {header.create_time_ms} is no number of milliseconds since 1970: look at the producer's clock")
+        raise InvalidArgument(
+            f"create time {header.create_time_ms} is not a valid number of milliseconds since 1970: check the producer's clock"
+        )
 
 
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
     """A partition of an ordered subject takes messages with a key, of its own logical partitions."""
     if layout.key < 0 or layout.logical_partition < 0:
-        raise OrderMismatch("messages to an ordered subject have keys and logical partitions: send them by mq.ordered_producer")
+        raise OrderMismatch("messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer")
     found = logical_partitions(region, layout, header.count)
     if int(found.min()) < lps.first or int(found.max()) >= lps.end:
         raise InvalidArgument(f"a message of logical partitions {found.min()} to {found.max()} in a partition that holds {lps}")

@@ -209,8 +209,8 @@ def _collect_new(
     begin = sequence = share.next_sequence
     if sequence < queue.start_sequence:
         raise MessagesExpired(
-            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} are gone, retention took them before this group "
-            "consumed them; to go on with the oldest that are left: qmq group reset --to earliest"
+            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted by retention before this group "
+            "consumed them; to continue with the oldest remaining message: qmq group reset --to earliest"
         )
     if sequence >= queue.visible_sequence:
         return
@@ -263,7 +263,7 @@ def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> 
 
 
 def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
-    log.error("the batch at sequence %d of %s cannot be looked into, and is passed over: %r", entry.base_sequence, queue.id, cause)
+    log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:

@@ -166,9 +166,9 @@ class QueueGroups:
         """Raises Overloaded if the group has as many consumers on the queue as there may be, or the connection as many sessions."""
         holders = share.holders if share is not None else {}
         if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:
-            raise Overloaded(f"the group has {len(holders)} consumers, its most: one that is gone counts until its lease ends")
+            raise Overloaded(f"the group has {len(holders)} consumers, the limit: a lost consumer counts until its lease ends")
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
-            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, its most: use a client for each part")
+            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: use several clients")
 
     def attach(self, peer: Peer, state: QueueGroup, consumer: str, tags: TagFilter | None) -> Session:
         """A new session; one that the consumer had before ends."""

@@ -44,7 +44,7 @@ class Throttle:
         """A connection of this principal is greeted. Raises Overloaded; then it does not count."""
         quota = self._access.quota(principal)
         if quota is not None and 0 < quota.connections <= self.connections[principal]:
-            raise Overloaded(f"{principal} has {quota.connections} connections here, the most that its quota {quota.id!r} allows")
+            raise Overloaded(f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}")
         self.connections[principal] += 1
 
     def ended(self, principal: Principal) -> None:
@@ -61,7 +61,7 @@ class Throttle:
         if quota is not None and quota.groups:
             names = {base_group(each) for each in known}
             if base_group(group) not in names and len(names) >= quota.groups:
-                raise QuotaExceeded(f"subject {subject!r} has {len(names)} groups, the most that its quota {quota.id!r} allows")
+                raise QuotaExceeded(f"subject {subject!r} has {len(names)} groups, the limit of its quota {quota.id!r}")
 
     # --- bytes in flight -----------------------------------------------------------------------------------------------
 

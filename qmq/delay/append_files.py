@@ -180,6 +180,7 @@ class AppendFiles:
 def damaged(name: str, position: int, why: str) -> LogDamaged:
     """The error that says which file does not hold, and where."""
     return LogDamaged(
-        f"schedule/{name} is damaged at byte {position} ({why}): restore the file from a copy, or begin this replica anew",
+        f"schedule/{name} is damaged at byte {position} ({why}): "
+        "restore the file from a copy, or move this replica's data folder away and start it again",
         position=position,
     )

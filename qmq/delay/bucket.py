@@ -117,11 +117,11 @@ class Bucket:
         try:
             for behind, record in decode_records(self._files.read(self.done, 0, self.done.end)):
                 if len(record.ordinals) and int(record.ordinals.max()) >= self.count:
-                    raise CorruptBatch("it names a message that the bucket does not have")
+                    raise CorruptBatch("it names a message that is not in the bucket")
                 self._apply(record.mark, record.ordinals, record.targets)
                 end = behind
             if np.count_nonzero(np.frombuffer(marks, np.uint8)) != self.settled:
-                raise CorruptBatch(f"it has other messages than the {self.settled} that it had")
+                raise CorruptBatch(f"it does not have the {self.settled} messages that it had before")
         except CorruptBatch as cause:
             self._marks = None
             self._moves.clear()
@@ -205,7 +205,7 @@ class Bucket:
         else:
             region = self._files.read(self.log, position + ENVELOPE_BYTES, total - ENVELOPE_BYTES)
         if len(region) != total - ENVELOPE_BYTES:
-            raise CorruptBatch("the batch is cut short")
+            raise CorruptBatch("the batch is incomplete")
         return StoredBatch(envelope, region)
 
     def append_ms_of(self, ordinal: int) -> int:

@@ -48,7 +48,7 @@ class Buckets:
         """The bucket. Raises MessageNotFound."""
         bucket = self._buckets.get(number)
         if bucket is None:
-            raise MessageNotFound(f"there is no bucket {name_of(number, self.bucket_ms)}, or no longer")
+            raise MessageNotFound(f"there is no bucket {name_of(number, self.bucket_ms)}, or it was deleted")
         return bucket
 
     def _new(self, number: int) -> Bucket:
@@ -94,7 +94,7 @@ class Buckets:
             while self._tail_bytes > self._bytes_max:
                 self._write(self._buckets[next(iter(self._dirty))])
         except DiskFull as cause:  # the entry is in the log already; and the log itself will take nothing more
-            log.warning("the schedule's newest part stays in memory: %s", cause)
+            log.warning("writing the newest part of the schedule failed, it stays in memory: %s", cause)
 
     def _write(self, bucket: Bucket) -> None:
         for file in bucket.growing:

@@ -113,7 +113,7 @@ class EngineAdmin:
                 break  # they come by due time, and what is due at one time is to be sorted by id: only between two times one may stop
             last = message
             if looked >= SAME_MAX:
-                raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list what is due before or after")
+                raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time before or after")
             if (not subject or message.subject == subject) and self._order(message) > after:
                 found.append(message)
         else:
@@ -144,4 +144,4 @@ def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
         raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
     if due_ms - now_ms > delay_ms_max:
         days = delay_ms_max / 86_400_000
-        raise DelayTooLong(f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, and {days:g} is the most: send it again on the way")
+        raise DelayTooLong(f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: use a shorter delay")

@@ -118,7 +118,7 @@ class DelayBroker(Broker):
 
     def require_consumption(self) -> None:
         """Nobody consumes from a delay group. Raises InvalidArgument."""
-        raise InvalidArgument("a delay group hands nothing to consumers: attach where the subject lives")
+        raise InvalidArgument("a delay group serves no consumers: attach to the subject's broker group")
 
     def subject_or_none(self, _name: str) -> SubjectConfig | None:
         """How long a subject's messages are kept does not matter here: they stay in the schedule until they are delivered."""
@@ -139,7 +139,7 @@ class DelayBroker(Broker):
         try:
             config = self.subject(subject.decode())
         except UnicodeDecodeError:
-            raise InvalidArgument("a subject is UTF-8") from None
+            raise InvalidArgument("a subject must be UTF-8") from None
         if partition != 0:
             raise InvalidArgument(f"a delayed message has no partition yet: {partition} was named")
         queue, awaits_flush = self.store.open_queue(config.name, 0), config.flush is SubjectFlush.SYNC
@@ -150,7 +150,7 @@ class DelayBroker(Broker):
 
         def check(region: bytes, header: RegionHeader, layout: Layout) -> None:
             if layout.due < 0:
-                raise InvalidArgument("a delay group takes delayed messages only: send this one to where the subject lives")
+                raise InvalidArgument("a delay group takes only delayed messages: send this one to the subject's broker group")
             check_due(latest_due(region, header, layout), self.clock.time_ms(), self.settings.delay_ms_max)
             if header.compression:
                 raise InvalidArgument("a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be")
@@ -159,7 +159,7 @@ class DelayBroker(Broker):
             if bool(header.flags & _ORDERED) != is_ordered:
                 raise OrderMismatch(f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and the batch says otherwise")
             if is_ordered and layout.key < 0:
-                raise OrderMismatch(f"messages to the ordered subject {config.name!r} have keys")
+                raise OrderMismatch(f"messages to the ordered subject {config.name!r} need keys")
             if header.flags & _RECURRING:
                 check_recurring(region, header)
 
@@ -177,8 +177,8 @@ class DelayBroker(Broker):
         full = wanted & self.engine.full_buckets
         if full:
             raise Overloaded(
-                f"the hour that begins at {min(full) * self.settings.bucket_ms} ms has all that its files can hold: send to another delay "
-                "group, or found one with shorter buckets"
+                f"the hour that begins at {min(full) * self.settings.bucket_ms} ms is full: send to another delay "
+                "group, or create one with shorter buckets"
             )
 
 
@@ -200,11 +200,11 @@ def check_recurring(region: bytes, header: RegionHeader) -> None:
     """Raises InvalidArgument."""
     headers = BatchView(Envelope(0, 0, 0, -1, 0, 0, 0, 0), region).headers()
     if header.count != 1 or headers is None or CRON not in headers[0] or ZONE not in headers[0] or SCHEDULE_ID in headers[0]:
-        raise InvalidArgument(f"a recurring message is sent alone, with the headers {CRON} and {ZONE}")
+        raise InvalidArgument(f"a recurring message must be alone in its batch, with the headers {CRON} and {ZONE}")
     try:
         check_recurrence(headers[0][CRON].decode(), headers[0][ZONE].decode())
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{CRON} and {ZONE} are UTF-8") from None
+        raise InvalidArgument(f"{CRON} and {ZONE} must be UTF-8") from None
 
 
 async def _end(engine: Engine, links: Links) -> None:

@@ -175,7 +175,12 @@ class Engine:
 
     def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
         """A plan that cannot be sent as it was: what can be read of it goes again, with its ids, though it may be stored already."""
-        log.error("plan %d of %r is given up: %d of its messages can be read and go again", plan.number, plan.subject, len(messages))
+        log.error(
+            "plan %d to %r cannot be read completely and is given up: %d of its messages will be sent again",
+            plan.number,
+            plan.subject,
+            len(messages),
+        )
         self.ledger.void(plan)
         return messages
 
@@ -372,7 +377,7 @@ class Engine:
             raise
         except Exception as failure:
             if len(places) == 1:
-                log.error("a due message cannot be read, and stays: %s: %s", type(failure).__name__, failure)
+                log.error("a due message cannot be read and stays pending: %s: %s", type(failure).__name__, failure)
                 self.damaged.append((next(iter(places)), str(failure)))
                 return []
         middle = len(places) // 2

@@ -35,7 +35,7 @@ class ListMark(NamedTuple):
             return BEGINNING
         match = _MARK.match(text)
         if match is None:
-            raise InvalidArgument(f"{text!r} is no place in a list of delayed messages: give the `next` of the page before")
+            raise InvalidArgument(f"{text!r} is not a place in a list of delayed messages: give the `next` of the previous page")
         return cls(int(match[1]), match[2])
 
 
@@ -72,7 +72,5 @@ def mark_of(message: pb.DelayedMessage) -> ListMark:
 def new_due_ms(request: pb.MoveDelayedRequest) -> int:
     """When a message shall be due. Raises InvalidArgument if the request does not say it."""
     if request.due_ms <= 0:
-        raise InvalidArgument(
-            f"say when the message shall be due, in milliseconds since 1970, not {request.due_ms}; a time that is past means at once"
-        )
+        raise InvalidArgument(f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means at once")
     return request.due_ms

@@ -57,7 +57,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     def _admin(self) -> DelayAdmin:
         admin = self._admin_now()
         if admin is None:
-            raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve (any more)")
+            raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve: ask the new master")
         return admin
 
     def _id(self, text: str) -> DelayedId:
@@ -161,14 +161,16 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     @answering
     async def ReadSchedule(self, request: pb.ReadScheduleRequest) -> pb.ReadScheduleResponse:
         if _FILE.fullmatch(request.file) is None:
-            raise InvalidArgument(f"{request.file!r} is no file of a schedule: they are named as 20261121T130000Z.log, .idx or .done")
+            raise InvalidArgument(f"{request.file!r} is not a file of a schedule: names look like 20261121T130000Z.log, .idx or .done")
         if request.offset < 0:
-            raise InvalidArgument(f"a file is read from its byte 0 on, not from {request.offset}")
+            raise InvalidArgument(f"the offset in a file must be 0 or more, not {request.offset}")
         most = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         try:
             data = await asyncio.to_thread(self._files.read, request.file, request.offset, most)
         except FileNotFoundError:
-            raise InvalidArgument(f"there is no {request.file} (any more): describe the schedule again, and begin again") from None
+            raise InvalidArgument(
+                f"{request.file} does not exist or was deleted: describe the schedule again and restart the transfer"
+            ) from None
         return pb.ReadScheduleResponse(data=data)
 
 

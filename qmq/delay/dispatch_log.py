@@ -54,12 +54,12 @@ def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
     at = 0
     while at < len(data):
         if at + _HEAD.size > len(data):
-            raise CorruptBatch("a record's head is cut short")
+            raise CorruptBatch("the head of a record is incomplete")
         crc, kind, _, count, _ = _HEAD.unpack_from(data, at)
         size = 4 * count + (_TARGET.size * count if kind == DispatchMark.MOVED else 0)
         end = at + _HEAD.size + size + (-size & 7)
         if end > len(data) or crc32c(data[at + 4 : end]) != crc:
-            raise CorruptBatch("the checksum of a record does not hold")
+            raise CorruptBatch("the checksum of a record is wrong")
         yield end, _record(data, at + _HEAD.size, kind, count)
         at = end
 

@@ -111,7 +111,7 @@ class StorePlanLog:
         try:
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
         except (InvalidArgument, KeyError, ValueError) as failure:
-            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
+            log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
         else:
             self._seeds.add(message.place)
             self.custody.add(message.place)
@@ -125,7 +125,7 @@ class StorePlanLog:
                 return
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
         except (InvalidArgument, KeyError, ValueError) as failure:
-            log.error("recurring message %s has no next run: %r", message.message_id.hex(), failure)
+            log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
         else:
             self._writer.act(Recur(*message.place, due_ms))
 

@@ -48,7 +48,7 @@ def check(cron: str, zone: str) -> None:
     """Raises InvalidArgument, which says what is wrong: the expression, the zone, or that there is no such day, ever."""
     runs = _runs(cron, _ANY_START.astimezone(_zone(zone)))
     if next(runs, None) is None:
-        raise InvalidArgument(f"cron {cron!r} never runs: there is no such day in any year")
+        raise InvalidArgument(f"cron {cron!r} never runs: no year has such a day")
 
 
 def _runs(cron: str, after: datetime) -> CronSim:

@@ -342,7 +342,7 @@ class Schedule:
         try:
             return Pieces(batch.view.region), at
         except UNREADABLE as cause:  # its checksum holds, so all replicas pass it over
-            log.error("message %d of schedule/%s stays as it is: %r", place.ordinal, bucket.log.name, cause)
+            log.error("message %d of schedule/%s cannot be changed and stays as it is: %r", place.ordinal, bucket.log.name, cause)
             return None
 
     def _alias(self, message_id: bytes, place: SchedulePlace) -> None:
@@ -379,7 +379,9 @@ class Schedule:
         """One of "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
         mark = self._mark_of(place)
         if mark is None:
-            raise MessageNotFound(f"there is no message {place.ordinal} in bucket {name_of(place.bucket, self.bucket_ms)}, or no longer")
+            raise MessageNotFound(
+                f"there is no message {place.ordinal} in bucket {name_of(place.bucket, self.bucket_ms)}, or it was deleted"
+            )
         return mark.name.lower()
 
     def are_pending(self, places: Places) -> npt.NDArray[np.bool_]:
@@ -443,7 +445,7 @@ class Schedule:
         while place is not None and self._mark_of(place) is DispatchMark.MOVED:
             place = self._marked(place.bucket).moved_to(place.ordinal)
         if place is None or place.bucket not in self._buckets:
-            raise MessageNotFound(f"no delayed message {delayed} here: it never was, or its bucket is deleted")
+            raise MessageNotFound(f"no delayed message {delayed} here: it never existed, or its bucket is deleted")
         return place
 
     def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0) -> Iterator[DueMessage]:

@@ -92,9 +92,11 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
     except msgspec.ValidationError as cause:
         raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint") from cause
     if found.version != VERSION:
-        raise LogDamaged(f"the schedule is of version {found.version}, this program knows {VERSION}: use the one that wrote it")
+        raise LogDamaged(f"the schedule has version {found.version}, this program supports {VERSION}: use the program that wrote it")
     if bucket_ms not in (None, found.bucket_ms):
-        raise LogDamaged(f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: that is fixed when a delay group is founded")
+        raise LogDamaged(
+            f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: a delay group's bucket length is fixed when it is created"
+        )
     return found
 
 

@@ -108,7 +108,7 @@ class TimeWitnesses:
             try:
                 await self.look()
             except Exception:
-                log.exception("asking others for the time failed")
+                log.exception("asking the other machines for the time failed")
             await asyncio.sleep(self._timing.look_s)
 
     async def look(self) -> None:
@@ -142,8 +142,8 @@ class TimeWitnesses:
         keeper = self._clock.keeper
         step, (noticed, believed) = keeper.step, self._told
         if keeper.steps_believed > believed:
-            log.warning("the wall clock's step is believed: the time kept is %d ms since 1970 now", self._clock.time_ms())
+            log.warning("the wall clock's step was accepted: the delay server's time is now %d ms since 1970", self._clock.time_ms())
         if step is not None and step.noticed_boot_ms != noticed:
-            why = "others say that it is wrong" if step.is_denied else "not believed yet"
-            log.warning("the wall clock is %+d ms from the time kept here: %s", step.size_ms, why)
+            why = "other machines say that the wall clock is wrong" if step.is_denied else "not accepted yet"
+            log.warning("the wall clock differs by %+d ms from the delay server's time: %s", step.size_ms, why)
         self._told = (step.noticed_boot_ms if step is not None else 0, keeper.steps_believed)

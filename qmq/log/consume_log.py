@@ -181,7 +181,7 @@ class ConsumeLog:
         return data
 
     def _damaged(self, number: int, how: str) -> LogDamaged:
-        return LogDamaged(f"consume log {self._file(number).name} {how}: restart the broker, it will be rebuilt")
+        return LogDamaged(f"consume log {self._file(number).name} {how}: restart the broker to rebuild it")
 
     @property
     def _bad_mark(self) -> Path:

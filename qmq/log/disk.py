@@ -89,7 +89,7 @@ class Disk:
         cuts = [at, *range(at - at % BLOCK_BYTES + BLOCK_BYTES, end, BLOCK_BYTES), end]
         before = self.unreadable
         data = b"".join([self._read_block(fd, following - begin, begin) for begin, following in pairwise(cuts) if following > begin])
-        log.warning("the disk could not read %d blocks in %d bytes of a file from byte %d on (EIO)", self.unreadable - before, size, at)
+        log.warning("the disk could not read %d blocks of the %d bytes of a file from byte %d on (EIO)", self.unreadable - before, size, at)
         return data
 
     def _read_block(self, fd: int, size: int, at: int) -> bytes:
@@ -120,7 +120,7 @@ class Disk:
         try:
             os.fdatasync(fd)
         except OSError as cause:
-            raise FlushFailed(f"fdatasync failed: {cause}; this log stops, restart to recover") from cause
+            raise FlushFailed(f"fdatasync failed: {cause}; the broker stops, restart it to recover") from cause
 
     def sync_folder(self, folder: Path) -> None:
         """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises FlushFailed."""
@@ -159,7 +159,7 @@ class Disk:
 
 def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in _NO_SPACE:
-        return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some, or shorten retention")
+        return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention")
     if cause.errno in SHORT_OF:  # it passes, as a full disk does: what needs the file is refused, and tried again
         return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
     return cause

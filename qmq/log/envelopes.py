@@ -59,7 +59,7 @@ def unwrap(region: bytes) -> bytes:
     """The payload that `wrap` put in. Raises CorruptBatch."""
     size: int = _PAYLOAD.unpack_from(region)[0]
     if size > len(region) - _PAYLOAD.size:
-        raise CorruptBatch("the payload is longer than its entry")
+        raise CorruptBatch("the payload does not fit into its entry")
     return region[_PAYLOAD.size : _PAYLOAD.size + size]
 
 
@@ -109,9 +109,9 @@ def _entry(window: ReadWindow, position: int) -> Entry:
     envelope = parse_envelope(window.read(position, ENVELOPE_BYTES))
     region = window.read(position + ENVELOPE_BYTES, envelope.total_bytes - ENVELOPE_BYTES)
     if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
-        raise CorruptBatch("the entry is cut short")
+        raise CorruptBatch("the entry is incomplete")
     if crc32c(region) != envelope.region_crc:
-        raise CorruptBatch("the checksum of the region does not hold")
+        raise CorruptBatch("the checksum of the region is wrong")
     return Entry(position, envelope, region)
 
 
@@ -158,8 +158,8 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
-        f"was flushed, so acknowledged entries are hurt. Nothing was cut. Restore the segment from a copy; "
-        f"`qmq log dump` shows what is whole",
+        f"was flushed, so acknowledged entries are damaged. Nothing was cut. Restore the segment from a copy; "
+        f"`qmq log dump` shows the intact entries",
         log=log,
         position=bad,
     )
@@ -169,9 +169,9 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
     """The error for a tail that the disk cannot read: no torn write leaves that."""
     base = segments.base_of(bad)
     return LogDamaged(
-        f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so nobody can say "
-        f"whether acknowledged entries are hurt. Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
-        f"`qmq log dump` shows what is whole",
+        f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so it is unknown "
+        f"whether acknowledged entries are damaged. Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
+        f"`qmq log dump` shows the intact entries",
         log=log,
         position=bad,
     )

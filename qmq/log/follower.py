@@ -58,10 +58,10 @@ def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
     at = 0
     while at < len(data):
         if at + _RUN_HEAD_BYTES > len(data):
-            raise CorruptBatch("a run's head is cut short")
+            raise CorruptBatch("the head of a run is incomplete")
         log, size, base, position = _RUN.unpack_from(data, at)
         if _CRC.unpack_from(data, at + _RUN.size)[0] != crc32c(bytes(data[at : at + _RUN.size])):
-            raise CorruptBatch("the checksum of a run's head does not hold")
+            raise CorruptBatch("the checksum of a run's head is wrong")
         at += _RUN_HEAD_BYTES
         if log > ACTIONS or not size or at + size > len(data) or position < base:
             raise CorruptBatch(f"a run of {size} bytes at {position} of log {log} cannot be")
@@ -78,7 +78,7 @@ def entries_of(run: WriteRun) -> list[PendingEntry]:
     while at < len(data):
         envelope = parse_envelope(data, at)
         if envelope.kind not in _KINDS[run.log]:
-            raise CorruptBatch(f"an entry of kind {envelope.kind} does not belong into log {run.log}")
+            raise CorruptBatch(f"an entry of kind {envelope.kind} does not belong in log {run.log}")
         region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
         if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
             raise CorruptBatch("a run ends within an entry")

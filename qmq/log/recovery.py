@@ -122,8 +122,8 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
         if segments.end < position:
             raise LogDamaged(
                 f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up to {position} when the last "
-                "checkpoint was written: its end is missing. Restore the segment from a copy; or, to go on without what "
-                "is lost, delete the checkpoint folder"
+                "checkpoint was written: its end is missing. Restore the segment from a copy; or, to continue without "
+                "the lost entries, delete the checkpoint folder"
             )
 
 

@@ -71,7 +71,7 @@ class Retention:
             try:
                 position = self._forget(queue, before_ms, config.retention_bytes, floor)
             except (LogDamaged, OSError) as damage:
-                self._failed("the consume log of %s: %s", queue.id, damage)
+                self._failed("reading the consume log of %s failed: %s", queue.id, damage)
                 position = _surely_taken(store, before_ms, floor)
             kept_from = min(kept_from, position)
             if self._firsts.get(queue) is not known or count % QUEUES_AT_ONCE == 0:
@@ -94,7 +94,7 @@ class Retention:
             try:
                 self.store.disk.delete(path)
             except OSError as cause:
-                self._failed("%s cannot be deleted, it is tried again: %s", path, cause)
+                self._failed("deleting %s failed, it will be tried again: %s", path, cause)
                 left.append(path)
         count = len(self.deletable) - len(left)
         self.deletable = left
@@ -135,7 +135,7 @@ class Retention:
                     self.dropped += index.drop_before(index.find_position(start))
             except (LogDamaged, OSError) as damage:
                 is_complete = False
-                self._failed("the consume log of %s: %s", queue.id, damage)
+                self._failed("reading the consume log of %s failed: %s", queue.id, damage)
             yield
         if is_complete:
             self._index_start = start

@@ -139,7 +139,7 @@ class _Walk:
         envelope = parse_envelope(self._bytes(ENVELOPE_BYTES))
         data = self._bytes(envelope.total_bytes)
         if len(data) < envelope.total_bytes:
-            raise CorruptBatch("the entry is cut short")
+            raise CorruptBatch("the entry is incomplete")
         check_region(data[ENVELOPE_BYTES:], envelope.region_crc)
         return envelope.total_bytes
 

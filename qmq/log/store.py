@@ -306,7 +306,7 @@ class Store:
             self._free_checked_at = self.messages.end
         if self._free_bytes < size:
             raise DiskFull(
-                f"the broker's disk has less than {self.config.disk_free_bytes_min} bytes to spare, kept for "
+                f"the broker's disk has less than {self.config.disk_free_bytes_min} bytes free, which it reserves for "
                 "acknowledgements: free some space, or shorten retention"
             )
 
@@ -471,7 +471,7 @@ class Store:
             check_region(region, found.region_crc)
         except CorruptBatch as cause:
             where = f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk ({cause.message})"
-            text = f"{where}; to go on behind them: qmq group reset --to {entry.next_sequence}"
+            text = f"{where}; to continue after them: qmq group reset --to {entry.next_sequence}"
             raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
         return envelope, region
 

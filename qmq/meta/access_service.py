@@ -96,7 +96,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         rule = self._rule_of(request.rule)
         state = self._access.state
         if len(state.rules) >= RULES_MAX and rule.id not in state.rules:
-            raise InvalidArgument(f"there are {RULES_MAX} rules already: write fewer ones, with patterns and roles")
+            raise InvalidArgument(f"there are already {RULES_MAX} rules, the limit: replace rules by patterns and roles")
         self._require_way_back(RuleBook({**state.rules, rule.id: rule}, state.roles))
         await self._swap(rule_key(rule.id), lambda _: encode_rule(rule))
         return _rule_message(rule)
@@ -139,7 +139,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             self._require_way_back(state.book, mode)
             if addresses := self._open_links():
                 raise InvalidArgument(
-                    f"servers could not prove to {addresses[0]} who they are: enforce rules on one machine, or with TLS between machines"
+                    f"servers could not authenticate to {addresses[0]}: rules can be enforced on one machine, or with TLS between machines"
                 )
         await ensure_server_token(self._store)
         before, caller = state.mode, CALLER.get()
@@ -160,9 +160,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def CreateToken(self, request: pb.CreateTokenRequest) -> pb.CreateTokenResponse:
         now_ms = self._clock.time_ms()
         if request.ends_ms and request.ends_ms <= now_ms:
-            raise InvalidArgument("a token ends in the future, or never")
+            raise InvalidArgument("a token's end must be in the future; give none for a token without an end")
         if len(self._access.state.tokens) >= TOKENS_MAX:
-            raise InvalidArgument(f"there are {TOKENS_MAX} tokens already: remove those that nobody uses")
+            raise InvalidArgument(f"there are already {TOKENS_MAX} tokens, the limit: revoke unused tokens")
         by = str(CALLER.get().principal)
         made = new_token(Principal.parse(request.principal), by=by, now_ms=now_ms, ends_ms=request.ends_ms)
         await self._swap(token_key(made.record.id), lambda _: encode_token(made.record))
@@ -171,7 +171,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
     @answering
     async def DeleteTokens(self, request: pb.DeleteTokensRequest) -> pb.DeleteTokensResponse:
         if bool(request.id) is bool(request.principal):
-            raise InvalidArgument("say which token: its id, or whose")
+            raise InvalidArgument("name the token by its id or its principal")
         tokens = self._access.state.tokens.values()
         found = sorted(each.id for each in tokens if each.id == request.id or str(each.principal) == request.principal)
         if not found:
@@ -207,7 +207,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
         if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may_administer(CALLER.get(), book):
             who = CALLER.get().principal
             raise InvalidArgument(
-                f"then {who} could not administer the cluster any more: `qmq acl allow PRINCIPAL administer cluster` for yourself first,"
+                f"after this change {who} could no longer administer the cluster: "
+                "`qmq acl allow PRINCIPAL administer cluster` for yourself first,"
                 " or start the servers with --admins PRINCIPAL"
             )
 
@@ -221,7 +222,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             condition = absent(key) if item is None else unchanged(item)
             if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
                 return
-        raise RouteConflict(f"others keep changing {key}: try again")
+        raise RouteConflict(f"{key} changed at the same time: try again")
 
 
 def operation_of(text: str) -> Operation:

@@ -94,7 +94,7 @@ class Brokers:
         """
         master = self._view.group(group).master
         if master is None:
-            raise NotConnected(f"broker group {group!r} has no master just now: try again soon, or see `qmq cluster status`")
+            raise NotConnected(f"broker group {group!r} has no master at the moment: try again soon, or see `qmq cluster status`")
         try:
             return await self.ask(master.control_address, method, request, timeout_s)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:

@@ -60,7 +60,7 @@ class ClusterCatalog:
         """A subject that exists. Raises UnknownSubject, InvalidName; CoordinationUnavailable if nobody can tell."""
         found = await self._find(name)
         if found is None:
-            raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+            raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
         return found
 
     async def _find(self, name: str) -> SubjectConfig | None:
@@ -75,7 +75,7 @@ class ClusterCatalog:
                     await self._view.fetch(key)
             except TimeoutError:
                 raise CoordinationUnavailable(
-                    f"subject {name!r} is not known here, and the coordination store does not say whether it exists; nothing was changed"
+                    f"subject {name!r} is not known here, and the coordination store does not answer whether it exists; nothing was changed"
                 ) from None
             found = self._view.subject(name)
         return found
@@ -94,7 +94,8 @@ class ClusterCatalog:
         routes = self._routes(config.former_groups, self.hosts(config))
         if not routes:
             raise NotConnected(
-                f"none of subject {name!r}'s broker groups has a master just now ({', '.join(self.hosts(config)) or 'no group is known'})"
+                f"none of subject {name!r}'s broker groups has a master at the moment "
+                f"({', '.join(self.hosts(config)) or 'no group is known'})"
             )
         return config, routes
 
@@ -104,7 +105,9 @@ class ClusterCatalog:
         known = self._routes((), self.delay_groups())
         if not known:
             names = ", ".join(self.delay_groups())
-            raise NotConnected(f"no delay group has a master just now ({names})" if names else "there is no delay group: start `qmq delay`")
+            raise NotConnected(
+                f"no delay group has a master at the moment ({names})" if names else "there is no delay group: start `qmq delay`"
+            )
         served = {route.broker_group for route in known}
         # Those without a master are named too: an ordered subject's messages wait for the one where they belong.
         return known + [
@@ -144,7 +147,7 @@ class ClusterCatalog:
         NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
         """
         if is_dead_letters(config.name):
-            raise InvalidArgument(f"{config.name!r} is a dead-letter queue: it is there, and made by brokers")
+            raise InvalidArgument(f"{config.name!r} is a dead-letter queue: brokers create it themselves")
         if self._view.subject(config.name) is None:
             require_room_for(self._view.access.quotas.values(), config.name, (each.name for each in self._view.subjects()))
         is_placed = bool(config.groups)
@@ -156,7 +159,9 @@ class ClusterCatalog:
         if config.order is not Order.NONE:
             return await self._create_ordered(config, partitions, is_placed=is_placed)
         if partitions:
-            raise InvalidArgument(f"subject {config.name!r} is not ordered, so it has no partitions: leave them out, or give it an order")
+            raise InvalidArgument(
+                f"subject {config.name!r} is not ordered, so it has no partitions: leave out the partitions, or give the subject an order"
+            )
         made = await self._catalog.create(config, is_placed=is_placed)
         await self._read_back(subject_key(config.name))
         return made
@@ -174,7 +179,7 @@ class ClusterCatalog:
         there = (await self.learn_route(config.name)).routes[1]
         if len(there.partitions) != partitions:
             raise SubjectExists(
-                f"subject {config.name!r} is there, and its first route has {len(there.partitions)} partitions, not {partitions}: "
+                f"subject {config.name!r} exists, and its first route has {len(there.partitions)} partitions, not {partitions}: "
                 "split or merge them, or choose another name"
             )
         return made
@@ -195,7 +200,7 @@ class ClusterCatalog:
                     await self._view.fetch(route_key(name, version))
         state = self._view.ordered(name)
         if state is None or state.route is None or 1 not in state.routes:
-            raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read: try again soon")
+            raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read at the moment: try again soon")
         return state
 
     async def _read_back(self, key: str) -> None:

@@ -39,7 +39,7 @@ class Delays:
             await self._look(self._view.fetch(group_key(group, "delay")))
         groups = await self._require_groups()
         if group not in groups:
-            raise InvalidArgument(f"{request.id} is of delay group {group!r}, and there is none of that name, but {', '.join(groups)}")
+            raise InvalidArgument(f"{request.id} belongs to delay group {group!r}, which does not exist; there are {', '.join(groups)}")
         found: pb.DelayedMessage = await self._brokers.ask_master(group, method, request, is_change=method != "ShowDelayed")
         return found
 

@@ -78,9 +78,9 @@ class Deletion:
                     if found is not None and name in self._view.deleting():
                         await self._carry_on(found)
                 except QmqError as failure:
-                    log.warning("subject %s is not deleted yet: %s", name, failure)
+                    log.warning("deleting subject %s failed, it will be tried again: %s", name, failure)
                 except Exception:
-                    log.exception("subject %s is not deleted yet", name)
+                    log.exception("deleting subject %s failed, it will be tried again", name)
 
     async def _carry_on(self, record: KeyValue) -> int:
         """Drop and forget a subject whose record is marked."""
@@ -88,7 +88,7 @@ class Deletion:
         await self._view.refresh()  # all of its routes, and all broker groups
         known = set(self._cluster.group_names())
         hosts = sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known)
-        queues = await self._drop(config.name, tuple(hosts), "it is in no listing any more, and the rest is done when they are back")
+        queues = await self._drop(config.name, tuple(hosts), "it is in no listing, and the rest is done when these broker groups are back")
         await self._forget(config.name, record)
         log.info("subject %s is deleted", config.name)
         return queues
@@ -98,7 +98,7 @@ class Deletion:
         for tries_left in reversed(range(HEARD_TRIES)):
             try:
                 answers = await self._brokers.ask_masters(hosts, "DropSubject", request, is_change=True)
-                answers.require_all(f"{subject!r} is not wholly deleted yet; {then}")
+                answers.require_all(f"{subject!r} is not completely deleted yet; {then}")
                 return sum(answer.queues for answer in answers.complete())
             except Overloaded:
                 if not tries_left:

@@ -47,7 +47,7 @@ class DeliveryService:
         """
         change = _change_of(request).check()
         if request.clears == (change != SettingsRecord()):
-            raise InvalidArgument("say what to set: attempts_max, retry_delays_ms, or both; or clear them, and set nothing")
+            raise InvalidArgument("give a setting: attempts_max, retry_delays_ms, or both; or clear them without setting any")
         if change.attempts_max is not None and is_dead_letters(request.subject):
             raise InvalidArgument(f"messages of {request.subject!r} never die again: a dead-letter queue has no attempts_max")
         key = settings_key(request.subject, request.group)
@@ -94,8 +94,7 @@ class DeliveryService:
         config = await self._find(subject)
         if config is not None and config.order is not Order.NONE:
             raise OrderMismatch(
-                f"subject {subject!r} is ordered: how its messages are tried again is each consumer's (mq.ordered_consumer: attempts_max,"
-                " retry_delays_s)"
+                f"subject {subject!r} is ordered: each consumer sets its own retries (mq.ordered_consumer: attempts_max, retry_delays_s)"
             )
 
     async def _find(self, subject: str) -> SubjectConfig | None:
@@ -179,7 +178,7 @@ def _whom_of(pause: pb.Pause) -> Whom:
         kind = PauseKind(pause.kind)
     except ValueError:
         known = ", ".join(each.value for each in PauseKind)
-        raise InvalidArgument(f"what is paused is one of {known}, not {pause.kind!r}") from None
+        raise InvalidArgument(f"the kind of a pause is one of {known}, not {pause.kind!r}") from None
     return Whom(kind, pause.subject, pause.group, pause.name).check()
 
 

@@ -137,7 +137,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
         known.complete()
         if request.HasField("sequence") and len(known.found) > 1:
-            raise InvalidArgument(f"a sequence counts on one broker group, not on {', '.join(known.found)}: name one, or give a time")
+            raise InvalidArgument(f"a sequence belongs to one broker group, not to {', '.join(known.found)}: name one, or give a time")
         answers = await self._brokers.ask_masters(hosts, "ResetGroup", request, absent=(UnknownGroup, UnknownSubject), is_change=True)
         answers.require_all(f"moved on {', '.join(answers.found)}, but not everywhere: reset again" if answers.found else "")
         return control.ResetGroupResponse(moved=[moved for answer in answers.complete() for moved in answer.moved])
@@ -153,7 +153,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
         consumers = sorted({each.name for answer in known.complete() for group in answer.groups for each in group.consumers})
         if consumers:
-            raise InvalidArgument(f"group {request.group!r} has consumers on {subject!r}, stop them first: {', '.join(consumers)}")
+            raise InvalidArgument(f"group {request.group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}")
         answers = await self._brokers.ask_masters(hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True)
         answers.require_all(f"deleted on {', '.join(answers.found)}, but not everywhere: delete again" if answers.found else "")
         return control.DeleteGroupResponse(queues=sum(answer.queues for answer in answers.complete()))
@@ -169,7 +169,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             found: control.FindMessageResponse = answer
             return found
         answers.require_all(f"not on {', '.join(answers.absent)}" if answers.absent else "")
-        raise MessageNotFound(f"no kept message of {request.subject!r} has the id {request.message_id}: retention may have taken it")
+        raise MessageNotFound(
+            f"no kept message of {request.subject!r} has the id {request.message_id}: it was never stored, or retention deleted it"
+        )
 
     @answering
     async def TraceMessage(self, request: control.TraceMessageRequest) -> control.TraceMessageResponse:

@@ -160,8 +160,8 @@ class MetricsServer:
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))
         except Exception:
-            log.exception("the metrics could not be read")
-            return HttpAnswer("500 Internal Server Error", _TEXT, [b"the metrics could not be read; the log says why\n"])
+            log.exception("reading the metrics failed")
+            return HttpAnswer("500 Internal Server Error", _TEXT, [b"reading the metrics failed; see the log\n"])
         return HttpAnswer("200 OK", content_type, body)
 
 

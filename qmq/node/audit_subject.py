@@ -87,7 +87,7 @@ class AuditSubject:
                         producer = Producer(links, ProducerIdentity(), self._subject, delivery_timeout_s=30.0)
                     await self._send(producer)
                 except QmqError as failure:
-                    log.warning("the audit log does not reach subject %r: %s", self._subject, failure)
+                    log.warning("the audit log cannot be written to subject %r, trying again: %s", self._subject, failure)
                     await asyncio.sleep(PAUSE_S)
                     self._news.set()
         finally:

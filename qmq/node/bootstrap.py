@@ -38,9 +38,9 @@ def check_settings(settings: DelaySettings) -> DelaySettings:
     """Raises InvalidArgument if no delay group can have these."""
     bucket, most = settings.bucket_ms, settings.delay_ms_max
     if not BUCKET_MS_MIN <= bucket <= DAY_MS or DAY_MS % bucket:
-        raise InvalidArgument(f"a bucket holds 5 minutes to 24 hours, of which a day has a whole number, not {_minutes(bucket)} minutes")
+        raise InvalidArgument(f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes")
     if not 0 < most <= YEARS_MAX * 366 * DAY_MS:
-        raise InvalidArgument(f"the longest delay is more than nothing and at most {YEARS_MAX} years, not {_days(most)} days")
+        raise InvalidArgument(f"the longest delay must be above 0 and at most {YEARS_MAX} years, not {_days(most)} days")
     return settings
 
 
@@ -53,8 +53,8 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
     if wanted is None:
         raise InvalidArgument(f"{group} is a delay group: start its replicas with `qmq delay`, or choose another --group for `qmq broker`")
     raise InvalidArgument(
-        f"delay group {group} was founded with {_named(found)}, and this replica was started with {_named(wanted)}: all replicas "
-        "must agree, for ever. Start it with the group's settings, or found another group"
+        f"delay group {group} was created with {_named(found)}, but this replica was started with {_named(wanted)}: all replicas "
+        "of a group need the same settings. Start it with the group's settings, or create another group"
     )
 
 
@@ -106,7 +106,9 @@ def check_folder(data: Path, group: str, wanted: DelaySettings | None) -> None:
     try:
         settings = DelaySettings.decode(path.read_bytes())
     except (ValueError, TypeError, AttributeError) as cause:
-        raise LogDamaged(f"{path.name} cannot be read ({cause}): it holds what the delay group was founded with") from cause
+        raise LogDamaged(
+            f"{path.name} cannot be read ({cause}): this file holds the settings with which the delay group was created"
+        ) from cause
     check_kind(group, settings, wanted)
 
 

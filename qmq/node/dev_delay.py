@@ -62,7 +62,7 @@ class DelayPart:
         store = open_store(folder, log, self.clock, disk=disk, progress=progress, projection=schedule)
         if not schedule.is_whole:
             store.close()
-            raise LogDamaged(f"{folder}: the checkpoints are gone, and the log does not reach back to the beginning: restore a copy")
+            raise LogDamaged(f"{folder}: the checkpoints are missing, and the log no longer reaches back to the beginning: restore a copy")
         self._locator = ViewLocator(coordination, view, network)
 
         def make_broker(make_parts: MakeParts) -> DelayBroker:

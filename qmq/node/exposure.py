@@ -52,4 +52,4 @@ def require_guarded(host: str, is_insecure: bool, etcd: EtcdOptions | None = Non
     for what, remedy in weaknesses(host, etcd, tls):
         if not is_insecure:
             raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")
-        log.warning("insecure: %s; let only a private network reach this process (docs/SECURITY.md)", what)
+        log.warning("insecure: %s; allow only a private network to reach this process (docs/SECURITY.md)", what)

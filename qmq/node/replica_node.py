@@ -177,7 +177,7 @@ class ReplicaNode:
                 await self.view.start()
                 return
             except Exception as failure:
-                log.warning("the coordination store cannot be listed, trying again in %.1f s: %s", pause_s, failure)
+                log.warning("reading the coordination store failed, trying again in %.1f s: %s", pause_s, failure)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, timing.view_retry_s_max)
 
@@ -208,7 +208,10 @@ class ReplicaNode:
             except LogDamaged as damage:
                 if damage.position < 0 or not await self._mend_folder(folder, damage):
                     raise
-        raise LogDamaged(f"{folder} has more than {MEND_TRIES} damaged entries: move it away, and it comes back from the others")
+        raise LogDamaged(
+            f"{folder} has more than {MEND_TRIES} damaged entries: move the folder away and start again; "
+            "the replica copies the data from the others"
+        )
 
     def _open_store(self, until: int | None = None) -> Store:
         return open_store(
@@ -229,7 +232,7 @@ class ReplicaNode:
         if is_new and epoch:
             is_whole, promised = False, epoch
         if past.is_whole and not is_whole:
-            log.warning("this replica may lack what it acknowledged: it has no say before it has caught up with a master")
+            log.warning("this replica may lack entries that it acknowledged: it does not vote until it has caught up with a master")
         self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)
         self.save(self._identity)
 
@@ -275,7 +278,7 @@ class ReplicaNode:
                 await self._registration.start()
                 return
             except (CoordinationError, DiskFull) as failure:
-                log.warning("not registered yet: %s", failure)
+                log.warning("registering this replica failed, trying again: %s", failure)
                 await asyncio.sleep(1)
 
     # --- by kind -------------------------------------------------------------------------------------------------------

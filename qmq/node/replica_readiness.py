@@ -20,7 +20,7 @@ def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Read
     if core.role is Role.MASTER:
         return Readiness(is_serving, "master" if is_serving else "master: it does not serve yet")
     if core.role is not Role.SLAVE or not core.hears_master():
-        return Readiness(False, f"{core.role.value}: no master is heard")
+        return Readiness(False, f"{core.role.value}: it hears no master")
     if not core.may_count:
-        return Readiness(False, "slave: it may lack what it acknowledged, and catches up with its master")
+        return Readiness(False, "slave: it may lack entries that it acknowledged, and is catching up with its master")
     return Readiness(True, "slave")

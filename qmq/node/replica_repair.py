@@ -78,7 +78,7 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
                 break
     except CorruptBatch as cause:
         if not found:
-            raise LogDamaged(f"this replica has damage there as well: {cause.message}", log=number, position=position) from cause
+            raise LogDamaged(f"this replica is damaged there as well: {cause.message}", log=number, position=position) from cause
     return b"".join(found)
 
 
@@ -117,9 +117,14 @@ async def ask(
                     if fits(donor.data):
                         return donor.data
             except grpc.RpcError as cause:
-                log.warning("replica %s cannot mend %d: %s", name, damage.position, typed_error(cause, address))
+                log.warning("replica %s cannot repair the damage at %d: %s", name, damage.position, typed_error(cause, address))
             else:
-                log.warning("what replica %s has at %d of the %s log does not fit here", name, damage.position, _NAMES[damage.log])
+                log.warning(
+                    "the entries of replica %s at %d of the %s log belong to another history and cannot repair this log",
+                    name,
+                    damage.position,
+                    _NAMES[damage.log],
+                )
     return None
 
 
@@ -208,9 +213,9 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
             begin = (entries := list(part))[0].position - damage.position
             segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
     except OSError as cause:  # nothing was promised that is not promised already: what serves goes on, and it is tried again
-        log.error("%d bytes of the %s log at %d cannot be written again: %s", size, _NAMES[damage.log], damage.position, cause)
+        log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, _NAMES[damage.log], damage.position, cause)
         return False
-    log.warning("mended %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
+    log.warning("repaired %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
     return True
 
 
@@ -305,7 +310,7 @@ class BackgroundRepair:
             self._fatal(failure)
             return
         if not is_mended and store is self._broker.store:
-            log.error("no other replica could mend it, or there was nothing to mend: %s", damage)
+            log.error("no other replica could repair this damage, or it was already repaired: %s", damage)
             await asyncio.sleep(1)
         self._broker.resume()
 

@@ -70,7 +70,7 @@ class ReplicaStatus:
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
         if self._driver.is_opening:
-            raise Unavailable(f"{self._broker.config.name} is opening its log anew: try again in a moment")
+            raise Unavailable(f"{self._broker.config.name} is reopening its log: try again in a moment")
         return replica_repair.read_log(self._broker.store, log, position, bytes_max)
 
     # --- handing over --------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class ReplicaStatus:
         """Let a replica join (as a learner; it becomes a voter by itself) or leave. Raises NotMaster, InvalidArgument, Unavailable."""
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
-            raise InvalidArgument("say which replica to add, or which to remove")
+            raise InvalidArgument("name the replica to add or to remove")
         before = driver.core.membership
         after = before.with_learner(check_name("replica", add)) if add else before.without(remove)
         driver.act(lambda _: leader.propose(after))
@@ -113,7 +113,7 @@ class ReplicaStatus:
             async with asyncio.timeout(CHANGE_S):
                 while driver.core.membership.version < after.version:
                     if driver.core.leader is not leader:
-                        raise NotMaster("the mastership was lost meanwhile: look whether the change was made, then ask again")
+                        raise NotMaster("the mastership was lost during the change: check whether the change was made, then ask again")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise Unavailable("the coordination store did not take the change in time: it may still be made") from None

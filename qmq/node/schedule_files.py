@@ -28,7 +28,7 @@ class ReplicaScheduleFiles:
     def describe(self) -> tuple[bytes, int]:
         """(the projection's state as MessagePack, the index it is of). Raises NotConnected."""
         if not self._is_ready():
-            raise NotConnected("this replica has no schedule itself yet: ask another one")
+            raise NotConnected("this replica has no schedule yet: ask another one")
         try:
             found = checkpoints.load(self._store / "checkpoint")
         except OSError as cause:

@@ -162,7 +162,7 @@ class ScheduleTransfer:
     async def _run(self) -> None:
         if self._taker.has_schedule:
             return
-        log.warning("this replica has no schedule: it is fetched from another one, and until then it serves nobody")
+        log.warning("this replica has no schedule: it fetches one from another replica, and does not serve until then")
         while not await self._fetch_from_any():  # noqa: ASYNC110 - others must come
             await asyncio.sleep(self._timing.schedule_retry_s)
 
@@ -172,9 +172,9 @@ class ScheduleTransfer:
                 try:
                     await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
                 except grpc.RpcError as cause:
-                    log.warning("replica %s does not give its schedule: %s", name, typed_error(cause, address))
+                    log.warning("fetching the schedule from replica %s failed: %s", name, typed_error(cause, address))
                 except (DiskFull, LogDamaged, Unavailable) as failure:
-                    log.warning("the schedule could not be taken from replica %s: %s", name, failure)
+                    log.warning("storing the schedule of replica %s failed: %s", name, failure)
                 else:
                     return True
         return False
@@ -188,7 +188,7 @@ class ScheduleTransfer:
         while self._taker.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
             await asyncio.sleep(self._timing.schedule_poll_s)
         self._adopt(told.state)
-        log.warning("the schedule of replica %s as of index %d was taken over", name, told.index)
+        log.warning("this replica now uses the schedule of replica %s as of index %d", name, told.index)
 
     async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:
         aside = self._store / ASIDE
@@ -235,7 +235,7 @@ class ScheduleTransfer:
                         await taker.hand_over(name)
                         return
                     except QmqError as failure:
-                        log.warning("replica %s has its schedule and does not take over: %s", name, failure)
+                        log.warning("replica %s has its schedule but did not take over the mastership: %s", name, failure)
             await asyncio.sleep(self._timing.schedule_give_s)
 
     async def _has_schedule(self, address: str) -> bool:

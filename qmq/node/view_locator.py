@@ -42,7 +42,7 @@ class ViewLocator:
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
-            raise NotConnected(f"where {subject!r} is cannot be said just now: {cause}") from cause
+            raise NotConnected(f"the broker groups of {subject!r} are not known at the moment: {cause}") from cause
         return Placement([SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found], ordering)
 
     async def _ordering(self, config: SubjectConfig) -> Ordering | None:

@@ -89,5 +89,7 @@ class WriteLease:
             self._broker.require_serving()
             queue = self._broker.store.open_queue(subject, int(number))
             if queue.sealed is None:
-                log.warning("%s was fenced while this group was out of reach: closing it for change %s", queue.id, fence.change_id)
+                log.warning(
+                    "%s was fenced while this broker group was unreachable: sealing it now for change %s", queue.id, fence.change_id
+                )
                 self._broker.seal(queue, fence.change_id, fence.to_version)

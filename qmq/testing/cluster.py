@@ -106,7 +106,7 @@ class TestCluster:
     async def __aenter__(self) -> TestCluster:
         """Start, and wait until each group has a master. A cluster is entered once."""
         if self._ending is not None:
-            raise InvalidArgument("a TestCluster is entered once: make another one")
+            raise InvalidArgument("a TestCluster can be entered only once: make another one")
         async with contextlib.AsyncExitStack() as stack:
             await self._start(stack)
             self._ending = stack.pop_all()
@@ -163,7 +163,7 @@ class TestCluster:
         try:
             await asyncio.wait_for(client.close(), CLOSE_S)
         except TimeoutError:
-            log.info("a client had something left that it could not send, or give back, in %s s", CLOSE_S)
+            log.info("a client could not send or give back all of its messages within %s s", CLOSE_S)
 
     async def _kill_all(self) -> None:
         if await self._is_alone():
@@ -185,7 +185,7 @@ class TestCluster:
     def clock(self) -> VirtualClock:
         """The clock that it was made with. Raises InvalidArgument if there was none."""
         if self._virtual is None:
-            raise InvalidArgument("this cluster goes by the machine's clock, which nobody moves: TestCluster(clock=virtual())")
+            raise InvalidArgument("this cluster uses the machine's clock, which cannot be moved: use TestCluster(clock=virtual())")
         return self._virtual
 
     @property
@@ -212,7 +212,7 @@ class TestCluster:
         """
         self._require_running()
         if at in (META, COORDINATION) or "/" in at:
-            raise InvalidArgument(f"no client runs at {at!r}: name a broker's machine, or one that is not there yet")
+            raise InvalidArgument(f"no client can run at {at!r}: name a broker's machine, or a new machine")
         if at and at not in (*self._machines, *self._strangers, CLIENTS):
             self._strangers.append(at)
         network: Network = self._parties.door(at or CLIENTS)
@@ -226,7 +226,7 @@ class TestCluster:
         """The master of a group, which may be left out if there is one broker group. Raises NotConnected if there is none just now."""
         serving = [each for each in self._replicas(self._group(group)) if each.is_serving]
         if not serving:
-            raise NotConnected(f"{self._group(group)} has no master just now: `await cluster.until_master()`")
+            raise NotConnected(f"{self._group(group)} has no master at the moment: `await cluster.until_master()`")
         return max(serving, key=lambda each: each.epoch).name
 
     async def until_master(self, group: str = "", *, other_than: str = "") -> str:
@@ -255,7 +255,7 @@ class TestCluster:
         self._require_running()
         brokers = [each for each in self._shape if each != DELAY]
         if not group and len(brokers) > 1:
-            raise InvalidArgument(f"say of which group: {', '.join(self._shape)}")
+            raise InvalidArgument(f"name the group: {', '.join(self._shape)}")
         if group and group not in self._shape:
             raise InvalidArgument(f"there is no group {group!r}: there are {', '.join(self._shape)}")
         return group or brokers[0]
@@ -274,7 +274,7 @@ class TestCluster:
 
     def _require_running(self) -> None:
         if not self._machines:
-            raise InvalidArgument("this cluster has not begun: `async with TestCluster() as cluster`")
+            raise InvalidArgument("this cluster is not started: use `async with TestCluster() as cluster`")
 
     # --- faults --------------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class TestCluster:
         """
         machine = self.machine(name)
         if not machine.is_running:
-            raise InvalidArgument(f"{name} does not run: `await cluster.restart({name!r})` first")
+            raise InvalidArgument(f"{name} is not running: `await cluster.restart({name!r})` first")
         await machine.kill()
 
     async def restart(self, name: str) -> None:

@@ -223,7 +223,7 @@ class FrameReader:
 
     def _refuse(self, length: int, kind: int, flags: int) -> None:
         raise ProtocolViolation(
-            f"no frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "
+            f"not a frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "
             "is this the data port of a QMQ broker, and the peer a QMQ client?"
         )
 

@@ -357,7 +357,7 @@ def unpack_lane_delivery(payload: memoryview | bytes) -> tuple[LaneDelivery, int
         start = _LANE_DELIVERY.size + count * _RANGE.size
         ranges = [Range(*each) for each in _RANGE.iter_unpack(payload[_LANE_DELIVERY.size : start])]
     except error:
-        raise ProtocolViolation("LANE_MESSAGES is cut short") from None
+        raise ProtocolViolation("LANE_MESSAGES is incomplete") from None
     if len(ranges) != count:
         raise ProtocolViolation(f"LANE_MESSAGES holds {len(ranges)} of {count} ranges")
     return LaneDelivery(session, following, bool(is_end), ranges, batches), start
@@ -375,9 +375,9 @@ def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[Lane
         require_ranges("LANE_SETTLE", min(count, len(payload) // _LANE_SETTLEMENT.size))
         settlements = [LaneSettlement(*each) for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])]
     except error:
-        raise ProtocolViolation("LANE_SETTLE is cut short") from None
+        raise ProtocolViolation("LANE_SETTLE is incomplete") from None
     if len(settlements) != count or any(each.verdict > LaneVerdict.PARKED for each in settlements):
-        raise ProtocolViolation("LANE_SETTLE has another number of ranges than it says, or an unknown verdict")
+        raise ProtocolViolation("LANE_SETTLE has a wrong number of ranges, or an unknown verdict")
     return session, token, settlements
 
 
@@ -391,7 +391,7 @@ def unpack_produced(payload: memoryview | bytes) -> list[Produced]:
     try:
         return [Produced(*each) for each in _PRODUCED.iter_unpack(payload)]
     except error:
-        raise ProtocolViolation("PRODUCED is cut short") from None
+        raise ProtocolViolation("PRODUCED is incomplete") from None
 
 
 def unpack_one_produced(payload: memoryview | bytes) -> Produced:
@@ -425,7 +425,7 @@ def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range],
         start = _DELIVERY.size + count * _RANGE.size
         ranges = [Range(*each) for each in _RANGE.iter_unpack(payload[_DELIVERY.size : start])]
     except error:
-        raise ProtocolViolation("MESSAGES is cut short") from None
+        raise ProtocolViolation("MESSAGES is incomplete") from None
     if len(ranges) != count:
         raise ProtocolViolation(f"MESSAGES holds {len(ranges)} of {count} ranges")
     return session, first, ranges, batches, start
@@ -441,7 +441,7 @@ def unpack_fetched(payload: memoryview | bytes) -> tuple[Fetched, int]:
     try:
         found = Fetched(*_FETCHED.unpack_from(payload))
     except error:
-        raise ProtocolViolation("FETCHED is cut short") from None
+        raise ProtocolViolation("FETCHED is incomplete") from None
     return found._replace(is_sealed=bool(found.is_sealed)), _FETCHED.size
 
 

@@ -70,9 +70,9 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
         for at, text in _error_texts(payload, end):
             settlements[at] = settlements[at]._replace(error=text)
     except (error, IndexError, UnicodeDecodeError):
-        raise ProtocolViolation("SETTLE is cut short, or has an error of a range that it has not") from None
+        raise ProtocolViolation("SETTLE is incomplete, or has an error for a range that it does not have") from None
     if len(settlements) != count or any(each.verdict > Verdict.DEAD for each in settlements):
-        raise ProtocolViolation("SETTLE has another number of ranges than it says, or an unknown verdict")
+        raise ProtocolViolation("SETTLE has a wrong number of ranges, or an unknown verdict")
     return session, settlements
 
 

@@ -362,7 +362,9 @@ class Replica:
     def _on_append(self, sender: str, message: Append) -> None:
         epochs = message.prev_epoch, message.epoch
         if not follow_each_other(message.runs, after=message.prev_index, last=message.last_index, epochs=epochs):
-            raise ProtocolViolation(f"{sender} sends entries {message.prev_index + 1} to {message.last_index} that are no part of a log")
+            raise ProtocolViolation(
+                f"{sender} sends entries {message.prev_index + 1} to {message.last_index} that cannot follow each other in a log"
+            )
         if not self._heed(sender, message.epoch) or not self.continues(message):
             return
         if message.last_index > self.history.last_index:

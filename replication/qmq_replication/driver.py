@@ -227,7 +227,7 @@ class Driver:
     def _written(self, index: int) -> None:
         leader = self.core.leader
         if leader is None:
-            raise InvariantBroken(f"index {index} was written by who is no master")
+            raise InvariantBroken(f"index {index} was written although this replica is not the master")
         leader.appended(index)
         if self.host.store.config.flush is Flush.ASYNC:
             self.core.stored(index)
@@ -284,7 +284,7 @@ class Driver:
         self._with_core(step)
         if refused:
             self.violations += 1
-            log.error("%s said what no replica says, its connection is closed: %s", sender, refused[0])
+            log.error("replica %s sent an invalid message, its connection is closed: %s", sender, refused[0])
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
@@ -295,7 +295,7 @@ class Driver:
         try:
             self.host.store.require_space(sum(run.size for run in stretch.runs))
         except DiskFull as failure:
-            log.warning("entries of the master are not taken for now: %s", failure)
+            log.warning("storing the master's entries failed, they are refused for a while: %s", failure)
             self._full_until_ms = now_ms + FULL_PAUSE_MS
             return False
         return True
@@ -360,7 +360,7 @@ class Driver:
         store, reset, until = self.host.store, ready.reset, ready.truncate
         must_undo = store.unwritten and (until is not None or ready.role not in (None, Role.MASTER))
         if reset is not None:
-            log.warning("beginning anew behind index %d: the master has nothing older", reset.start_index)
+            log.warning("beginning anew after index %d: the master has no older entries", reset.start_index)
             self._opening = self._spawn(self._open_anew(ready, None, tuple(reset.place)))
         elif must_undo or (until is not None and not follower.truncate(store, until)):  # what was done in memory, and not written
             self._opening = self._spawn(self._open_anew(ready, until, None))
@@ -370,7 +370,7 @@ class Driver:
     def _changed(self, ready: Ready) -> None:
         """Nothing is left to be undone."""
         if ready.truncate is not None:
-            log.warning("the log was cut behind index %d: another master was elected without what follows", ready.truncate)
+            log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
             check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
         for append in ready.append:
             self._append(append)
@@ -426,7 +426,7 @@ class Driver:
         try:
             store.append_barrier(epoch)
         except DiskFull as failure:
-            log.warning("cannot lead: %s", failure)
+            log.warning("opening an epoch as master failed, stepping down: %s", failure)
             self.core.become_slave(self._timing.suspect_ms * 3)
             self.core.ready.requests.append(Resign(epoch))
             return
@@ -461,7 +461,7 @@ class Driver:
         try:
             epoch, membership = await self.coordinator.look_up()
         except CoordinationError as failure:
-            log.debug("nobody knows which epochs there are: %s", failure)
+            log.debug("reading the epoch from the coordination store failed: %s", failure)
             return
         self._with_core(lambda now_ms: self.core.looked_up(now_ms, epoch, membership))
 
@@ -491,7 +491,7 @@ class Driver:
             try:
                 held = await self.coordinator.hold()
             except CoordinationError as failure:
-                log.warning("the coordination store does not answer, the group goes on without: %s", failure)
+                log.warning("the coordination store does not answer, the group continues without it: %s", failure)
             else:
                 self._on_held(epoch, held, asked_ms)
                 self._with_core(lambda now_ms, highest=held.epoch: self.core.superseded(now_ms, highest))  # type: ignore[misc]
@@ -502,7 +502,7 @@ class Driver:
     def act(self, do: Callable[[int], object]) -> None:
         """Let the core know something from outside; errors that `do` raises go to the caller, if nothing was begun. Raises Unavailable."""
         if self.is_opening:
-            raise Unavailable(f"{self.identity.replica} is opening its log anew: try again in a moment")
+            raise Unavailable(f"{self.identity.replica} is reopening its log: try again in a moment")
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 

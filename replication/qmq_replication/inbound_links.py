@@ -83,11 +83,11 @@ class InboundLink:
         self._nonce = new_nonce()
         self._is_proved = False
         if (hello.group, hello.to) != (arrivals.group, arrivals.name):
-            raise ProtocolViolation(f"this is {arrivals.name} of group {arrivals.group}, the peer wants {hello.to!r} of {hello.group!r}")
+            raise ProtocolViolation(f"this is {arrivals.name} of group {arrivals.group}, the peer dialled {hello.to!r} of {hello.group!r}")
         if hello.replica == arrivals.name or hello.replica not in arrivals.members():
-            raise ProtocolViolation(f"{hello.replica!r} is no other replica of group {arrivals.group}")
+            raise ProtocolViolation(f"{hello.replica!r} is not another replica of group {arrivals.group}")
         if not arrivals.secret():
-            raise Unavailable("this replica has not heard its group's secret from the coordination store yet")
+            raise Unavailable("this replica has not read its group's secret from the coordination store yet: connect again")
         door.answer_peer(ProofStep(nonce=self._nonce).pack())
 
     def take(self, frame: Frame) -> None:
@@ -115,7 +115,7 @@ class InboundLink:
         if frame.kind != FrameKind.REPLICA_HELLO:
             raise ProtocolViolation(f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved who it is")
         if not is_proof(ProofStep.unpack(frame.payload).proof, secret, DIALS, hello, self._nonce):
-            raise ProtocolViolation(f"who says that it is {hello.replica!r} does not know the secret of group {hello.group}")
+            raise ProtocolViolation(f"a peer that claims to be {hello.replica!r} does not know the secret of group {hello.group}")
 
     def _welcome(self) -> None:
         hello, arrivals = self._hello, self._arrivals
@@ -125,7 +125,7 @@ class InboundLink:
         self._door.trust_peer()
         self._door.answer_peer(ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack())
         if older is not None:
-            log.info("%s has connected anew: its older connection is closed", hello.replica)
+            log.info("replica %s has connected again: its older connection is closed", hello.replica)
             older.close()
 
     def close(self) -> None:

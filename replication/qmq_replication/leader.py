@@ -191,7 +191,7 @@ class Leader:
             return  # it was sent before the peer lost its place, and may tell of entries that it lost too
         last = self.replica.history.last_index
         if not 0 <= ack.stored <= ack.last_index <= last:
-            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, and there are {last}")
+            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}")
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
         peer.free(ack.stored)
@@ -214,7 +214,7 @@ class Leader:
         if mismatch.round != peer.round:
             return
         if not is_shape(mismatch):
-            raise ProtocolViolation(f"{sender} tells of a log that cannot be: {mismatch.runs[:3]} up to {mismatch.last_index}")
+            raise ProtocolViolation(f"{sender} describes an impossible log: {mismatch.runs[:3]} up to {mismatch.last_index}")
         peer.round += 1
         peer.match, peer.flushed = min(peer.match, mismatch.last_index), min(peer.flushed, mismatch.last_index)
         peer.is_in_step = False

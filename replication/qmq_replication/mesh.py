@@ -92,7 +92,7 @@ class Link:
                     log.warning("replica %s at %s: %s", self.name, self.address, refusal)
             except Exception:
                 failures += 1
-                log.exception("no link to replica %s at %s: trying again", self.name, self.address)
+                log.exception("connecting to replica %s at %s failed: trying again", self.name, self.address)
             self._hang_up()
             await asyncio.sleep(min(RETRY_S * 2 ** min(failures, 8), RETRY_S_MAX))
 
@@ -127,9 +127,9 @@ class Link:
         """Steps of the handshake; afterwards nothing but, perhaps, why the connection ends. Raises ProtocolViolation."""
         for each in received:
             if each.kind == FrameKind.ERROR:
-                raise ProtocolViolation(f"it refuses us: {unpack_error(each.payload)}")
+                raise ProtocolViolation(f"it refused the connection: {unpack_error(each.payload)}")
             if each.kind != FrameKind.REPLICA_HELLO or self._stream is not None:
-                raise ProtocolViolation(f"it answers with a frame of kind {each.kind} where it should listen")
+                raise ProtocolViolation(f"it answers with a frame of kind {each.kind} where none is expected")
             self._prove(ProofStep.unpack(each.payload))
 
     def _prove(self, step: ProofStep) -> None:

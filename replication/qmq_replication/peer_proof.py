@@ -77,16 +77,16 @@ def _fields(payload: memoryview) -> dict[str, object]:
     try:
         found = json.loads(bytes(payload))
     except (ValueError, RecursionError) as cause:
-        raise ProtocolViolation(f"no replica's hello: {cause}") from None
+        raise ProtocolViolation(f"not a replica's hello: {cause}") from None
     if not isinstance(found, dict):
-        raise ProtocolViolation("no replica's hello")
+        raise ProtocolViolation("not a replica's hello")
     return found
 
 
 def _text(found: dict[str, object], name: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
-        raise ProtocolViolation(f"no replica's hello: {name} is missing")
+        raise ProtocolViolation(f"not a replica's hello: {name} is missing")
     if not is_text(value):
-        raise ProtocolViolation(f"no replica's hello: {name} holds half of a surrogate pair, which is no character")
+        raise ProtocolViolation(f"not a replica's hello: {name} holds half of a surrogate pair, which is no character")
     return value

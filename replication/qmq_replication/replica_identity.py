@@ -76,15 +76,15 @@ def load(data: Path, group: str, replica: str) -> ReplicaIdentity | None:
     try:
         found = json.loads(path.read_bytes())
         if crc32c(found["content"].encode()) != found["crc"]:
-            raise ValueError("the checksum does not hold")
+            raise ValueError("the checksum is wrong")
         identity = ReplicaIdentity(**json.loads(found["content"]))
     except (ValueError, KeyError, TypeError) as cause:
         raise LogDamaged(
-            f"{path.name} is damaged ({cause}): what this replica promised is lost. Move its data folder away and start it again: "
-            "it comes back as a new disk, from the others"
+            f"{path.name} is damaged ({cause}): the promise of this replica is lost. Move its data folder away and start it again: "
+            "it copies its data from the other replicas"
         ) from cause
     if (identity.group, identity.replica) != (group, replica):
-        raise LogDamaged(f"this folder is of replica {identity.replica} of group {identity.group}, not {replica} of {group}")
+        raise LogDamaged(f"this folder belongs to replica {identity.replica} of group {identity.group}, not {replica} of {group}")
     return identity
 
 

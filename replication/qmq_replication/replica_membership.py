@@ -43,20 +43,20 @@ class ReplicaMembership:
     def with_learner(self, name: str) -> ReplicaMembership:
         """Next version: `name` begins to learn. Raises InvalidArgument if it is there already."""
         if name in self.replicas:
-            raise InvalidArgument(f"{name!r} is a replica of this group already")
+            raise InvalidArgument(f"{name!r} is already a replica of this group")
         return replace(self, version=self.version + 1, learners=(*self.learners, name))
 
     def with_voter(self, name: str) -> ReplicaMembership:
         """Next version: the learner becomes a voter. Raises InvalidArgument if it is no learner."""
         if name not in self.learners:
-            raise InvalidArgument(f"{name!r} is no learner of this group")
+            raise InvalidArgument(f"{name!r} is not a learner of this group")
         left = tuple(each for each in self.learners if each != name)
         return ReplicaMembership(self.version + 1, (*self.voters, name), left)
 
     def without(self, name: str) -> ReplicaMembership:
         """Next version: `name` is no replica any more. Raises InvalidArgument if it is none, or the last voter."""
         if name not in self.replicas:
-            raise InvalidArgument(f"{name!r} is no replica of this group")
+            raise InvalidArgument(f"{name!r} is not a replica of this group")
         if self.voters == (name,):
             raise InvalidArgument(f"{name!r} is the group's last voter: add another first")
         return ReplicaMembership(

@@ -75,10 +75,10 @@ def unpack(data: memoryview) -> Message:
         number, size, checksum = _HEAD.unpack_from(data)
         head = bytes(data[_HEAD.size : _HEAD.size + size])
         if _checksum(number, head) != checksum:
-            raise ProtocolViolation("the checksum of a replica message's head does not hold")
+            raise ProtocolViolation("the checksum of a replica message's head is wrong")
         message = _DECODERS[number].decode(head)
     except (error, IndexError, msgspec.MsgspecError) as cause:
-        raise ProtocolViolation(f"no replica message: {cause}") from None
+        raise ProtocolViolation(f"not a replica message: {cause}") from None
     if isinstance(message, Ack | Mismatch | LogReset) and not _is_place(message.place):
         raise ProtocolViolation(f"no place in two logs: {str(message.place)[:80]}")
     return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message

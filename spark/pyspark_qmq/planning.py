@@ -73,8 +73,8 @@ def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue],
 def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
     """The error that says what retention took."""
     return MessagesExpired(
-        f"messages {needed} to {oldest - 1} of {key} are gone, retention took them (the oldest kept is {oldest}); to go on with what is "
-        "left: option failOnDataLoss=false; to keep them longer: the subject's retention"
+        f"messages {needed} to {oldest - 1} of {key} were deleted by retention (the oldest kept is {oldest}); to continue with the "
+        "remaining messages: option failOnDataLoss=false; to keep them longer: the subject's retention"
     )
 
 

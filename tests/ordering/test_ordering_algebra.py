@@ -99,7 +99,7 @@ def test_a_change_applies_to_the_route_that_it_was_made_for_and_to_no_other() ->
         (ROUTE, replace(change, targets=(change.targets[0]._replace(number=1), change.targets[1]))),
         (ROUTE, replace(change, targets=tuple(part._replace(number=8) for part in change.targets))),
     ):
-        with pytest.raises(RouteConflict, match="plan it anew"):
+        with pytest.raises(RouteConflict, match="plan the change again"):
             next_route(route, wrong)
 
 

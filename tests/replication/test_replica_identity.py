@@ -36,7 +36,7 @@ def test_new_folders_are_told_apart() -> None:
 @pytest.mark.parametrize(("group", "replica"), [("g1", "b1"), ("g2", "b2")])
 def test_another_replicas_folder_is_refused(tmp_path: Path, group: str, replica: str) -> None:
     FOUND.save(Disk(), tmp_path)
-    with pytest.raises(LogDamaged, match="is of replica b2 of group g1"):
+    with pytest.raises(LogDamaged, match="belongs to replica b2 of group g1"):
         identities.load(tmp_path, group, replica)
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     for end in range(len(data)):
         path.write_bytes(data[:end])
-        with pytest.raises(LogDamaged, match="what this replica promised is lost"):
+        with pytest.raises(LogDamaged, match="the promise of this replica is lost"):
             identities.load(tmp_path, "g1", "b2")
 
 

@@ -47,9 +47,9 @@ def test_versions_follow_each_other_and_survive_encoding() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda one: one.with_learner("a"), "is a replica of this group already"),
-        (lambda one: one.with_voter("b"), "is no learner"),
-        (lambda one: one.without("b"), "is no replica"),
+        (lambda one: one.with_learner("a"), "is already a replica of this group"),
+        (lambda one: one.with_voter("b"), "is not a learner"),
+        (lambda one: one.without("b"), "is not a replica"),
         (lambda one: one.without("a"), "last voter"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_log_that_cannot_be_is_refused(runs: tuple[EpochRun, ...], start: int,
     group.elect("a")
     leader = group.core["a"].leader
     assert leader is not None
-    with pytest.raises(ProtocolViolation, match="tells of a log"):
+    with pytest.raises(ProtocolViolation, match="describes an impossible log"):
         group.core["a"].step(0, "b", Mismatch(1, leader.peers["b"].round, last, start, 0, runs, 0))
 
 
@@ -110,7 +110,7 @@ def test_a_log_that_cannot_be_is_refused(runs: tuple[EpochRun, ...], start: int,
 )
 def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[EpochRun, ...], last: int) -> None:
     group = Group()
-    with pytest.raises(ProtocolViolation, match="no part of a log"):
+    with pytest.raises(ProtocolViolation, match="cannot follow each other in a log"):
         group.core["a"].step(0, "b", Append(2, 0, 0, 0, runs, last, 0, False, ()))
     assert group.core["a"].promised == 0
 

@@ -71,7 +71,7 @@ class EtcdConnection:
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 raise NotReady(await self._why())
             if loop.time() >= until:
-                raise NotReady(f"{self.endpoint.address} does not complete the connection")
+                raise NotReady(f"{self.endpoint.address} did not complete the connection")
             # Looking again and again, because a wait for the state's change cannot be taken back (grpc issue 3064).
             await asyncio.sleep(_CONNECT_POLL_S)
 

@@ -108,7 +108,7 @@ def refusal(details: str) -> CoordinationError:
     if "name already exists" in details:
         return UserOrRoleExists(f"etcd has it already ({details})")
     if "has been compacted" in details:
-        return Compacted(f"the revision is compacted away ({details}): list again and go on from there")
+        return Compacted(f"the revision is compacted away ({details}): list again and continue from there")
     if "authentication failed" in details:
         return CoordinationError(f"etcd does not know the user or the password ({details}): correct the settings")
     if "permission denied" in details:

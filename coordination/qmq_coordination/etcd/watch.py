@@ -80,7 +80,7 @@ class _Stream:
         except (asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.AioRpcError):
             return
         except TimeoutError:
-            raise TryAgain(f"{self.connection.endpoint.address} takes no request") from None
+            raise TryAgain(f"{self.connection.endpoint.address} accepts no request") from None
 
     async def next(self) -> pb.WatchResponse | None:
         """The next message; None when the store is closed. Raises TryAgain, grpc.aio.AioRpcError."""
@@ -90,7 +90,7 @@ class _Stream:
         if not await self._is_heard(self._reading, SILENCE_S):
             await self.send(pb.WatchRequest(progress_request=pb.WatchProgressRequest()))
             if not await self._is_heard(self._reading, ANSWER_S):
-                raise TryAgain(f"{self.connection.endpoint.address} is silent")
+                raise TryAgain(f"{self.connection.endpoint.address} does not answer")
         if self._closed.done():
             return None
         done, self._reading = self._reading, None
@@ -190,7 +190,7 @@ class Watcher:
         if answer.compact_revision:
             raise Compacted(
                 f"revision {self._revisions.next_revision} is compacted away; the oldest is {answer.compact_revision}: "
-                "list again and go on from there"
+                "list again and continue from there"
             )
         if _DENIED in answer.cancel_reason:
             # etcd says this of an invalid token too, so the first time a new token is tried.
@@ -203,7 +203,7 @@ class Watcher:
         raise TryAgain(f"{stream.connection.endpoint.address} cancelled the watch: {answer.cancel_reason}")
 
     async def _pause(self, closed: asyncio.Task[bool], failure: TryAgain) -> None:
-        log.info("watch of %r: %s; going on from revision %d", self._name, failure, self._revisions.next_revision)
+        log.info("watch of %r broke (%s); continuing from revision %d", self._name, failure, self._revisions.next_revision)
         pause_s = random.uniform(0, min(_PAUSE_S_MAX, 0.02 * 2 ** min(self._failures, 10)))  # noqa: S311 - jitter
         self._failures += 1
         await asyncio.wait({closed}, timeout=pause_s)

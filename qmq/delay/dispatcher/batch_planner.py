@@ -88,7 +88,7 @@ class BatchPlanner:
         try:
             plan = await self._ledger.plan(batch.draft)
         except QmqError as failure:
-            log.info("no more messages leave from here: %s", failure)
+            log.info("this delay server stops delivering messages: %s", failure)
             self._on_refused()
             return
         if not self.is_closed:

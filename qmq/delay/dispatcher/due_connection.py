@@ -76,4 +76,4 @@ def _unencodable(cause: Exception) -> QmqError:
     """What a batch that cannot be made is answered with: the messages in it are at fault, whatever the library calls it."""
     if isinstance(cause, MemoryError):
         return Overloaded("no memory to make the batch")
-    return InvalidArgument(f"no batch can be made of what is stored: {type(cause).__name__}: {cause}")
+    return InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}")

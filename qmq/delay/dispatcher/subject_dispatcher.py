@@ -153,7 +153,7 @@ class SubjectDispatcher:
                 failures += 1
                 wait_s, anew = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
             except Exception as cause:
-                log.exception("subject %r cannot be located: trying again", self.subject)
+                log.exception("locating subject %r failed: trying again", self.subject)
                 self._refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
                 failures += 1
                 wait_s, anew = pause_s(failures, self._refusal), True
@@ -223,7 +223,12 @@ class SubjectDispatcher:
         self.suspects[place] = 1
         tries = self._tries[place] = self._tries.get(place, 0) + 1
         if tries == 1:
-            log.error("message %s to %r is set aside, and tried again now and then: %s", message.message_id.hex(), self.subject, why)
+            log.error(
+                "message %s to %r cannot be delivered and is set aside; it will be tried again from time to time: %s",
+                message.message_id.hex(),
+                self.subject,
+                why,
+            )
         self._aside[place] = _Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
 
     def _try_again(self, place: SchedulePlace) -> None:

@@ -95,9 +95,9 @@ class Resharding:
         try:
             await self.look(config, state)
         except QmqError as failure:
-            log.warning("subject %s was not looked at for resharding: %s", config.name, failure)
+            log.warning("checking subject %s for resharding failed: %s", config.name, failure)
         except Exception:
-            log.exception("looking at subject %s for resharding failed", config.name)
+            log.exception("checking subject %s for resharding failed", config.name)
 
     async def look(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
         """Decide once, and do it. None if a change is under way. Raises CoordinationError, RouteConflict."""
@@ -116,7 +116,9 @@ class Resharding:
         change_id, reason = changes.new_id(), f"automatic: {decision.reasons[0]}"
         targets = {part.group for part in operation.change(route, change_id=change_id).targets}
         if drained := sorted(name for name in targets if self._view.group(name).mode is not Mode.READ_WRITE):
-            log.warning("subject %s is not resharded (%s): %s is drained, and takes no new partition", config.name, operation, drained)
+            log.warning(
+                "subject %s is not resharded (%s): broker group %s is drained and takes no new partition", config.name, operation, drained
+            )
             return
         try:
             change = await changes.prepare(
@@ -207,7 +209,7 @@ def policy_of(message: pb.ReshardPolicy) -> ReshardPolicy:
     try:
         return ReshardPolicy(**given)
     except (TypeError, ValueError) as failure:
-        raise InvalidArgument(f"a policy of resharding: {failure}") from failure
+        raise InvalidArgument(f"invalid resharding policy: {failure}") from failure
 
 
 def policy_message(subject: str, policy: ReshardPolicy) -> pb.ReshardPolicy:

@@ -41,7 +41,7 @@ class Plans:
             number, target = request.move.partition, request.move.broker_group
             return lambda found: move(found, number, target, change_id=change_id, reason=request.reason)
         if which != "split":
-            raise InvalidArgument("say what to do with the route: split, merge or move")
+            raise InvalidArgument("name the change of the route: split, merge or move")
         at = tuple(request.split.at) or await self._cut(config.name, route, request.split)
         places = tuple(request.split.broker_groups) or self.spread(config, route, request.split.partition, len(at) + 1)
         return lambda found: split(found, request.split.partition, at, change_id=change_id, groups=places, reason=request.reason)

@@ -80,7 +80,10 @@ class RouteChanges:
         latest = await self._latest(subject)
         version = int(latest.value)
         if from_version not in (0, version):
-            raise RouteConflict(f"the route of subject {subject!r} is at version {version}, not {from_version}: look at it, and plan anew")
+            raise RouteConflict(
+                f"the route of subject {subject!r} is at version {version}, not {from_version}: "
+                "read the route again, then plan the change again"
+            )
         if (found := await self._store.get(change_key(subject, version + 1))) is not None:
             raise _under_way(subject, Change.decode(found.value))
         route = await self._route(subject, version)
@@ -106,7 +109,9 @@ class RouteChanges:
                     return
                 found = await self._store.get(key)
                 if found is None:  # `latest` is another one: then this change's key exists, or will never be ours
-                    raise RouteConflict(f"the route of subject {subject!r} changed meanwhile: look at it, and plan anew")
+                    raise RouteConflict(
+                        f"the route of subject {subject!r} changed in the meantime: read the route again, then plan the change again"
+                    )
                 other = Change.decode(found.value)
                 if other.id == change.id:
                     return
@@ -118,7 +123,7 @@ class RouteChanges:
                 if lost is None:
                     raise
                 raise CoordinationUnknown(
-                    f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it goes on by itself"
+                    f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it continues by itself"
                 ) from failure
 
     def know_gone(self, broker_group: str) -> None:
@@ -218,10 +223,10 @@ class RouteChanges:
     async def _subject(self, subject: str) -> SubjectConfig:
         found = await self._store.get(subject_key(subject))
         if found is None:
-            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows which there are")
+            raise UnknownSubject(f"there is no subject {subject!r}: see `qmq subject list`")
         config = decode_subject(found)
         if config.order is Order.NONE:
-            raise OrderMismatch(f"subject {subject!r} is not ordered: it has no route that could be changed")
+            raise OrderMismatch(f"subject {subject!r} is not ordered: it has no route to change")
         return config
 
     async def _latest(self, subject: str) -> KeyValue:
@@ -253,5 +258,5 @@ def _source(route: Route, number: int) -> PhysicalPartition:
 def _under_way(subject: str, other: Change) -> RouteConflict:
     return RouteConflict(
         f"another change of subject {subject!r} is under way ({other.kind.value} to version {other.to_version}, {other.phase.value}): "
-        "wait for it, then plan anew"
+        "wait for it, then plan the change again"
     )

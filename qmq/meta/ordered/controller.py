@@ -244,7 +244,9 @@ class Controller:
             # The route before the number of the latest, so that nobody sees a number without its route.
             await self.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
         except CoordinationError as failure:
-            log.info("subject %s: version %d is published, and the watch will bring it: %s", subject, version, failure)
+            log.info(
+                "subject %s: version %d is published, but reading it back failed; the watch will deliver it: %s", subject, version, failure
+            )
         return change
 
     async def _finish(self, subject: str) -> None:
@@ -270,9 +272,9 @@ class Controller:
             try:
                 await self.sweep()
             except QmqError as failure:
-                log.warning("looking after ordered subjects: %s", failure)
+                log.warning("a sweep over the ordered subjects failed: %s", failure)
             except Exception:
-                log.exception("looking after ordered subjects failed")
+                log.exception("a sweep over the ordered subjects failed")
 
     async def sweep(self) -> None:
         """Look at all ordered subjects once. Raises CoordinationError."""
@@ -312,4 +314,4 @@ class Controller:
 
 def _say_failure(task: asyncio.Task[Change]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("a change of a route cannot be carried on: %s", task.exception())
+        log.error("continuing a change of a route failed: %s", task.exception())

@@ -42,10 +42,10 @@ class ControllerElection:
                 self.is_leader = await self.look()
             except CoordinationError as failure:
                 self.is_leader = False
-                log.debug("nobody knows who leads the metaservers: %s", failure)
+                log.debug("electing the leading metaserver failed, trying again: %s", failure)
             except Exception:
                 self.is_leader = False
-                log.exception("nobody knows who leads the metaservers")
+                log.exception("electing the leading metaserver failed, trying again")
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
     async def look(self) -> bool:

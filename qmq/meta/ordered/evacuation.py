@@ -53,7 +53,7 @@ class Evacuation:
             try:
                 self.look()
             except Exception:
-                log.exception("looking for broker groups that are gone failed")
+                log.exception("looking for broker groups without a master failed")
 
     def look(self) -> None:
         """Begin to move what is to be moved."""
@@ -102,7 +102,7 @@ class Evacuation:
             try:
                 await self._move(config.name, *found)
             except QmqError as failure:
-                log.warning("partition %d of %s was not moved away from %s: %s", found[0].number, config.name, found[0].group, failure)
+                log.warning("moving partition %d of %s away from %s failed: %s", found[0].number, config.name, found[0].group, failure)
                 return
 
     async def _move(self, subject: str, part: PhysicalPartition, to: str) -> None:
@@ -115,5 +115,5 @@ class Evacuation:
 
         change = await changes.prepare(subject, moved)
         changes.know_gone(part.group)
-        log.warning("partition %d of %s is moved from %s, which has no master, to %s", part.number, subject, part.group, to)
+        log.warning("moving partition %d of %s from %s, which has no master, to %s", part.number, subject, part.group, to)
         await asyncio.shield(self._controller.carry_on(subject, change.to_version))

@@ -24,7 +24,7 @@ from qmq.meta.ordered.group_starts import DELETE
 from qmq.meta.ordered.sealing import Arrow, nowhere
 from qmq.proto.v1 import control_pb2 as control
 
-_REST: Final = "nobody attaches to it any more, and the rest is done when they are back"
+_REST: Final = "no consumer can attach to it, and the rest is done when these broker groups are back"
 
 
 class GroupForgetter(Protocol):
@@ -57,7 +57,7 @@ class Forgetting:
         prefix = member_key(subject, group, "")
         names = [item.key.removeprefix(prefix) for item in (await self._records.store.list(prefix)).items]
         if names:
-            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}, stop them first: {', '.join(sorted(names))}")
+            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(sorted(names))}")
 
     async def carry_on(self, subject: str, group: str) -> int:
         """Forget and delete a group that is held for it; 0 if somebody else was faster. Raises as `delete`."""
@@ -98,7 +98,7 @@ class Forgetting:
             await self._arrow("behind forget")
         if silent:
             said = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
-            raise NotConnected(f"group {group!r} of {subject!r} is not wholly deleted yet; {_REST}; {said}")
+            raise NotConnected(f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {said}")
         return partitions
 
     async def _is_there(self, item: KeyValue) -> bool:

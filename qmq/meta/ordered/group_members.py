@@ -158,6 +158,6 @@ class Members:
 def superseded(name: GroupMember) -> StaleDelivery:
     """For the older one of two lives."""
     return StaleDelivery(
-        f"consumer {name.consumer!r} of group {name.group!r} was started anew elsewhere, and this life of it is over: "
+        f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so this one must stop: "
         "give each process a name of its own"
     )

@@ -110,7 +110,7 @@ class Placing:
             if record.start == UNPARK + attempt:
                 return record  # it is held already: the answer was lost
             if not record.is_ready:
-                raise LaneNotOpen(f"group {group!r} of subject {subject!r} begins or is moved just now: try again soon")
+                raise LaneNotOpen(f"group {group!r} of subject {subject!r} is being started or moved: try again soon")
             version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)
             frontier = _with(record.frontier, FrontierPiece(LpRange(lp, lp + 1), min(version, last)))
             return replace(record, frontier=frontier, start=UNPARK + attempt, is_ready=False)

@@ -153,7 +153,13 @@ class GroupRounds:
         try:
             await self._lanes.inherit_parked(target.group, request)
         except QmqError as failure:
-            log.warning("parked keys of group %s of %s do not reach partition %d: %s", looked.group, looked.subject, target.number, failure)
+            log.warning(
+                "recording the parked keys of group %s of %s in partition %d failed: %s",
+                looked.group,
+                looked.subject,
+                target.number,
+                failure,
+            )
             return False
         looked.progress.forget(target.number)
         return True

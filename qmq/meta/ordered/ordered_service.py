@@ -105,9 +105,9 @@ class OrderedService:
         await asyncio.wait([task], timeout=self._change_wait_s)
         if task.done() and not task.cancelled():
             return task.result()
-        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and goes on by itself"
+        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and continues by itself"
         if task.done():
-            raise Stopping(f"{what}; this metaserver stops: see `qmq route show {subject}`", outcome=Outcome.STORED)
+            raise Stopping(f"{what}; this metaserver is stopping: see `qmq route show {subject}`", outcome=Outcome.STORED)
         await self._controller.read_back(change_key(subject, change.to_version))
         raise DeadlineExceeded(
             f"{what} as soon as its partitions' broker groups answer: do not ask for it again, see `qmq route show {subject}`",
@@ -189,7 +189,7 @@ class OrderedService:
         while self._view.assignment(*pair).generation <= request.generation and (left_s := until - loop.time()) > 0:
             await self._controller.wait(pair, is_news, left_s)
             if self._controller.is_stopping:
-                raise Stopping("this metaserver stops: ask another one")
+                raise Stopping("this metaserver is stopping: ask another one")
             there = self._view.members(*pair).get(name.consumer)
             if there is not None and there.incarnation != incarnation:
                 raise superseded(name)
@@ -286,7 +286,8 @@ class OrderedService:
         oldest = min((each.partition for each in parked), default=request.partition)
         if oldest < request.partition:
             raise InvalidArgument(
-                f"older messages of the key are parked in partition {oldest}, which comes first: `qmq dlq replay` does all in order"
+                f"older messages of the key are parked in partition {oldest}, which comes first: "
+                "`qmq dlq replay` replays all of them in order"
             )
 
     async def _unpark(self, part: PhysicalPartition, request: control.UnparkRequest) -> control.UnparkResponse:

@@ -74,7 +74,7 @@ def entry_at(mapped: Mapped, position: int) -> WalkedBatch:
     try:
         header = RegionHeader._make(REGION.unpack_from(region)[:10])
     except error:
-        raise mapped.damaged(position, "the region is cut short") from None
+        raise mapped.damaged(position, "the region is incomplete") from None
     return WalkedBatch(position, envelope, bytes(region[REGION_BYTES : REGION_BYTES + header.subject_bytes]), header, mapped)
 
 

@@ -61,7 +61,7 @@ class Mapped:
         """The region of the entry there. Raises LogDamaged if it does not hold."""
         begin, end = position - self.base + ENVELOPE_BYTES, position - self.base + envelope.total_bytes
         if crc32c(self._bytes[begin:end]) != envelope.region_crc:
-            raise self.damaged(position, "the producer's checksum does not hold")
+            raise self.damaged(position, "the producer's checksum is wrong")
         return self._view[begin:end]
 
     def head(self, position: int, envelope: Envelope) -> memoryview:

@@ -138,7 +138,9 @@ class BlockingConnection:
         length, kind, flags, _, request_id, _ = HEADER.unpack(self._head)
         if not HEADER_BYTES <= length <= limits.ANSWER_BYTES_MAX or flags:
             self.close()
-            raise ProtocolViolation(f"no frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?")
+            raise ProtocolViolation(
+                f"not a frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?"
+            )
         self.answered_id = request_id
         if kind == FrameKind.ERROR:
             self._raise(request_id, self.receive_payload(length - HEADER_BYTES))
@@ -154,7 +156,7 @@ class BlockingConnection:
         failure = wire.unpack_error(payload)
         if request_id == 0:
             self.close()
-            raise NotConnected(f"{self.address} ended the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
+            raise NotConnected(f"{self.address} closed the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
         raise failure
 
     def _fill(self, view: memoryview) -> None:

@@ -66,7 +66,7 @@ class MasterConnections:
             self.locate(subject, retry_ms=0)
             master = self._book.master(group)
         if master is None:
-            raise NotConnected(f"broker group {group!r} has no master just now")
+            raise NotConnected(f"broker group {group!r} has no master at the moment")
         idle = self._idle.get(group, [])
         while idle:
             channel = idle.pop()

@@ -93,8 +93,8 @@ class ServerPieceReader:
         queue, end = self._piece.queue, self._piece.end
         if fetched.start_sequence > asked and not self._skips_lost:
             raise MessagesExpired(
-                f"messages {asked} to {min(fetched.start_sequence, end) - 1} of {queue} are gone, retention took them: the oldest that is "
-                f"left is {fetched.start_sequence}; keep messages for longer, or go on without these by failOnDataLoss=false"
+                f"messages {asked} to {min(fetched.start_sequence, end) - 1} of {queue} were deleted by retention: the oldest "
+                f"remaining one is {fetched.start_sequence}; keep messages for longer, or continue without these with failOnDataLoss=false"
             )
         if fetched.next_sequence <= asked:
             raise LogDamaged(
@@ -140,6 +140,6 @@ def batches_in(payload: memoryview, count: int, queue: QueueKey) -> Iterator[Sou
             if end > len(payload) or crc32c(whole[begin:end]) != envelope.region_crc or envelope.kind != Kind.DATA:
                 raise CorruptBatch("its checksum does not hold, or it is no batch of messages")
         except CorruptBatch as cause:
-            raise LogDamaged(f"a batch of {queue} came damaged: {cause.message}") from cause
+            raise LogDamaged(f"a batch of {queue} arrived damaged: {cause.message}") from cause
         yield SourceBatch(envelope, payload[begin:end])
         at = end

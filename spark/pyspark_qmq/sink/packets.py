@@ -176,7 +176,7 @@ def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
     empty = arrow_vectors.lengths(keys) == 0
     if empty.any():
         row = load.rows[int(np.argmax(empty))]
-        raise OrderMismatch(f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages have keys")
+        raise OrderMismatch(f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages need keys")
     return keys
 
 

@@ -48,7 +48,9 @@ def check(batch: pa.RecordBatch, fields: Fields, first_row: int) -> npt.NDArray[
         _refuse(InvalidArgument, wrong, first_row, "has no create_time: leave the column out, or coalesce it with current_timestamp()")
     if fields.message_id >= 0:
         _check_ids(batch.column(fields.message_id), first_row)
-    _refuse(MessageTooLarge, sizes > ROW_BYTES_MAX, first_row, f"has more than {ROW_BYTES_MAX} bytes: send a reference to it instead")
+    _refuse(
+        MessageTooLarge, sizes > ROW_BYTES_MAX, first_row, f"has more than {ROW_BYTES_MAX} bytes: send a reference to the content instead"
+    )
     return sizes
 
 

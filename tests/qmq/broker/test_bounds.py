@@ -79,7 +79,7 @@ async def test_a_full_disk_is_said_once_until_there_is_room_again(
                 await eventually(lambda: tries[0] >= 10)
             await attaching
             await eventually(lambda: not broker.store.unwritten)
-            assert caplog.text.count("consumption goes on in memory") == number
+            assert caplog.text.count("acknowledgements stay in memory") == number
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_being_short_of_descriptors_is_overload_and_not_the_end(tmp_path: 
             raise OSError(errno.EMFILE, "Too many open files")
 
         broker.fetching.fetch = short  # type: ignore[method-assign]
-        with pytest.raises(Overloaded, match="short of descriptors"):
+        with pytest.raises(Overloaded, match="too few descriptors"):
             fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, [], [], [], 0)
             await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
         assert fatal == []
@@ -202,7 +202,7 @@ async def test_a_session_has_few_pulls_waiting(tmp_path: Path) -> None:
         pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
         for _ in range(limits.SESSION_PULLS_MAX):
             connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
-        with pytest.raises(Overloaded, match="pulls of this session wait already"):
+        with pytest.raises(Overloaded, match="pulls of this session are already waiting"):
             await connection.call(FrameKind.PULL, pull, timeout_s=10)
 
 

@@ -81,7 +81,7 @@ async def test_a_group_has_so_many_consumers_and_those_it_has_may_come_back(stor
     broker, clock = broker_on(store)
     for number in range(3):
         attach(broker, f"c{number}", Mute())
-    with pytest.raises(Overloaded, match="3 consumers, its most"):
+    with pytest.raises(Overloaded, match="3 consumers, the limit"):
         attach(broker, "c3", Mute())
     attach(broker, "c1", Mute())
     clock.now_ms += MAX_MS + 1

@@ -158,7 +158,7 @@ async def test_a_cursor_that_is_none_and_a_message_that_is_none_are_refused(mq: 
 async def test_a_cursor_of_the_release_before_is_refused(mq: qmq.Client) -> None:
     place = await place_of(mq, await mq.send("s", b"1"))
     trail = ["g", "waiting", "", 2, 0, 5, 6, {"a": 6}, None]
-    with pytest.raises(InvalidArgument, match="begin without one"):
+    with pytest.raises(InvalidArgument, match="begin without a cursor"):
         await mq.metadata.trace_message(place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []]))
 
 

@@ -1,4 +1,4 @@
-"""Being short of descriptors when a stored file is to be read is overload, and never the broker's end."""
+"""Being too few descriptors when a stored file is to be read is overload, and never the broker's end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
         await asyncio.sleep(0)
     disk.is_short = True
     broker.dispatch.reset(state, 0)
-    with pytest.raises(Overloaded, match="short of descriptors"):
+    with pytest.raises(Overloaded, match="too few descriptors"):
         await waiting
     disk.is_short = False
     answer = await connection.call(FrameKind.PULL, pull, timeout_s=10)

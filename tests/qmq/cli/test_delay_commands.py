@@ -175,7 +175,7 @@ def test_a_body_that_is_no_text_is_shown_in_base64(meta: FakeMeta, qmq: Command)
 @pytest.mark.parametrize("verb", ["show", "cancel"])
 def test_an_id_that_is_none_or_not_known_is_an_error(meta: FakeMeta, qmq: Command, verb: str) -> None:
     status, said = qmq.error("delay", verb, "17")
-    assert (status, "take the receipt's `delayed_id`" in said, meta.asked) == (2, True, [])
+    assert (status, "use the receipt's `delayed_id`" in said, meta.asked) == (2, True, [])
     for call in ("ShowDelayed", "CancelDelayed"):
         meta.answers[call] = MessageNotFound("no message has this id here")
     status, said = qmq.error("delay", verb, ID)

@@ -90,7 +90,7 @@ async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(caplog
     assert town.rounds() == 5
     assert machine.time_ms() == machine.true_ms()
     assert [record.getMessage() for record in caplog.records] == [
-        "the wall clock is +3600000 ms from the time kept here: others say that it is wrong"
+        "the wall clock differs by +3600000 ms from the delay server's time: other machines say that the wall clock is wrong"
     ]
     machine.wall_off = 0
     machine.now_boot_ms += 1000
@@ -107,7 +107,7 @@ async def test_a_step_that_they_confirm_is_believed_and_told(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "qmq.delay"):
         await asking.look()
     assert machine.time_ms() == machine.true_ms() - HOUR
-    assert ["is believed" in record.getMessage() for record in caplog.records] == [True]
+    assert ["was accepted" in record.getMessage() for record in caplog.records] == [True]
 
 
 async def test_who_does_not_answer_or_does_not_know_is_no_witness() -> None:

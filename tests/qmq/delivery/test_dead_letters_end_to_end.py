@@ -103,5 +103,5 @@ async def test_applications_cannot_write_to_a_dead_letter_queue_or_create_one(no
         with pytest.raises(InvalidArgument, match="only brokers write to dead-letter queues"):
             await mq.send(dead_letter_subject("billing"), b"x")
         assert not node.broker.store.queues
-        with pytest.raises(InvalidArgument, match="made by brokers"):
+        with pytest.raises(InvalidArgument, match="brokers create it"):
             await mq.metadata.create_subject(qmq.SubjectConfig(dead_letter_subject("billing")))

@@ -201,12 +201,12 @@ async def test_a_successors_refusal_of_what_may_be_done_already_has_an_unknown_o
 @pytest.mark.parametrize(
     ("method", "request_", "kind", "says"),
     [
-        ("CancelDelayed", pb.CancelDelayedRequest(id="17"), InvalidArgument, "no id of a delayed message"),
-        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("d9")), InvalidArgument, "'d9', and there is none of that name, but d1, d2"),
-        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("g1")), InvalidArgument, "of delay group 'g1', and there is none"),
-        ("MoveDelayed", pb.MoveDelayedRequest(id=id_of("d1")), InvalidArgument, "say when"),
+        ("CancelDelayed", pb.CancelDelayedRequest(id="17"), InvalidArgument, "not the id of a delayed message"),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("d9")), InvalidArgument, "'d9', which does not exist; there are d1, d2"),
+        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("g1")), InvalidArgument, "to delay group 'g1', which does not exist"),
+        ("MoveDelayed", pb.MoveDelayedRequest(id=id_of("d1")), InvalidArgument, "give the due time"),
         ("ListDelayed", pb.ListDelayedRequest(subject="a b"), InvalidName, "subject 'a b'"),
-        ("ListDelayed", pb.ListDelayedRequest(after="x"), InvalidArgument, "`next` of the page before"),
+        ("ListDelayed", pb.ListDelayedRequest(after="x"), InvalidArgument, "`next` of the previous page"),
         ("ListDelayed", pb.ListDelayedRequest(from_ms=9, to_ms=8), InvalidArgument, "not after its beginning"),
     ],
 )

@@ -80,7 +80,7 @@ async def test_deletion_waits_for_a_lost_broker_group_and_goes_on_when_it_is_bac
         for _ in range(4):
             await mq.send("s", b"old")
         await cluster.kill("broker-2")
-        with pytest.raises(NotConnected, match="not wholly deleted yet"):
+        with pytest.raises(NotConnected, match="not completely deleted yet"):
             await mq.metadata.delete_subject("s")
         assert await subjects(mq) == []
         with pytest.raises(UnknownSubject):

@@ -124,7 +124,7 @@ async def test_a_new_master_is_located_and_a_group_without_one_is_said(store: Co
         assert await routes(call, "a") == [("g1", "data-g1-b:1", 2, True)]
         await store.delete(group_key("g1", "master"))
         await eventually(lambda: view.group("g1").master is None)
-        with pytest.raises(NotConnected, match=r"has a master just now \(g1\)"):
+        with pytest.raises(NotConnected, match=r"has a master at the moment \(g1\)"):
             await routes(call, "a")
 
 
@@ -148,7 +148,7 @@ async def test_questions_go_to_the_groups_that_may_hold_messages(store: Coordina
         assert [(each.broker_group, each.to_sequence) for each in moved.moved] == [("g2", 5)]
         one.consumed.add("both")
         two.consumed.add("both")
-        with pytest.raises(InvalidArgument, match="a sequence counts on one broker group, not on g1, g2"):
+        with pytest.raises(InvalidArgument, match="a sequence belongs to one broker group, not to g1, g2"):
             await call("ResetGroup", control.ResetGroupRequest(subject="s", group="both", sequence=5))
         assert len((await call("ResetGroup", control.ResetGroupRequest(subject="s", group="both", latest=True))).moved) == 2
         with pytest.raises(UnknownGroup):

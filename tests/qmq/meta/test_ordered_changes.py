@@ -122,7 +122,7 @@ async def test_a_prepared_change_whose_fate_cannot_be_read_back_is_not_called_un
         way.cut("txn")
 
     way = FaultyStore(world.store, {1: Fault.UNANSWERED}, after=leave)
-    with pytest.raises(CoordinationUnknown, match="goes on by itself"):
+    with pytest.raises(CoordinationUnknown, match="continues by itself"):
         await run(world, "split", way)
     await take_over(world, "split")
     await world.check(latest=2)

@@ -563,7 +563,7 @@ async def test_what_is_put_back_into_a_partition_that_the_group_left_is_read_bef
     await world.placing().set_back(SUBJECT, "g", part, 60, "first")
     await world.placing().set_back(SUBJECT, "g", part, 60, "first")  # the same attempt again, behind a lost answer
     assert not (await world.record()).is_ready
-    with pytest.raises(LaneNotOpen, match="moved just now"):
+    with pytest.raises(LaneNotOpen, match="being started or moved"):
         await world.placing().set_back(SUBJECT, "g", part, 61, "second")
     world.brokers.parts[1].done["g"] = [[0, 60, 11], [60, 61, 3], [61, 100, 11]]  # what a replay does
     await world.placing().make_ready(SUBJECT, "g")

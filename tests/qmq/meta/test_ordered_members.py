@@ -134,7 +134,7 @@ async def test_of_two_lives_the_newcomer_wins_and_the_other_one_is_told(embedded
     await first.keep(X, "old", 3_000, generation=0)
     await second.keep(X, "new", 3_000, generation=0)
     for where, generation in ((first, 0), (first, 4), (second, 4)):
-        with pytest.raises(StaleDelivery, match="started anew elsewhere"):
+        with pytest.raises(StaleDelivery, match="started again elsewhere"):
             await where.keep(X, "old", 3_000, generation=generation)
     assert not await second.keep(X, "new", 3_000, generation=0)
     found = await there(embedded)

@@ -298,7 +298,7 @@ async def test_with_fencing_by_majority_a_request_ends_and_its_change_goes_on(st
                 here.lanes.down.add("a")
 
         here.lanes.before_seal = fall_silent
-        with pytest.raises(DeadlineExceeded, match="is prepared, and goes on by itself") as failure:
+        with pytest.raises(DeadlineExceeded, match="is prepared, and continues by itself") as failure:
             await here.move(1, "b")
         assert failure.value.outcome is Outcome.STORED
         assert (await here.describe()).change.phase == "prepared"
@@ -444,7 +444,7 @@ async def test_of_two_lives_of_one_name_the_older_one_is_told_wherever_it_asks(s
         waiting = asyncio.create_task(here.sync("x", incarnation="old", generation=old.generation))
         new = await here.sync("x", call=other, incarnation="new", wait_ms=2_000)
         assert lanes_of(new) == [(1, 0, 100, 1)]
-        with pytest.raises(StaleDelivery, match="started anew elsewhere"):
+        with pytest.raises(StaleDelivery, match="started again elsewhere"):
             await waiting
         for call in (here.call, other):
             with pytest.raises(StaleDelivery):
@@ -556,7 +556,7 @@ async def test_parked_keys_are_gathered_and_put_back_at_their_partitions_master(
             with pytest.raises(failure):
                 await here.call("Unpark", request)
             assert (await here.describe()).groups[0].is_ready == is_ready  # not, while it is not certain what the broker did, or will do
-        with pytest.raises(LaneNotOpen, match="moved just now"):
+        with pytest.raises(LaneNotOpen, match="being started or moved"):
             await here.call("Unpark", request)
         with pytest.raises(UnknownPartition):
             await here.call("Unpark", control.UnparkRequest(subject="s", group="g", partition=9))
@@ -620,7 +620,7 @@ async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_b
         await here.sync("x")
         await here.sync("x", leaves=True)
         here.lanes.down.add("a")
-        with pytest.raises(NotConnected, match="the rest is done when they are back"):
+        with pytest.raises(NotConnected, match="the rest is done when these broker groups are back"):
             await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
         with pytest.raises(LaneNotOpen, match="is being deleted"):
             await here.sync("y")

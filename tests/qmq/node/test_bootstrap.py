@@ -33,7 +33,7 @@ async def test_a_delay_group_is_founded_with_its_settings_in_one_step() -> None:
 @pytest.mark.parametrize(
     ("founded", "wanted", "says"),
     [
-        (HOUR, HALF, "founded with --bucket 60m .* started with --bucket 30m"),
+        (HOUR, HALF, "created with --bucket 60m .* started with --bucket 30m"),
         (HOUR, None, "is a delay group: start its replicas with `qmq delay`"),
         (None, HOUR, "is a broker group: start its replicas with `qmq broker`"),
     ],
@@ -77,7 +77,7 @@ def test_a_group_that_is_not_there_may_become_of_any_kind() -> None:
 def test_a_folder_remembers_its_kind_while_the_store_is_away(tmp_path: Path) -> None:
     bootstrap.note_folder(Disk(), tmp_path, HOUR)
     bootstrap.check_folder(tmp_path, "d", HOUR)
-    with pytest.raises(InvalidArgument, match="founded with"):
+    with pytest.raises(InvalidArgument, match="created with"):
         bootstrap.check_folder(tmp_path, "d", HALF)
     with pytest.raises(InvalidArgument, match="is a delay group"):
         bootstrap.check_folder(tmp_path, "d", None)

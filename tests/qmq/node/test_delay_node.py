@@ -102,7 +102,7 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
         other = DelaySettings(SETTINGS.bucket_ms // 2, SETTINGS.delay_ms_max)
         longer = DelaySettings(SETTINGS.bucket_ms, SETTINGS.delay_ms_max + 1)
         for settings in (other, longer):
-            with pytest.raises(InvalidArgument, match="was founded with"):
+            with pytest.raises(InvalidArgument, match="was created with"):
                 await DelayNode(delay_config(tmp_path / "new", "new", settings=settings), cluster.store).start()
         with pytest.raises(InvalidArgument, match="d is a delay group"):
             await ReplicaNode(broker_config(tmp_path, "new", "d"), cluster.store).start()
@@ -121,7 +121,7 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tm
         changed = replace(delay_config(tmp_path, "b"), settings=DelaySettings(1_800_000, SETTINGS.delay_ms_max))
         silent = FaultyStore(cluster.store)
         silent.cut("list")
-        with pytest.raises(InvalidArgument, match="was founded with --bucket 60m"):
+        with pytest.raises(InvalidArgument, match="was created with --bucket 60m"):
             await DelayNode(changed, silent, doors=doors).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
             await ReplicaNode(broker_config(tmp_path, "b", "d"), silent, doors=doors).start()

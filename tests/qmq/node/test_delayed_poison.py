@@ -74,7 +74,7 @@ async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(tmp
         await eventually(lambda: all(stored(node, subject) == count for subject, count in counts.items()))
         await eventually(lambda: bad_messages(node) == bad)
         assert "is set aside" in caplog.text
-        assert "cannot be read, and stays" in caplog.text
+        assert "cannot be read and stays pending" in caplog.text
     async with running(config) as node, qmq.connect(node.address) as mq:
         for subject in subjects.values():
             await mq.send(subject, b"3", delay=SOON)

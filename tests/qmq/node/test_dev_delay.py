@@ -75,7 +75,7 @@ async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_loc
     async with running(config(tmp_path)):
         pass
     other = replace(config(tmp_path), delay_settings=DelaySettings(1_800_000, 10**10))
-    with pytest.raises(InvalidArgument, match="was founded with"):
+    with pytest.raises(InvalidArgument, match="was created with"):
         await Node(other).start()
     with pytest.raises(InvalidArgument, match="broker-0 is a broker group"):
         await Node(replace(config(tmp_path), delay_group="broker-0")).start()
@@ -96,7 +96,7 @@ async def test_a_schedule_that_is_not_whole_is_not_taken_for_an_empty_one(tmp_pa
         await eventually(lambda: messages.start > 0)
     shutil.rmtree(tmp_path / "delay" / "checkpoint")
     for _ in range(2):
-        with pytest.raises(LogDamaged, match="does not reach back"):
+        with pytest.raises(LogDamaged, match="no longer reaches back"):
             await Node(config(tmp_path, log)).start()
 
 

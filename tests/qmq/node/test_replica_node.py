@@ -142,7 +142,7 @@ async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) 
         await cluster.stop("b")
         (tmp_path / "b").rename(tmp_path / "d")
         stranger = config(tmp_path, "d")
-        with pytest.raises(LogDamaged, match="of replica b"):
+        with pytest.raises(LogDamaged, match="belongs to replica b"):
             await ReplicaNode(stranger, cluster.store).start()
 
 

@@ -58,7 +58,7 @@ async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[st
             nodes[name].metrics = None
     await eventually(lambda: not nodes[left].readiness().is_ready)
     status, says = await readiness(nodes[left])
-    assert (status, says.partition(": ")[2]) == (503, "no master is heard\n")
+    assert (status, says.partition(": ")[2]) == (503, "it hears no master\n")
 
 
 async def test_a_node_and_a_metaserver_are_ready_when_they_serve(tmp_path: Path) -> None:

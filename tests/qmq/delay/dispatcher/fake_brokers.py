@@ -369,7 +369,7 @@ class World:
         if subject.route is not None and partition == 0:
             raise OrderMismatch("the subject is ordered")
         if subject.route is None and partition:
-            raise InvalidArgument("partition 0 only")
+            raise InvalidArgument("only partition 0")
         queue = group.queues.get((view.subject, partition))
         if queue is None:
             raise RouteChanged("not known here")
