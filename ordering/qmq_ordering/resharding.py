@@ -170,14 +170,14 @@ def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: P
         return f"it holds logical partition {part.range.first} only and cannot be split: the load is in keys that hash to the same place"
     room = policy.partitions_max - len(route.partitions)
     if room < 1:
-        return f"it is not split, since the subject has {len(route.partitions)} partitions and may have {policy.partitions_max}"
+        return f"it is not split, because the subject has {len(route.partitions)} partitions and may have {policy.partitions_max}"
     loads = load.lp_load or (0.0,) * part.range.width
     at = cut_by_load(part.range, loads, 2)
     hottest = max(range(len(loads)), key=loads.__getitem__)
     if loads[hottest] > sum(loads) / 2:
         lp = part.range.first + hottest
         if not any(each for i, each in enumerate(loads) if i != hottest):
-            return f"all of it is in logical partition {lp}, which cannot be split, and nobody else is held up by it"
+            return f"all of it is in logical partition {lp}, which cannot be split, and it delays no other keys"
         isolated = [cut for cut in (lp, lp + 1) if part.range.first < cut < part.range.end]
         at = isolated if len(isolated) <= room else at
     weights = [sum(loads[a - part.range.first : b - part.range.first]) for a, b in ranges_between(part.range, at)]

@@ -88,7 +88,7 @@ class Deletion:
         await self._view.refresh()  # all of its routes, and all broker groups
         known = set(self._cluster.group_names())
         hosts = sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known)
-        queues = await self._drop(config.name, tuple(hosts), "it is in no listing any more, and the rest is done when they are back")
+        queues = await self._drop(config.name, tuple(hosts), "it is in no listing, and the rest is done when these broker groups are back")
         await self._forget(config.name, record)
         log.info("subject %s is deleted", config.name)
         return queues

@@ -461,7 +461,7 @@ class Driver:
         try:
             epoch, membership = await self.coordinator.look_up()
         except CoordinationError as failure:
-            log.debug("nobody knows which epochs there are: %s", failure)
+            log.debug("reading the epoch from the coordination store failed: %s", failure)
             return
         self._with_core(lambda now_ms: self.core.looked_up(now_ms, epoch, membership))
 

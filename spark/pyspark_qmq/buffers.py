@@ -70,7 +70,7 @@ def stacked(marks: Sequence[Ints]) -> Ints:
             at += rows
             end += last - first
     if (joined[1:] < joined[:-1]).any():
-        raise CorruptBatch("the offsets of a column do not rise, although the batch's checksum holds: whoever wrote it is at fault")
+        raise CorruptBatch("the offsets of a column do not rise, although the batch's checksum holds: the program that wrote it has a bug")
     return joined
 
 
@@ -84,7 +84,7 @@ def _within(marks: Ints, size: int) -> slice:
     """What of a column's bytes its marks span. Raises CorruptBatch if that is not within `size`."""
     first, last = int(marks[0]), int(marks[-1])
     if not 0 <= first <= last <= size:
-        raise CorruptBatch("an offset points outside its column, although the batch's checksum holds: whoever wrote it is at fault")
+        raise CorruptBatch("an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug")
     return slice(first, last)
 
 

@@ -149,7 +149,9 @@ def _list_marks(span: Span, at: int) -> Ints:
         return _ZEROS[: span.rows + 1]
     marks = np.frombuffer(span.region, "<i4", span.rows + 1, at + 4 * span.first)
     if not 0 <= marks[0] <= marks[-1] <= last_offset(span.region, at, span.header.count):
-        raise CorruptBatch(f"the lists at byte {at} of a region do not rise, although its checksum holds: whoever wrote it is at fault")
+        raise CorruptBatch(
+            f"the lists at byte {at} of a region do not rise, although its checksum holds: the program that wrote it has a bug"
+        )
     return marks
 
 

@@ -242,7 +242,7 @@ def _edge(given: Asked, which: str, time_ms: int | None, default: str, is_stream
     found = parse_given(name, given.text(name, default))
     refused = EARLIEST if which == "ending" else LATEST
     if found == refused and not is_stream:
-        raise InvalidArgument(f"{name}={refused} of a batch read would give nothing, ever: leave it out")
+        raise InvalidArgument(f"{name}={refused} of a batch read would return no rows: leave it out")
     return found
 
 

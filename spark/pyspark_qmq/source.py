@@ -55,7 +55,7 @@ class QmqDataSource(DataSource):
         from pyspark_qmq.stream_reader import LogStreamReader
 
         if read_options.log_of(self.options) != "messages":
-            raise InvalidArgument("only messages are read as streams: use spark.read")
+            raise InvalidArgument("only messages can be read as a stream: use spark.read")
         check_schema(schema)
         return LogStreamReader(read_options.parse(self.options, is_stream=True), schema)
 

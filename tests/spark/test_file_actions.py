@@ -72,7 +72,7 @@ def test_segment_that_retention_takes_meanwhile_is_told_and_one_that_is_missing_
     next(reading)
     paths[0].unlink()
     paths[1].unlink()
-    with pytest.raises(MessagesExpired, match=f"took .*{paths[1].name}.*begin again"):
+    with pytest.raises(MessagesExpired, match=f"deleted .*{paths[1].name}.*read again"):
         list(reading)
     reading = committed_actions(folder)
     next(reading)

@@ -234,7 +234,7 @@ def test_broker_group_that_comes_later_is_found_and_one_that_goes_is_missed(data
         store.close()
         assert [key.broker_group for key in logs.topology(["a"]).queues] == ["g1", "g2"][:number]
     shutil.rmtree(data / "g1")
-    with pytest.raises(NotConnected, match="g1/message is not there"):
+    with pytest.raises(NotConnected, match="g1/message does not exist"):
         logs.topology(["a"])
 
 

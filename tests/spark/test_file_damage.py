@@ -91,7 +91,7 @@ def test_segment_that_is_missing_in_the_middle_is_damage_not_retention(traffic: 
     pieces = opened(traffic.folder).pieces(A, 0, traffic.end("a"), 1 << 20)
     path = segments(traffic)[1]
     path.unlink()
-    with pytest.raises(LogDamaged, match=f"{path.name} is missing, although retention takes from the front"):
+    with pytest.raises(LogDamaged, match=f"{path.name} is missing, although retention deletes only the oldest"):
         rows_of(pieces, skips_lost=True)
     with pytest.raises(LogDamaged, match="one is missing"):
         read(traffic)

@@ -72,7 +72,7 @@ def test_delay_groups_are_left_out_and_that_is_said_if_there_is_nothing_else(tmp
     replica(tmp_path / "d1", "delay", is_delay=True)
     assert found(tmp_path / "*") == [("g1", "message")]
     assert found(tmp_path / "*", with_delay=True) == [("delay", "message"), ("g1", "message")]
-    with pytest.raises(InvalidArgument, match="d1/broker is of a delay group: it holds what waits"):
+    with pytest.raises(InvalidArgument, match="d1/broker is of a delay group: it contains pending delayed messages"):
         found(tmp_path / "d1")
 
 
@@ -88,7 +88,7 @@ def test_path_that_names_nothing_to_read_is_refused(tmp_path: Path, path: str, w
 def test_replica_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     replica(tmp_path / "r1", "g1")
     (tmp_path / "r1" / "replica.json").write_text("{")
-    with pytest.raises(InvalidArgument, match=r"replica.json does not say of which broker group"):
+    with pytest.raises(InvalidArgument, match=r"replica.json does not name the folder's broker group"):
         found(tmp_path / "r1")
 
 

@@ -184,7 +184,7 @@ def test_what_retention_took_is_told_with_what_is_left_or_skipped(traffic: Traff
     mark(traffic.store)
     left = traffic.store.queues[b"a", 0].start_sequence
     assert 0 < left < end
-    with pytest.raises(MessagesExpired, match=r"a/0@g1: messages 0 to .*000.log is gone"):
+    with pytest.raises(MessagesExpired, match=r"a/0@g1: messages 0 to .*000.log is deleted"):
         rows_of(planned)
     skipped = rows_of(planned, skips_lost=True)
     assert 0 < len(skipped) < end
@@ -193,7 +193,7 @@ def test_what_retention_took_is_told_with_what_is_left_or_skipped(traffic: Traff
     again = log.pieces(key("a"), 0, end, 500)
     assert again[0].first == 0
     assert again[-1].end == end
-    with pytest.raises(MessagesExpired, match=f"the oldest that is kept is {left}"):
+    with pytest.raises(MessagesExpired, match=f"the oldest kept message is {left}"):
         rows_of(again)
     assert rows_of(again, skips_lost=True)[-1][0] == end - 1
     assert rows_of(log.pieces(key("a"), left, end, 500)) == traffic.sent["a", 0][left:]

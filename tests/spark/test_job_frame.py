@@ -149,7 +149,7 @@ def test_what_cannot_be_meant_is_refused(argv: list[str], words: str) -> None:
         source_options(parsed(*argv))
 
 
-@pytest.mark.parametrize(("options", "words"), [({"subscribe": "x"}, "where is the log"), ({"qmq.path": "/a"}, "which subjects")])
+@pytest.mark.parametrize(("options", "words"), [({"subscribe": "x"}, "name the log"), ({"qmq.path": "/a"}, "name the subjects")])
 def test_a_read_says_what_it_lacks(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         checked_source(options)

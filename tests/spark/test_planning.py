@@ -41,7 +41,7 @@ def test_what_lies_between_offsets_is_read_and_empty_ranges_are_not() -> None:
 
 
 def test_what_retention_took_is_an_error_that_says_what_is_left() -> None:
-    with pytest.raises(MessagesExpired, match=r"messages 3 to 9 of orders/0@g1 are gone.*oldest kept is 10.*failOnDataLoss=false"):
+    with pytest.raises(MessagesExpired, match=r"messages 3 to 9 of orders/0@g1 were deleted.*oldest kept is 10.*failOnDataLoss=false"):
         ranges({ORDERS: 3}, {ORDERS: 20}, QUEUES, skips_lost=False)
 
 

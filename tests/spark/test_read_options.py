@@ -53,8 +53,8 @@ def test_where_the_log_is_must_be_said() -> None:
     [
         ({"subscribePattern": "x.*"}, "exactly one of subscribe, subscribePattern, assign"),
         ({"assign": "{}"}, "exactly one"),
-        ({"startingOffsets": "latest"}, "would give nothing"),
-        ({"endingOffsets": "earliest"}, "would give nothing"),
+        ({"startingOffsets": "latest"}, "would return no rows"),
+        ({"endingOffsets": "earliest"}, "would return no rows"),
         ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "not both"),
         ({"maxOffsetsPerTrigger": "5"}, "for streams only"),
         ({"minPartitions": "0"}, "from 1 on"),

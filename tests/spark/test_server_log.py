@@ -345,7 +345,7 @@ async def test_what_retention_took_is_an_error_that_says_what_is_left_or_is_pass
         queue.start_sequence = 30
         with closing(opened(it)) as log:
             piece = QueuePiece(key(0, "g1"), 5, 45)
-            with pytest.raises(MessagesExpired, match=r"5 to 29 .*left is 30"):
+            with pytest.raises(MessagesExpired, match=r"5 to 29 .*remaining one is 30"):
                 await asyncio.to_thread(read_all, log, [piece])
             found = await asyncio.to_thread(lambda: list(log.read(piece, ReadSelection(), skips_lost=True)))
             assert [batch.envelope.base_sequence for batch in found] == [30, 40]

@@ -105,7 +105,7 @@ class OrderedService:
         await asyncio.wait([task], timeout=self._change_wait_s)
         if task.done() and not task.cancelled():
             return task.result()
-        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and goes on by itself"
+        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and continues by itself"
         if task.done():
             raise Stopping(f"{what}; this metaserver is stopping: see `qmq route show {subject}`", outcome=Outcome.STORED)
         await self._controller.read_back(change_key(subject, change.to_version))

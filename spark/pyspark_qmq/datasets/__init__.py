@@ -47,7 +47,7 @@ def schema_of(name: str) -> StructType:
 def check_name(name: str) -> str:
     """Raises InvalidArgument if no dataset has this name."""
     if name not in NAMES:
-        raise InvalidArgument(f"there is no dataset {name!r} beside the messages; there are {', '.join(NAMES)}")
+        raise InvalidArgument(f"there is no dataset {name!r}; there are {', '.join(NAMES)}")
     return name
 
 

@@ -52,7 +52,9 @@ def of_checkpoint(projection: Any) -> ScheduleContents:
     try:
         version, bucket_ms, index, _, _, plans, _, buckets = projection
         if version != VERSION:
-            raise LogDamaged(f"the schedule is of version {version}, this program knows {VERSION}: use one as new as its delay group")
+            raise LogDamaged(
+                f"the schedule has version {version}, this program supports {VERSION}: use a release as new as the delay group's"
+            )
         planned: dict[int, list[bytes]] = {}
         for plan in decode_actions(plans):
             for number, ordinals in plan.items if isinstance(plan, PlanAction) else ():

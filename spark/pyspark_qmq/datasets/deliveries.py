@@ -49,7 +49,7 @@ class Replay:
                         yield from self._apply(action, envelope.append_time_ms)
         except (AssertionError, CorruptBatch, KeyError) as cause:
             raise LogDamaged(
-                f"entry {envelope.index} of the action log does not follow from those before it ({cause!r}): segments are missing, or hurt"
+                f"entry {envelope.index} of the action log does not fit the entries before it ({cause!r}): segments are missing or damaged"
             ) from cause
 
     def _apply(self, action: AnyAction, time_ms: int) -> Iterator[Delivery]:

@@ -71,9 +71,11 @@ def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBa
     try:
         yield from _read(stretch, name, columns)
     except FileNotFoundError as cause:
-        raise MessagesExpired(f"{cause.filename} was delivered, all of it, and deleted since the read began: read again") from None
+        raise MessagesExpired(f"{cause.filename} was completely delivered and deleted after the read began: read again") from None
     except CorruptBatch as cause:
-        raise LogDamaged(f"{name}.*: {cause.message}: restore the files from a copy, or begin the replica anew") from cause
+        raise LogDamaged(
+            f"{name}.*: {cause.message}: restore the files from a copy, or move the replica's data folder away and start it again"
+        ) from cause
 
 
 def _read(stretch: FolderStretch, name: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -102,7 +102,7 @@ def _mark(found: npt.NDArray[np.uint8], ordinals: npt.NDArray[np.uint32], kind: 
     if len(ordinals) and int(ordinals.max()) >= len(found):
         raise CorruptBatch(f"it names message {int(ordinals.max())} of {len(found)}")
     if kind not in ScheduledState.__members__.values():
-        raise CorruptBatch(f"nothing is known of records of kind {kind}")
+        raise CorruptBatch(f"the record has an unknown kind {kind}")
     found[ordinals] = kind
 
 
@@ -141,7 +141,7 @@ def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> ScheduleRows:
     headers = _gathered(log, at + ENVELOPE_BYTES, _REGION)
     places = idx["place"].astype(np.int64)
     if (envelopes["base"][which] + places != np.arange(first, first + len(idx))).any() or (places >= headers["count"][which]).any():
-        raise CorruptBatch("the index says another thing than the batch it points to")
+        raise CorruptBatch("the index does not agree with its batch")
     columns_at = at + ENVELOPE_BYTES + REGION_BYTES + _padded(headers["subject_bytes"].astype(np.int64))
     deltas = (headers["columns"] & Column.CREATE_DELTA) != 0
     ids_at = columns_at + np.where(deltas, _padded(4 * headers["count"].astype(np.int64)), 0)

@@ -72,7 +72,7 @@ def bound_of_checkpoint(found: Checkpoint | None) -> Bound | None:
 def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = "") -> Bound:
     """Up to where it is committed. Raises InvalidArgument if nothing says so, NotConnected if the folder is gone."""
     if not folder.messages.is_dir():
-        raise NotConnected(f"{folder.messages} is not there: was its disk taken away?")
+        raise NotConnected(f"{folder.messages} does not exist: is its disk mounted?")
     mark = commit_mark.read(folder.path, lambda: time.sleep(_PAUSE_S))
     known = [Bound(mark.index, mark.message_position, mark.action_position)] if mark is not None else []
     if of_checkpoint is not None:

@@ -58,7 +58,7 @@ def committed_actions(folder: LogFolder | Path | str, committed: str = "") -> It
             raise InvalidArgument(f"{folder} has {len(found)} logs: name one of {', '.join(str(each.path) for each in found)}")
         folder = found[0]
     if not folder.actions.is_dir():
-        raise InvalidArgument(f"{folder.path} has no action log: it lies in the folder action/ of a broker's store")
+        raise InvalidArgument(f"{folder.path} has no action log: look for the folder action/ of a broker's store")
     bound = bound_of(folder, committed).actions
     segments = SegmentFiles.list(folder.actions)
     for base in segments.bases:
@@ -75,8 +75,10 @@ def _mapped(segments: SegmentFiles, base: int, bound: int) -> Mapped:
     except FileNotFoundError:
         left = SegmentFiles.list(segments.folder).bases
     if not left or left[0] < base:
-        raise LogDamaged(f"{segments.path(base)} is missing, although retention takes from the front and never all: restore it from a copy")
-    raise MessagesExpired(f"retention took {segments.path(base)} while the action log was read: begin again")
+        raise LogDamaged(
+            f"{segments.path(base)} is missing, although retention deletes only the oldest segments and never all: restore it from a copy"
+        )
+    raise MessagesExpired(f"retention deleted {segments.path(base)} while the action log was read: read again")
 
 
 def _entries(mapped: Mapped, end: int) -> Iterator[tuple[Envelope, bytes]]:

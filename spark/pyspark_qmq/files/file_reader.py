@@ -38,7 +38,7 @@ class FilePieceReader:
     def batches(self) -> Iterator[SourceBatch]:
         piece, place = self._piece, self._place
         if piece.first < place.start and not self._skips_lost:
-            raise self._expired(f"the oldest that is kept is {place.start}")
+            raise self._expired(f"the oldest kept message is {place.start}")
         for stretch in place.stretches:
             mapped = self._map(stretch)
             if mapped is not None:
@@ -52,19 +52,21 @@ class FilePieceReader:
             return map_part(path, stretch.base, stretch.end)
         except FileNotFoundError:
             if not folder.is_dir():
-                raise NotConnected(f"{folder} is not here: driver and executors must see qmq.path under the same names") from None
+                raise NotConnected(f"{folder} does not exist here: driver and executors must see qmq.path under the same names") from None
             left = SegmentFiles.list(folder).bases
         if not left or left[0] < stretch.base:
-            raise LogDamaged(f"{path} is missing, although retention takes from the front and never all: restore it from a copy")
+            raise LogDamaged(
+                f"{path} is missing, although retention deletes only the oldest segments and never all: restore it from a copy"
+            )
         if not self._skips_lost:
-            raise self._expired(f"segment {path} is gone")
+            raise self._expired(f"segment {path} is deleted")
         return None
 
     def _expired(self, what: str) -> MessagesExpired:
         piece = self._piece
         return MessagesExpired(
-            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention took some of them ({what}); "
-            "failOnDataLoss=false goes on with what is left"
+            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention deleted some of them ({what}); "
+            "failOnDataLoss=false continues with the remaining ones"
         )
 
     def _read(self, mapped: Mapped, stretch: FileStretch) -> Iterator[SourceBatch]:

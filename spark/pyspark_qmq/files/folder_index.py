@@ -88,7 +88,7 @@ class FolderIndex:
                 self._walks_all = newest_checkpoint(self.folder) == self._checkpoint_name
                 self._position = -1
                 self.refresh()
-        raise LogDamaged(f"{self.folder.path}: the consume logs vanish faster than they can be read: try again")
+        raise LogDamaged(f"{self.folder.path}: retention deletes the consume logs faster than they can be read: try again")
 
     # --- loading -------------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogF
     if not kept:
         names = ", ".join(str(each.path) for each in found.values())
         raise InvalidArgument(
-            f"{names} is of a delay group: it holds what waits to be delivered, not the subjects' logs. Name the folders of brokers"
+            f"{names} is of a delay group: it contains pending delayed messages, not the subjects' logs. Name the folders of brokers"
         )
     return kept
 
@@ -122,7 +122,7 @@ def _replica_group(path: Path) -> str:
     try:
         return str(json.loads(json.loads(path.read_bytes())["content"])["group"])
     except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise InvalidArgument(f"{path} does not say of which broker group the folder is ({cause}): restore it from a copy") from cause
+        raise InvalidArgument(f"{path} does not name the folder's broker group ({cause}): restore it from a copy") from cause
 
 
 def _dev_group(path: Path, *, is_delay: bool) -> str:

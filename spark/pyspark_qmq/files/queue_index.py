@@ -92,7 +92,7 @@ class Persisted:
         holds = [count > 0, size > 0, base[:-1] + count[:-1] == base[1:], position[:-1] + size[:-1] <= position[1:]]
         fits = base[0] >= 0 and base[-1] + count[-1] == self.end and position[0] >= 0 and position[-1] + size[-1] <= self.until
         if not (fits and all(bool(each.all()) for each in holds)):
-            raise IndexLost(f"consume log {self.name} does not hold")
+            raise IndexLost(f"consume log {self.name} is inconsistent")
 
 
 class QueueIndex:

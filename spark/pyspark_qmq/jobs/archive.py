@@ -105,9 +105,9 @@ class ArchiveJob:
 
 def _root(args: argparse.Namespace) -> Path:
     if not args.out:
-        raise InvalidArgument("where is the archive? Give --out FOLDER")
+        raise InvalidArgument("name the archive's folder: --out FOLDER")
     if args.until_time != "latest":
-        raise InvalidArgument("an archive has no end: it takes all that is committed; leave --until out")
+        raise InvalidArgument("an archive takes all committed messages: leave --until out")
     return local_path(args.out)
 
 

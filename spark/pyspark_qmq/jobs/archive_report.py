@@ -48,7 +48,7 @@ def compacted(root: Path, archive: Archive, made: Sequence[Manifest]) -> Report:
 
 def swept(root: Path, archive: Archive, deleted: Sequence[str]) -> Report:
     facts = {**_holdings(root, archive), "files deleted": len(deleted), "old files kept for readers": len(archive.kept)}
-    return Report("archive", f"{len(deleted):,} files that nobody reads any more were deleted.", True, facts, folder=FOLDER)
+    return Report("archive", f"{len(deleted):,} files that are no longer read were deleted.", True, facts, folder=FOLDER)
 
 
 def verified(

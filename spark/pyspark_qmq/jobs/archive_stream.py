@@ -79,7 +79,7 @@ class Taking:
         behind = self._folder.latest().reached
         for key, wanted in found.items():
             if key in behind and wanted[0][0] > behind[key]:
-                raise LogDamaged(f"{key}: the archive ends at {behind[key]}, the stream goes on at {wanted[0][0]}: start it again")
+                raise LogDamaged(f"{key}: the archive ends at {behind[key]}, the stream continues at {wanted[0][0]}: start it again")
         return found
 
     def _take(self, rows: DataFrame, wanted: Ranges, reached: Offsets, origin: str) -> None:

@@ -50,7 +50,7 @@ class DeadLettersJob:
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Find them, and give them back if that is asked. Raises QmqError."""
         if args.replay and not args.servers and not args.dry_run:
-            raise InvalidArgument("who is to give them back? --replay needs --servers")
+            raise InvalidArgument("--replay needs --servers: a metaserver replays parked keys")
         if args.dead_subject and not args.subject and not args.pattern:
             args = argparse.Namespace(**{**vars(args), "subject": [args.dead_subject]})
         ranges = self._ranges(spark, args).persist()

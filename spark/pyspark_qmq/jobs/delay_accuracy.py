@@ -45,7 +45,7 @@ class DelayAccuracy:
         """Compare the schedule with the log. Raises QmqError."""
         folders = args.delay_path or args.path
         if not folders:
-            raise InvalidArgument("where is the schedule? Give --delay-path FOLDER, a delay group's data folder")
+            raise InvalidArgument("name the schedule: --delay-path FOLDER, a delay group's data folder")
         schedules = chosen(read_dataset(spark, args, "schedules", path=folders), args).persist()
         try:
             schedules.count()  # before the log is looked at: what has come by now is in it

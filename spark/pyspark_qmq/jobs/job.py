@@ -204,9 +204,9 @@ def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[st
 def checked_source(options: dict[str, str]) -> dict[str, str]:
     """The same. Raises InvalidArgument if they do not say where the log is, or which subjects (other logs than messages need none)."""
     if not {"qmq.servers", "qmq.path", "path"} & options.keys():
-        raise InvalidArgument("where is the log? Give --servers HOST:PORT, or --path FOLDER")
+        raise InvalidArgument("name the log: --servers HOST:PORT, or --path FOLDER")
     if log_of(options) == MESSAGES and not {"subscribe", "subscribePattern", "assign"} & options.keys():
-        raise InvalidArgument("which subjects? Give --subject NAME, or --pattern '.*' for all")
+        raise InvalidArgument("name the subjects: --subject NAME, or --pattern '.*' for all")
     return options
 
 

@@ -59,7 +59,7 @@ class OrderAudit:
         """Audit the ordered subjects among those that are named. Raises QmqError."""
         by = parse_by(args.by)
         if args.dense and not by.is_exact:
-            raise InvalidArgument("--dense is about a number: give it together with --by header:NAME or --by json:FIELD")
+            raise InvalidArgument("--dense checks a number: give it together with --by header:NAME or --by json:FIELD")
         _refuse_selections(args)
         topology = queues_now(args)
         found: dict[str, Findings] = {}
@@ -113,7 +113,7 @@ def reads_to_end(args: argparse.Namespace) -> bool:
 def _refuse_selections(args: argparse.Namespace) -> None:
     chosen = [name for name in source_options(args) if name.lower() in _SELECTING]
     if chosen:
-        raise InvalidArgument(f"an audit needs all messages, or it would take those left out for lost: leave out option {chosen[0]}")
+        raise InvalidArgument(f"an audit needs all messages, or it would report the others as lost: leave out option {chosen[0]}")
 
 
 def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[SourceQueue], columns: Sequence[str]) -> DataFrame:

@@ -14,14 +14,14 @@ _BIRTH_MS_MIN: Final = 1 << 40
 """Real producers were born later (their ids begin with that time); below are the ids of Spark's sink."""
 
 HINTS: Final[dict[str, str]] = {
-    "stream_order": "A broker takes batch n only behind batch n - 1: keep these segments, and look at the master of that time.",
-    "id_order": "Both were sent by one client, which sends again in order what nobody answered: keep its log.",
+    "stream_order": "A broker takes batch n only after batch n - 1: keep these segments, and look at the master of that time.",
+    "id_order": "One client sent both, and it repeats unanswered messages in order: keep its log.",
     "time_order": (
         "Either the order was broken, or the sender's clock was set back, or several processes write this key and their clocks differ: "
         "then say by how much with --clock-ms. A number that the application counts (--by) tells them apart."
     ),
     "number_order": "Consumers see the higher number first. If one process counts for each key, the order was broken.",
-    "stream_gap": "Batches that a producer numbered are not there: they were lost, or the log was read with a selection (tags, keys).",
+    "stream_gap": "Numbers of a producer's batches are missing: these were lost, or the log was read with a selection (tags, keys).",
     "sequence_gap": (
         "Messages are missing. A power cut may leave such a gap where consumers had seen what the disk then lost (docs/CONTRACT.md); "
         "otherwise look into its segments: qmq log dump."
@@ -31,7 +31,7 @@ HINTS: Final[dict[str, str]] = {
     "stored_twice": "A broker knows the newest batches of each producer, and stores none twice: who sent this one under another number?",
     "broken_replay": "Consumers see an older message between newer ones. After a fence a producer repeats everything that was in flight.",
     "number_repeat": "Two different messages: the application sent one thing twice, or counted wrongly.",
-    "behind_seal": "Consumers that went on to the next version never see it.",
+    "behind_seal": "Consumers that have moved to the next version never see it.",
     "before_seal": "Both lie in one broker group's log, so it is certain: the target was written to while its source was still open.",
     "outside_range": "Consumers of the partition that holds the key never see it.",
     "wrong_hash": "A client with another hash sent it (docs/ORDERING.md has the vectors); its key is spread over two partitions.",

@@ -146,7 +146,7 @@ class BlockingConnection:
         failure = wire.unpack_error(payload)
         if request_id == 0:
             self.close()
-            raise NotConnected(f"{self.address} ended the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
+            raise NotConnected(f"{self.address} closed the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
         raise failure
 
     def _fill(self, view: memoryview) -> None:

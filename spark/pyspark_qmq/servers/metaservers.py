@@ -99,7 +99,7 @@ class Metadata:
                 self._address = next(self._turns)
                 if isinstance(failure, Unavailable):
                     raise
-                raise NotConnected(f"the metaserver at {address} could not say: {failure.message}") from failure
+                raise NotConnected(f"the metaserver at {address} did not answer: {failure.message}") from failure
 
         return patiently(once, self.retry_ms if retry_ms is None else retry_ms)
 

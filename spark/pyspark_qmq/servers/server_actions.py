@@ -58,7 +58,7 @@ def committed_actions(address: Servers, broker_group: str) -> Iterator[tuple[Env
         while True:
             answer = _read(metadata, broker_group, position)
             if position and answer.position != position:
-                raise MessagesExpired(f"retention took the action log of {broker_group} from {position} on while it was read: begin again")
+                raise MessagesExpired(f"retention took the action log of {broker_group} from {position} on while it was read: read again")
             if not answer.entries:
                 return
             yield from _entries(answer.entries, broker_group)
@@ -96,7 +96,7 @@ def _entries(data: bytes, group: str) -> Iterator[tuple[Envelope, bytes]]:
             region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
             check_region(region, envelope.region_crc)
         except CorruptBatch as cause:
-            raise LogDamaged(f"an entry of the action log of {group} came damaged: {cause.message}") from cause
+            raise LogDamaged(f"an entry of the action log of {group} arrived damaged: {cause.message}") from cause
         if envelope.kind in (Kind.ACTIONS, Kind.SNAPSHOT):
             yield envelope, region
         at += envelope.total_bytes

@@ -140,6 +140,6 @@ def batches_in(payload: memoryview, count: int, queue: QueueKey) -> Iterator[Sou
             if end > len(payload) or crc32c(whole[begin:end]) != envelope.region_crc or envelope.kind != Kind.DATA:
                 raise CorruptBatch("its checksum does not hold, or it is no batch of messages")
         except CorruptBatch as cause:
-            raise LogDamaged(f"a batch of {queue} came damaged: {cause.message}") from cause
+            raise LogDamaged(f"a batch of {queue} arrived damaged: {cause.message}") from cause
         yield SourceBatch(envelope, payload[begin:end])
         at = end

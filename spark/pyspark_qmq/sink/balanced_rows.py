@@ -122,9 +122,9 @@ class BalancedRows(RowSender[str]):
             at, count = int(np.searchsorted(rows, first)), self._runs.pop(first)
             if rows[at] != first:
                 raise InvalidArgument(
-                    f"row {first} of Spark partition {self._writer.partition} is stored as one to {self._subject!r}, and is none now: the "
-                    "plan before the sink is not deterministic, so nobody can tell what is stored. Sort the rows before they are written; "
-                    "to go on with this epoch's rows perhaps stored twice, name the writer anew by qmq.txnId"
+                    f"row {first} of Spark partition {self._writer.partition} is stored in {self._subject!r}, but no longer goes there: "
+                    "the plan before the sink is not deterministic, so the sink cannot tell which rows are stored. Sort the rows before "
+                    "they are written; to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
                 )
             keeps[at : at + count] = False
             self._skip = max(self._skip, at + count - len(rows))

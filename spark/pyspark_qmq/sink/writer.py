@@ -70,7 +70,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         context = _context()
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
-            raise InvalidArgument("Spark does not say which query and epoch this is, so a repetition could not be told from a new write")
+            raise InvalidArgument("Spark gives no query id and epoch, so the sink cannot tell a repeated write from a new one")
         return _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
@@ -95,7 +95,7 @@ def arrow_stream_writer(options: Mapping[str, str], schema: StructType, overwrit
 
 def _planned(options: Mapping[str, str], schema: StructType, overwrite: bool) -> tuple[SinkOptions, Fields]:
     if overwrite:
-        raise InvalidArgument('a log is only ever written on: use .mode("append"), and for streams .outputMode("append")')
+        raise InvalidArgument('the sink can only append to a log: use .mode("append"), and for streams .outputMode("append")')
     asked = SinkOptions.parse(options)
     return asked, Fields.of(schema, has_subject=bool(asked.subject))
 
@@ -103,7 +103,7 @@ def _planned(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
 def _context() -> Any:
     context = TaskContext.get()
     if context is None:
-        raise InvalidArgument("rows are written in Spark's tasks only")
+        raise InvalidArgument("rows can be written only in Spark's tasks")
     return context
 
 

@@ -298,7 +298,7 @@ async def test_with_fencing_by_majority_a_request_ends_and_its_change_goes_on(st
                 here.lanes.down.add("a")
 
         here.lanes.before_seal = fall_silent
-        with pytest.raises(DeadlineExceeded, match="is prepared, and goes on by itself") as failure:
+        with pytest.raises(DeadlineExceeded, match="is prepared, and continues by itself") as failure:
             await here.move(1, "b")
         assert failure.value.outcome is Outcome.STORED
         assert (await here.describe()).change.phase == "prepared"
