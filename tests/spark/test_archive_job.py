@@ -176,7 +176,7 @@ def test_of_a_lost_checkpoint_s_new_epochs_only_what_is_new_is_taken(spark: Spar
 
 def test_a_stream_that_begins_behind_the_archive_s_end_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     give(spark, tmp_path, [0], 10)
-    with pytest.raises(Exception, match="the archive ends at 10, the stream goes on at 25"):
+    with pytest.raises(Exception, match="the archive ends at 10, the stream continues at 25"):
         give(spark, tmp_path, [1], 25, 30)
 
 

@@ -199,7 +199,7 @@ def test_actions_of_a_delay_group_are_passed_over() -> None:
 
 
 def test_a_gap_in_the_log_is_damage_and_no_wrong_answer() -> None:
-    with pytest.raises(LogDamaged, match="does not follow"):
+    with pytest.raises(LogDamaged, match="does not fit the entries before it"):
         replayed(pulled((0, 1, 1)))
     with pytest.raises(LogDamaged, match="entry 3 "):
         replayed(Begin(*NAMES, "", 9), joined(), pulled((2, 1, 2)))

@@ -114,12 +114,20 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
     with sharded(tmp_path) as it:
         assert it.lines[-1] == "qmq broker: 2 shards of g1 are ready"
         assert {found[1] for line in it.lines if (found := re.search(r"replica a of (\S+),", line))} == {"g1.1", "g1.2"}
-        bodies = [b"%d" % number for number in range(4_000)]
+        bodies: list[bytes] = []
         async with qmq.connect(it.server) as mq, mq.producer("orders", batch_messages=10) as producer:
-            await producer.send_many(bodies[:2_000])
+
+            async def send(count: int) -> None:
+                more = [b"%d" % number for number in range(len(bodies), len(bodies) + count)]
+                bodies.extend(more)
+                await producer.send_many(more)
+
+            async with asyncio.timeout(60):
+                while len(producer.stored_by_group) < SHARDS:  # a shard may have no master yet
+                    await send(500)
             victim = it.shards()["g1.2"]
             os.kill(victim, signal.SIGKILL)
-            await producer.send_many(bodies[2_000:])
+            await send(2_000)
         assert await asyncio.to_thread(it.broker.line), "the killed shard serves again"
         assert it.shards()["g1.2"] != victim
         found = await consumed(it.server, "audit", len(bodies))
