@@ -149,8 +149,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def kill(self) -> list[asyncio.Task[Any]]:
         """The end; what was under way, to be kept until `bury`."""
         self.is_alive = False
+        # Before the timers go: a task that a paused process has not begun is held by its timer alone.
+        tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
         self.frozen.clear()
-        return [task for task in asyncio.all_tasks(self) if not task.done()]
+        return tasks
 
 
 def bury(tasks: list[asyncio.Task[Any]]) -> None:

@@ -14,9 +14,11 @@ from types import SimpleNamespace
 
 import forms
 import pytest
+from sim.world import World
 
 from ordersim.bugs import BUGS
 from ordersim.checks import Checks
+from ordersim.loop import ProcessLoop, bury
 from ordersim.run import simulate
 from ordersim.violation import Violation
 
@@ -105,6 +107,20 @@ def tell() -> str:
     """Some seeds, as one line."""
     found = [simulate(seed) for seed in (3,)]
     return str([(each.trace, each.events, each.stored, each.handed) for each in found])
+
+
+def test_what_a_paused_process_has_not_begun_is_kept_when_it_is_killed() -> None:
+    async def never_begun() -> None:
+        raise AssertionError
+
+    world = World(seed=1)
+    loop = ProcessLoop(world, "consumer", lambda *_: None)
+    loop.pause()
+    loop.create_task(never_begun())
+    world.run(1)
+    assert len(loop.frozen) == 1
+    # Without a reference to the task, Python would warn of a coroutine that was never awaited.
+    bury(loop.kill())
 
 
 def test_a_seed_always_tells_the_same_story() -> None:
