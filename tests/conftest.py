@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -65,8 +66,16 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What it takes to repeat the run."""
+    """What was skipped and why, in a line for each reason, and what it takes to repeat the run."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason, count in sorted(Counter(reason_of(each) for each in skipped).items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
     terminalreporter.write_line(f"repeat with QMQ_TEST_FORM={forms.FORM} QMQ_TEST_SEED={forms.SEED}")
+
+
+def reason_of(skipped: pytest.TestReport | pytest.CollectReport) -> str:
+    told = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr)
+    return told.removeprefix("Skipped: ")
 
 
 @pytest.hookimpl(tryfirst=True)

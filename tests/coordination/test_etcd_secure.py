@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import needs
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from etcd_support import Follower, proxied, put_surely
-from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, find_binary
+from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
@@ -63,8 +63,7 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def tls_server(tmp_path: Path, authority: Authority) -> Iterator[EtcdProcess]:
     """A member that wants client certificates."""
-    if find_binary() is None:
-        pytest.skip("no etcd binary")
+    needs.need_etcd()
     cert, key = authority.issue("server")
     server = EtcdProcess(tmp_path / "etcd", tls=ServerTls(authority.ca, cert, key))
     try:
@@ -135,8 +134,7 @@ def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) 
 
 
 async def test_a_member_whose_certificate_is_for_another_name_is_not_believed(tmp_path: Path) -> None:
-    if find_binary() is None:
-        pytest.skip("no etcd binary")
+    needs.need_etcd()
     create_authority(tmp_path)
     member, own = issue(tmp_path, "etcd", "node", ["elsewhere.example"]), issue(tmp_path, "broker", "node")
     server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
@@ -231,13 +229,8 @@ async def test_a_watch_that_is_opened_with_an_old_token_gets_a_new_one(auth_serv
             await each.close()
 
 
-def has_engine() -> bool:
-    return "DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()
-
-
 @pytest.mark.docker
-@pytest.mark.docker
-@pytest.mark.skipif(not has_engine(), reason="no container engine: no DOCKER_HOST and no docker socket")
+@needs.engine
 async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
     from testcontainers.core.container import DockerContainer
 
@@ -259,8 +252,7 @@ async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
 
 
 async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_touch(tmp_path: Path) -> None:
-    if find_binary() is None:
-        pytest.skip("no etcd binary")
+    needs.need_etcd()
     create_authority(tmp_path)
     member = issue(tmp_path, "etcd", "node", ["localhost", "127.0.0.1"])
     server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
+import needs
 import pytest
 from qmq_coordination.coordination_store import (
     Compare,
@@ -194,8 +195,7 @@ def test_free_ports_are_below_those_of_outgoing_connections() -> None:
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
-    if find_binary() is None:
-        pytest.skip("no etcd binary")
+    needs.need_etcd()
     server = EtcdProcess(tmp_path)
     (tmp_path / "data").write_text("not a folder")
     with pytest.raises(EtcdFailed, match="data"):

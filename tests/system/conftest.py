@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import needs
 import pytest
 
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from system.group import SECURE, Group, can_use_namespaces, running_group
+from system.group import SECURE, Group, running_group
 
 
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """Group g1 with etcd and metaservers."""
-    network = "netns" if can_use_namespaces() else "loopback"
+    network = "netns" if needs.can_use_namespaces() else "loopback"
     with running_group(tmp_path_factory.mktemp("cluster"), network, secure=SECURE) as found:
         yield found
 

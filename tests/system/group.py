@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,11 +29,6 @@ REPLICAS = ("g1-a", "g1-b", "g1-c")
 CONTROL_PORT = 20882
 SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
 """Whether clusters of faults are secured ones: `scripts/test --secure`."""
-
-
-def can_use_namespaces() -> bool:
-    """Whether partitions can be made here: root, and `ip`."""
-    return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
 async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus | None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import needs
+
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from cluster_runner import Cluster
@@ -29,7 +31,7 @@ from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from qmq.security.tls_network import network_of
-from system.group import CONTROL_PORT, ETCD, ETCD_USERS, can_use_namespaces, describe, papers_of
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, describe, papers_of
 
 META_PORT = 20880
 FIRST_DATA_PORT = 20900
@@ -165,7 +167,7 @@ def running_cluster(
     settings = {**ETCD_TIMES, **(environment or {})}
     file = folder / "compose.json"
     file.write_text(json.dumps(shaped(resolve(COMPOSE_FILE, settings), shape)))
-    network = network or ("netns" if can_use_namespaces() else "loopback")
+    network = network or ("netns" if needs.can_use_namespaces() else "loopback")
     if secure:
         services = (*ETCD, *ETCD_USERS, *shape.meta_names, *chain.from_iterable(shape.replica_names.values()))
         with Cluster(folder / "cluster", network=network, environment=settings, secure=True) as cluster:

@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import needs
 from binlog import OutOfOrder, Source
 from history import load
 from history.ordered import OrderedReport
 
 import qmq
 from qmq.model import Order, SubjectConfig
-from system.group import can_use_namespaces
 from system.ordered_cluster import OrderedCluster, Shape, running_cluster
 from system.ordered_consumer import ConsumerProcess
 from system.ordered_nemesis import Changer, Nemesis, follow
@@ -158,7 +158,7 @@ async def _run(
         kills=options.kills,
         freezes=options.freezes,
         seconds=options.seconds,
-        can_cut=options.network != "loopback" and can_use_namespaces(),
+        can_cut=options.network != "loopback" and needs.can_use_namespaces(),
     )
     begin_s = time.monotonic()
     async with asyncio.TaskGroup() as both:

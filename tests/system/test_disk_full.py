@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
 from support import node_config, running
 
@@ -30,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@needs.mounts
 @pytest.mark.parametrize("reserve", [2 * MIB, 0])
 async def test_a_full_disk_refuses_writes_goes_on_reading_and_recovers(small_disk: Path, reserve: int) -> None:
     log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=reserve)

@@ -13,16 +13,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import needs
 import pytest
 
-from system.group import ETCD, REPLICAS, Group, can_use_namespaces
+from system.group import ETCD, REPLICAS, Group
 from system.workload import Workload
 
 ETCD_AWAY_S = int(os.environ.get("QMQ_ETCD_AWAY_S", "8"))
 
 pytestmark = pytest.mark.xdist_group("faults")
-
-needs_namespaces = pytest.mark.skipif(not can_use_namespaces(), reason="no network namespaces: they need root and apt-get install iproute2")
 
 
 @asynccontextmanager
@@ -85,7 +84,7 @@ async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group:
         assert not found[master].is_serving
 
 
-@needs_namespaces
+@needs.namespaces
 @pytest.mark.parametrize("how", ["both ways", "inward", "outward"])
 async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(group: Group, tmp_path: Path, how: str) -> None:
     async with load(group, f"cut-{how.split()[0]}", tmp_path) as work:

@@ -10,11 +10,12 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
 
 import qmq
 from qmq.errors import DeadlineExceeded, Outcome
-from system.group import Group, can_use_namespaces
+from system.group import Group
 from system.test_faults import load
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
@@ -48,7 +49,7 @@ def fill(folder: Path) -> Path:
     return filler
 
 
-@pytest.mark.skipif(not can_use_namespaces(), reason="mounting a file system needs root")
+@needs.mounts
 async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room(group: Group, tmp_path: Path) -> None:
     slave = await group.slave()
     await asyncio.to_thread(group.cluster.stop, slave)
@@ -67,7 +68,7 @@ async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_ther
     await group.settled()
 
 
-@pytest.mark.skipif(not can_use_namespaces(), reason="mounting a file system needs root")
+@needs.mounts
 async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_when_there_is_room(group: Group, tmp_path: Path) -> None:
     chosen = await group.slave()
     await asyncio.to_thread(group.cluster.stop, chosen)
@@ -91,7 +92,7 @@ async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_w
     await group.settled()
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace: apt-get install strace")
+@needs.strace
 async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_go_on(group: Group, tmp_path: Path) -> None:
     async with load(group, "sync", tmp_path) as work:
         master = await group.master()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
@@ -14,9 +15,8 @@ import qmq
 from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable, NotConnected
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import ETCD, REPLICAS, Group, running_group
-from system.test_cluster_runner import needs_etcd
 
-pytestmark = [pytest.mark.xdist_group("faults"), needs_etcd, pytest.mark.rotating]
+pytestmark = [pytest.mark.xdist_group("faults"), needs.etcd, pytest.mark.rotating]
 
 
 @pytest.fixture(scope="module")

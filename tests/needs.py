@@ -1,0 +1,38 @@
+"""What some tests need of the machine. Where it is missing they are skipped, and the reason says how to have it; CI has all of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from qmq_coordination.etcd.etcd_process import find_binary
+
+NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN"
+NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
+NO_MOUNTS = "no file systems of the test's own: mounting one needs root"
+NO_STRACE = "no strace: apt-get install strace"
+NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
+
+
+def can_use_namespaces() -> bool:
+    """Whether partitions can be made here: root, and `ip`."""
+    return os.geteuid() == 0 and all(map(shutil.which, ("ip", "nsenter")))
+
+
+def has_engine() -> bool:
+    return "DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()
+
+
+def need_etcd() -> None:
+    """For a fixture, which cannot carry a mark."""
+    if find_binary() is None:
+        pytest.skip(NO_ETCD)
+
+
+etcd = pytest.mark.skipif(find_binary() is None, reason=NO_ETCD)
+namespaces = pytest.mark.skipif(not can_use_namespaces(), reason=NO_NAMESPACES)
+mounts = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason=NO_MOUNTS)
+strace = pytest.mark.skipif(shutil.which("strace") is None, reason=NO_STRACE)
+engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
