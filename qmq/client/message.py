@@ -57,6 +57,13 @@ class Decoded:
         return self._bodies is not None
 
     @property
+    def readable_bodies(self) -> list[bytes] | None:
+        """All bodies of the batch, None if they are `unreadable`. Raises InvalidArgument if a library is not installed."""
+        if self._bodies is None and self.unreadable is None:
+            self._bodies = self.view.bodies()
+        return self._bodies
+
+    @property
     def message_bytes(self) -> int:
         """What each of its messages takes, as if all were alike."""
         return -(-self.view.envelope.total_bytes // max(self.view.count, 1))

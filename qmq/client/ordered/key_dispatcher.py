@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from qmq.client.ordered.key_queue import KeyQueue
 from qmq.client.ordered.lane_core import Cell, LaneState
@@ -27,10 +27,10 @@ class KeyDispatcher:
         self._again: deque[Cell] = deque()
         """Of these, the ones that may go now."""
 
-    def put(self, messages: Iterable[OrderedMessage]) -> None:
-        """Messages came, in the order of their lane."""
-        for each in messages:
-            self._keys.put(each.lane, each.cell.key, each)
+    def put(self, messages: Sequence[OrderedMessage]) -> None:
+        """Messages of one lane came, in its order."""
+        if messages:
+            self._keys.extend(messages[0].lane, ((each.cell.key, each) for each in messages))
 
     def take(self) -> OrderedMessage | None:
         """The next message, which is in work now."""
@@ -45,11 +45,13 @@ class KeyDispatcher:
             if message.lane.core.begin(cell):
                 return message
             self._keys.finished(cell.key)
-        while (found := self._keys.next()) is not None:
+        following = self._keys.next
+        while (found := following()) is not None:
             key, message = found
-            if not message.lane.is_sure():
+            lane = message.lane
+            if not lane.is_sure():
                 self._hold_back(message)
-            elif message.lane.core.begin(message.cell):
+            elif lane.core.begin(message.cell):
                 return message
             else:
                 self._keys.finished(key)
@@ -63,8 +65,11 @@ class KeyDispatcher:
 
     def done(self, message: OrderedMessage) -> bool:
         """The message is over; False if it was not ours any more."""
-        is_ours = message.lane.core.done(message.cell)
-        self._over(message)
+        cell, keys = message.cell, self._keys
+        is_ours = message.lane.core.done(cell)
+        keys.finished(cell.key)  # `_over`, without a call: most messages end here
+        if keys.held:
+            self.review(message.lane)
         return is_ours
 
     def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
@@ -89,7 +94,7 @@ class KeyDispatcher:
     def _over(self, message: OrderedMessage) -> None:
         self._keys.finished(message.cell.key)
         # The end of a message blocks no lane, and releases one only that is held; whether the lease is sure is asked in `take`.
-        if self._keys.has_held:
+        if self._keys.held:
             self.review(message.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:

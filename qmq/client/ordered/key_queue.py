@@ -16,6 +16,7 @@ Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 L = TypeVar("L")
@@ -26,34 +27,41 @@ class KeyQueue(Generic[L, M]):
     """`L` is a lane, which can be hashed, `M` a message."""
 
     def __init__(self) -> None:
-        self._lines: dict[bytes, deque[tuple[L, M]]] = {}
+        self._ready: OrderedDict[bytes, tuple[L, M]] = OrderedDict()
+        """Keys that can go on, in their turn, with the first message of each; its lane may be held."""
         self._in_work: set[bytes] = set()
-        self._ready: OrderedDict[bytes, None] = OrderedDict()
-        """Keys that can go on, in their turn; perhaps with a lane that is held in front."""
-        self._held: dict[L, OrderedDict[bytes, None]] = {}
+        self._lines: dict[bytes, deque[tuple[L, M]]] = {}
+        """What waits behind a key's first message, or behind the one in work. Most keys have nothing there."""
+        self.held: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
         """Held lanes, with keys that could go on but for them."""
 
     def put(self, lane: L, key: bytes, message: M) -> None:
         """A message, behind all others of its key."""
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = deque()
-            if key not in self._in_work:
-                self._ready[key] = None
-        line.append((lane, message))
+        self.extend(lane, ((key, message),))
+
+    def extend(self, lane: L, messages: Iterable[tuple[bytes, M]]) -> None:
+        """Messages with their keys, each behind all others of its key."""
+        ready, in_work, lines, held = self._ready, self._in_work, self._lines, self.held
+        for key, message in messages:
+            if key not in ready and key not in in_work and not (held and self._is_stopped(key)):
+                ready[key] = lane, message
+            elif key in lines:
+                lines[key].append((lane, message))
+            else:
+                lines[key] = deque(((lane, message),))
+
+    def _is_stopped(self, key: bytes) -> bool:
+        return any(key in stopped for stopped in self.held.values())
 
     def next(self) -> tuple[bytes, M] | None:
         """A message whose key has nothing in work, and its key, which is in work now; None if there is none."""
-        while self._ready:
-            key, _ = self._ready.popitem(last=False)
-            line = self._lines[key]
-            lane, message = line[0]
-            if lane in self._held:
-                self._held[lane][key] = None
+        ready, held = self._ready, self.held
+        while ready:
+            key, first = ready.popitem(last=False)
+            lane, message = first
+            if held and lane in held:
+                held[lane][key] = first
                 continue
-            line.popleft()
-            if not line:
-                del self._lines[key]
             self._in_work.add(key)
             return key, message
         return None
@@ -61,46 +69,46 @@ class KeyQueue(Generic[L, M]):
     def finished(self, key: bytes) -> None:
         """The key's message in work is over: the next one of its line may come. The key must be in work."""
         self._in_work.remove(key)
-        if key in self._lines:
-            self._ready[key] = None
+        line = self._lines.get(key)
+        if line is not None:
+            self._ready[key] = line.popleft()
+            if not line:
+                del self._lines[key]
 
     def hold(self, lane: L) -> None:
         """Give none of its messages out for now."""
-        self._held.setdefault(lane, OrderedDict())
-
-    @property
-    def has_held(self) -> bool:
-        """Whether any lane is held."""
-        return bool(self._held)
+        self.held.setdefault(lane, OrderedDict())
 
     def release(self, lane: L) -> None:
         """They may come again."""
-        self._ready.update(self._held.pop(lane, {}))
+        self._ready.update(self.held.pop(lane, {}))
 
     def drop(self, lane: L) -> None:
         """Forget its messages, and that it was held."""
         self.release(lane)
-        for key in [key for key, line in self._lines.items() if any(each == lane for each, _ in line)]:
-            rest = deque(each for each in self._lines.pop(key) if each[0] != lane)
-            self._ready.pop(key, None)
-            for held in self._held.values():
-                held.pop(key, None)
+        firsts = [self._ready, *self.held.values()]
+        keys = dict.fromkeys(key for each in firsts for key, first in each.items() if first[0] == lane)
+        keys |= dict.fromkeys(key for key, line in self._lines.items() if any(each == lane for each, _ in line))
+        for key in keys:
+            waiting = [*[each.pop(key) for each in firsts if key in each], *self._lines.pop(key, ())]
+            rest = deque(each for each in waiting if each[0] != lane)
+            if rest and key not in self._in_work:
+                self._ready[key] = rest.popleft()
             if rest:
                 self._lines[key] = rest
-                if key not in self._in_work:
-                    self._ready[key] = None
 
     @property
     def waiting(self) -> int:
         """Messages that are not in work."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, (self._ready, *self.held.values(), *self._lines.values())))
 
     def check(self) -> None:
         """The whole invariant, for tests."""
-        stopped = [key for held in self._held.values() for key in held]
-        can_go_on = set(self._ready) | set(stopped)
+        stopped = [key for held in self.held.values() for key in held]
+        can_go_on = {*self._ready, *stopped}
         assert all(self._lines.values())
-        assert can_go_on == set(self._lines) - self._in_work
         assert len(stopped) == len(set(stopped))
         assert not set(stopped) & set(self._ready)
-        assert all(self._lines[key][0][0] == lane for lane, held in self._held.items() for key in held)
+        assert not can_go_on & self._in_work
+        assert set(self._lines) <= can_go_on | self._in_work
+        assert all(first[0] == lane for lane, held in self.held.items() for first in held.values())

@@ -51,7 +51,8 @@ class LaneAcks:
 
     def soon(self) -> None:
         """There may be something to tell; it goes with what comes until then."""
-        self._later(SETTLE_DELAY_S)
+        if self._timer is None:
+            self._later(SETTLE_DELAY_S)
 
     def _later(self, wait_s: float) -> None:
         if self._timer is None and not self._is_closed:
@@ -80,8 +81,10 @@ class LaneAcks:
         if session is not self._session:
             return
         if not isinstance(answer, QmqError):
-            for cell in self._core.settled(request):
-                _tell(self._waiters.pop(cell, None), None)
+            over = self._core.settled(request)
+            if self._waiters:
+                for cell in over:
+                    _tell(self._waiters.pop(cell, None), None)
             self.now()
             return
         if isinstance(answer, NotMaster | UnknownConsumer | LaneLost | NotConnected):

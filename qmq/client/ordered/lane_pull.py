@@ -7,20 +7,14 @@ that is. A run ends where the attempt changes, and messages of parked keys stand
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from qmq.batch import BatchView
 from qmq.client.message import Decoded
-from qmq.client.ordered.lane_core import LaneArrival
+from qmq.client.ordered.lane_core import Arrived, LaneArrival
 from qmq.errors import ProtocolViolation
 from qmq.wire import frame_payloads as wire
-
-
-class LanePlace(NamedTuple):
-    """Where a message is."""
-
-    batch: Decoded
-    index: int  # type: ignore[assignment]
 
 
 class LanePart(NamedTuple):
@@ -31,12 +25,14 @@ class LanePart(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """A delivery. `places` has the place of each arrival."""
+    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index there. To be read once: nothing of them
+    is kept, since objects that stay for a while are work for the garbage collector.
+    """
 
     next_sequence: int
     is_end: bool
-    arrivals: list[LaneArrival]
-    places: list[LanePlace]
+    arrivals: Iterator[Arrived]
+    places: Iterator[tuple[Decoded, int]]
 
 
 class BroughtRuns(NamedTuple):
@@ -51,16 +47,17 @@ class BroughtRuns(NamedTuple):
 def unpack(payload: memoryview | bytes, session: int) -> Brought:
     """What LANE_MESSAGES brought to a session. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session)
-    arrivals: list[LaneArrival] = []
-    places: list[LanePlace] = []
+    arrivals: list[Iterator[Arrived]] = []
+    places: list[Iterator[tuple[Decoded, int]]] = []
     for each in delivery.ranges:
         batch, offset = _find(each, batches)
         keys: list[bytes] | None = batch.column("keys")
-        base, size = batch.view.base_sequence, batch.message_bytes
-        for index in range(offset, offset + each.count):
-            arrivals.append(LaneArrival(base + index, keys[index] if keys else b"", each.attempt, size=size))
-            places.append(LanePlace(batch, index))
-    return Brought(delivery.next_sequence, delivery.is_end, arrivals, places)
+        end, first = offset + each.count, each.first_sequence
+        sequences = range(first, first + each.count)
+        own = keys[offset:end] if keys else repeat(b"")
+        arrivals.append(zip(sequences, own, repeat(each.attempt), repeat(0), repeat(1), repeat(batch.message_bytes)))
+        places.append(zip(repeat(batch), range(offset, end)))
+    return Brought(delivery.next_sequence, delivery.is_end, chain.from_iterable(arrivals), chain.from_iterable(places))
 
 
 def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes]) -> BroughtRuns:

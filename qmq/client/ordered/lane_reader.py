@@ -137,6 +137,8 @@ class LaneReader:
         self._loop = asyncio.get_running_loop()
         self._token = 0
         self._is_pulling = self._is_told_finished = False
+        self._pulls_at = 0
+        """With more open messages than this there is no room for another pull, as far as was known at the last look."""
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
         self._bell = asyncio.Event()
@@ -153,7 +155,7 @@ class LaneReader:
 
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended yet at the broker."""
-        return self._sessions.is_sure
+        return self._loop.time() <= self._sessions.sure_until_s  # asked for each message: `SessionLoop.is_sure` without another call
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +165,7 @@ class LaneReader:
         if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
         room, room_bytes = self._owner.room, self._owner.room_bytes
+        self._pulls_at = room // 2
         if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._owner.is_paused:
             return
         self._is_pulling = True
@@ -197,10 +200,11 @@ class LaneReader:
 
     def _accept(self, brought: lane_pull.Brought) -> None:
         cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+        owner, token, version, waiting = self._owner, self._token, self.lane.version, LaneState.WAITING
         came = [
-            OrderedMessage(self._owner, self, cell, place.batch, place.index, self._token, self.lane.version)
-            for cell, place in zip(cells, brought.places, strict=False)
-            if cell.state is LaneState.WAITING
+            OrderedMessage(owner, self, cell, batch, index, token, version)
+            for cell, (batch, index) in zip(cells, brought.places, strict=False)
+            if cell.state is waiting
         ]
         if came:
             self._tally.received += len(came)
@@ -225,15 +229,22 @@ class LaneReader:
 
     def worked(self, *, is_urgent: bool) -> None:
         """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
-        if self._retry_timer is not None or self.core.has_failing:
+        core = self.core
+        if core.failing or self._retry_timer is not None:
             self.arm()
         if is_urgent:
             self.settling.now()
         else:
             self.settling.soon()
-        if not self._is_pulling:
+        if not self._is_pulling and core.open <= self._pulls_at:
             self.pull_more()
-        self._bell.set()
+            session = self.session
+            if self._is_pulling and session is not None:
+                # Not at the end of this round of the event loop: a loop that finds messages ready does not let it go round, and the
+                # broker is to work meanwhile.
+                session.connection.stream.flush()
+        if self._is_leaving:
+            self._bell.set()
 
     def arm(self) -> None:
         """Wake up when the next failed message is due."""

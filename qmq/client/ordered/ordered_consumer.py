@@ -130,30 +130,30 @@ class OrderedConsumer:
         return self
 
     async def __anext__(self) -> OrderedMessage:
-        self._finish_current()
-        message = self._next_ready() or await self._next()
+        current = self._current
+        if current is not None:
+            self._current = None
+            current[0].ack_later()
+        message = self._next_ready()
+        if message is None:
+            message = await self._next()
         if self._is_auto:
-            self._current = message, asyncio.current_task()
+            self._current = message, asyncio.current_task(self._loop)
         return message
 
     def _next_ready(self) -> OrderedMessage | None:
         """The next message, if it is here and nothing has to be asked first: most of them, without a coroutine."""
-        if self._is_bulk is not False or self._failure is not None or self.is_paused or self._is_closing:
+        if self._is_bulk is not False or self._failure is not None or self._is_paused or self._links.is_paused or self._is_closing:
             return None
         message = self._by_key.take()
         if message is None:
             return None
-        if message.unreadable is not None:
+        if not message.body and message.unreadable is not None:
             message.fail(error=message.unreadable)
             return None
         if self._waiting:
             self._notify()  # there may be another one, for another who waits
         return message
-
-    def _finish_current(self) -> None:
-        if self._current is not None:
-            (message, _), self._current = self._current, None
-            message.ack_later()
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
         """Up to `messages_max` consecutive messages of one lane; none if there were none for `wait`. Say `ack`, `ack_later` or `fail` of
@@ -346,7 +346,8 @@ class OrderedConsumer:
         """The message was worked on."""
         self._by_key.done(message)
         message.lane.worked(is_urgent=False)
-        self._notify()
+        if self._waiting:
+            self._notify()
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         """It could not be."""

@@ -107,8 +107,16 @@ class OrderedMessage(LaneMessage):
     __slots__ = ("_settler", "cell")
 
     def __init__(self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
-        body = batch.bodies[index] if batch.unreadable is None else b""
-        LaneMessage.__init__(self, lane, batch, index, body, cell.attempt, token, version)
+        # Not by super() either: a call for each message.
+        bodies = batch.readable_bodies
+        self.body = bodies[index] if bodies is not None else b""
+        self.attempt = cell.attempt
+        self.is_settled = False
+        self._batch = batch
+        self._index = index
+        self.lane = lane
+        self.token = token
+        self.route_version = version
         self._settler = settler
         self.cell = cell
 

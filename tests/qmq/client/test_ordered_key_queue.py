@@ -66,6 +66,15 @@ def test_dropping_a_held_lane_frees_the_key_for_another_lane() -> None:
     assert queue.next() == (b"a", 2)
 
 
+def test_what_a_dropped_lane_had_in_front_gives_way_to_what_other_lanes_have_behind() -> None:
+    queue = filled(("old", b"a", 1), ("new", b"a", 2), ("old", b"a", 3))
+    queue.drop("old")
+    queue.check()
+    assert queue.next() == (b"a", 2)
+    queue.finished(b"a")
+    assert queue.next() is None
+
+
 LANES = st.sampled_from(["x", "y", "z"])
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 

@@ -267,6 +267,22 @@ def test_a_request_is_cut_where_it_would_be_too_long(monkeypatch: pytest.MonkeyP
     assert [first for first, *_ in told] == [1, 3, 5, 7]
 
 
+def test_what_finished_out_of_order_is_told_as_ranges_and_said_again_whole() -> None:
+    lane = core()
+    cells = arrive(lane, 9, *range(9))
+    finish(lane, cells[7], cells[2], cells[0], cells[1], cells[6])
+    assert not lane.is_told
+    request = lane.take()
+    assert said(request) == [(0, 2, DONE, 0), (6, 7, DONE, 0)]
+    lane.detached()
+    finish(lane, cells[3])
+    again = lane.take()
+    assert said(again) == [(0, 3, DONE, 0), (6, 7, DONE, 0)]
+    assert again is not None
+    assert sorted(cell.sequence for cell in lane.settled(again)) == [0, 1, 2, 3, 6, 7]
+    lane.check()
+
+
 @pytest.mark.parametrize("sequences", [(3, 3), (4, 3), (-1,), (9,)])
 def test_an_answer_that_cannot_be_is_refused(sequences: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolViolation):
