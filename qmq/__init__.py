@@ -1,4 +1,4 @@
-"""QMQ: a distributed message broker. This is all of its public face for applications.
+"""QMQ: a distributed message broker. This module has everything that applications import.
 
     async with qmq.connect("localhost:20880") as mq:
         await mq.send("flight.departed", body, key="N14228", tags=["UA"])
@@ -91,18 +91,17 @@ def connect(
     tls: Tls | None = None,
     token: Token = None,
 ) -> Client:
-    """A client of the cluster whose metaservers are at `addresses` ("host:port", several with commas or as a list); by default where
-    QMQ_SERVER or the context that QMQ_CONTEXT names says, else "localhost:20880".
+    """A client of the cluster whose metaservers are at `addresses` ("host:port"; several are separated by commas, or given as a list). The
+    default is QMQ_SERVER, then the context that QMQ_CONTEXT names, then "localhost:20880".
 
-    Nothing is opened until it is needed. With `create_subjects` the first message to an unknown subject creates it, if the
-    metaserver allows it. `interceptors` see every message sent and handled, the first one outermost (docs/TRACING.md).
-    `name` is what operators know the client by (`qmq pause client`): the host and the process, if it has none.
-    Verdicts that no broker can be told at the time are kept in `state_dir`, for the next start: a folder, by default QMQ_STATE_DIR or
-    ~/.local/state/qmq; False for nowhere (docs/DELIVERY.md).
-    `tls` says where certificates are, if the cluster uses TLS: by default what QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY name
-    (docs/SECURITY.md). `token` says who this client is, if its certificate does not: the token, a `Path` of the file that has it, or a
-    function that gives the present one; by default what QMQ_TOKEN_FILE or QMQ_TOKEN say (docs/ACCESS.md).
-    Raises InvalidArgument for what is no address, InvalidName.
+    The client connects when it is first used. With `create_subjects` the first message to an unknown subject creates it, if the metaserver
+    allows it. `interceptors` see every message sent and handled, the first one outermost (docs/TRACING.md). `name` identifies the client to
+    operators (`qmq pause client`); the default is made of host and process. `state_dir` is a folder. The client keeps there, for its next
+    start, the acknowledgements that no broker could receive. The default is QMQ_STATE_DIR, then ~/.local/state/qmq; False keeps none
+    (docs/DELIVERY.md). `tls` says where certificates are, if the cluster uses TLS; the default is QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY
+    (docs/SECURITY.md). `token` says who this client is, if its certificate does not: the token, the `Path` of a file that holds it, or a
+    function that returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md). Raises InvalidArgument for a
+    malformed address, InvalidName.
     """
     return Client(
         addresses or default_server(),

@@ -7,13 +7,13 @@ A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, wh
     region     producer_id | batch_sequence | flags | count | create_time_ms | columns | partition |
                body_bytes | subject_bytes | compression | subject, then the columns
 
-Two CRC-32C hold it together. `region_crc` is computed by the producer over the whole region and checked by everyone after it, so a
-bit that flips anywhere between two applications is seen. `envelope_crc` is computed by the master over the envelope before it, and so
-covers `region_crc` too: an envelope cannot be married to another region.
+Two CRC-32C protect a batch. The producer computes `region_crc` over the whole region, and every receiver checks it: a bit that flips
+anywhere between two applications is detected. The master computes `envelope_crc` over the preceding bytes of the envelope, `region_crc`
+included: an envelope cannot be combined with another region.
 
-Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8 bytes), in the order of `Column`, and
-an absent column costs nothing. Sizes follow from `count` and from each column's last offset, so there is no directory:
-`Layout.walk` finds every buffer in a handful of steps, whatever the count. docs/FORMAT.md is the specification, byte by byte.
+Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8 bytes), in the order of `Column`, and an
+absent column costs nothing. Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds
+every buffer in a few steps, whatever the count. docs/FORMAT.md is the specification, byte by byte.
 
 Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8 (two offsets) + 8 (body) = 136 bytes.
 """
@@ -58,7 +58,7 @@ _UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
 
 
 class Kind(IntEnum):
-    """What a batch in the message log is."""
+    """What a batch in the message log holds."""
 
     DATA = 0
     SNAPSHOT = 1
@@ -66,13 +66,13 @@ class Kind(IntEnum):
     ACTIONS = 2
     """In the action log: what consumers did."""
     BARRIER = 3
-    """A new master's first entry: nothing but its epoch, so that what came before can be committed."""
+    """A new master's first entry. It holds only the epoch; committing it commits the entries before it."""
     COMMAND = 4
     """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application sees it."""
 
 
 class Envelope(NamedTuple):
-    """The master's part. `base_sequence` is -1 in a batch that no master has placed."""
+    """The part of a batch that the master writes. `base_sequence` is -1 until a master has placed the batch."""
 
     kind: int
     total_bytes: int
@@ -131,7 +131,7 @@ def encode(
 
 
 def sent_envelope(region: bytes) -> bytes:
-    """What goes before a region on its way to the master. Raises MessageTooLarge."""
+    """The provisional envelope that precedes a region on its way to the master. Raises MessageTooLarge."""
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
         raise MessageTooLarge(f"the batch has {total} bytes; the most is {limits.BATCH_BYTES_MAX}: send fewer at once")
@@ -169,7 +169,7 @@ def place(
 
 
 def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
-    """(total_bytes, region_crc) of a batch on its way to the master. Raises CorruptBatch if it cannot be one."""
+    """(total_bytes, region_crc) of a batch on its way to the master. Raises CorruptBatch if the bytes are not such a batch."""
     try:
         magic, version, kind, total, region_crc = _SENT.unpack_from(buffer, offset)
     except error:
@@ -202,7 +202,7 @@ def region_crc_of(envelope: bytes) -> int:
 
 
 class BatchView:
-    """A batch with its columns decoded when they are first asked for.
+    """A batch that decodes each column at its first use.
 
     `region` must have been checked with `check_region`. Items come as Python objects; Arrow readers use `layout` instead.
     """
@@ -228,7 +228,7 @@ class BatchView:
 
     @property
     def layout(self) -> Layout:
-        """Where the buffers are. Raises CorruptBatch."""
+        """Where each buffer begins. Raises CorruptBatch."""
         if self._layout is None:
             self._layout = Layout.walk(self.region, self.header)
         return self._layout
@@ -240,7 +240,7 @@ class BatchView:
 
     @property
     def subject(self) -> str:
-        """The subject it was sent to; empty for a snapshot."""
+        """The subject that the batch was sent to; empty for a snapshot."""
         return self.region[REGION_BYTES : REGION_BYTES + self.header.subject_bytes].decode()
 
     def bodies(self) -> list[bytes]:
@@ -259,7 +259,7 @@ class BatchView:
         return [data[a:b] for a, b in pairwise(marks)]
 
     def keys(self) -> list[bytes] | None:
-        """All keys; an empty one means that the message has none."""
+        """All keys. A message without a key has an empty one."""
         at = self.layout.key
         return None if at < 0 else bytes_column(self.region, at, self.layout.key_data, self.header.count)
 
@@ -303,12 +303,12 @@ class BatchView:
         return [header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)]
 
     def dues_ms(self) -> tuple[int, ...] | None:
-        """When each message is to be delivered, milliseconds since 1970; None if it is no delayed batch."""
+        """When each message is to be delivered, milliseconds since 1970; None unless the batch is delayed."""
         at = self.layout.due
         return None if at < 0 else int_column(self.region, at, "q", self.header.count)
 
     def message_ids(self) -> list[bytes] | None:
-        """The 16-byte ids that were stored; None where they follow from producer and place (`model.MessageId`)."""
+        """The stored 16-byte ids; None where the ids follow from the producer and the batch (`model.MessageId`)."""
         at = self.layout.message_id
         if at < 0:
             return None

@@ -1,10 +1,10 @@
-"""A batch's region: what the producer wrote, and nobody alters. Its header, and the columns: building them, and finding them again. Pure.
+"""A batch's region: the bytes that the producer wrote and that never change. This module builds and parses its header and columns. Pure.
 
     producer_id | batch_sequence | flags | count | create_time_ms | columns | partition | body_bytes | subject_bytes | compression |
     subject, then the columns in the order of `Column`
 
-Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a handful of
-steps, whatever the count. docs/FORMAT.md is the specification, byte by byte; `qmq.batch` puts the envelope before it.
+Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few steps,
+whatever the count. docs/FORMAT.md is the specification, byte by byte; `qmq.batch` puts the envelope before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLAGS_AT: Final = 16
 
 
 class Column(IntFlag):
-    """Which columns a batch has, in the order in which they lie; the body is always there and comes last."""
+    """Which columns a batch has, in their order. The body is always there and comes last."""
 
     CREATE_DELTA = 1
     MESSAGE_ID = 2
@@ -40,33 +40,33 @@ class Column(IntFlag):
     TAGS = 16
     HEADERS = 32
     DUE = 64
-    """Of a delayed message: when it is to be delivered. Only delay servers take batches that have it."""
+    """When a delayed message is to be delivered. Only delay servers accept batches with this column."""
 
 
 UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
-"""What looking into a region may raise although its checksum holds: an older version let in what intake refuses now. For `except`."""
+"""What reading a region may raise although its checksum holds: older versions accepted what brokers refuse now. For `except`."""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
-"""As plain numbers: looking at a batch tests each of them, and an enum's `&` makes a new member."""
+"""Plain numbers: every look at a batch tests each of them, and an enum's `&` creates a new member."""
 
 
 class BatchFlag(IntFlag):
-    """What a producer says of a whole batch."""
+    """What a producer says about a whole batch."""
 
     BENT = 1
-    """Best-effort order: its messages belong to another partition, whose broker group was in trouble."""
+    """Best-effort order: the messages belong to another partition, whose broker group could not take them."""
     ORDERED = 2
     """Delayed messages to an ordered subject."""
     RECURRING = 4
-    """One delayed message with the headers `qmq-cron` and `qmq-zone`: it comes again and again."""
+    """One delayed message that is delivered again and again; the headers `qmq-cron` and `qmq-zone` say when."""
     DIRECTED = 8
-    """For one consumer group, which the header `qmq-group` of each message names: others pass over it."""
+    """For one consumer group only, named by the header `qmq-group` of each message. Other groups skip the batch."""
     AGAIN = 16
-    """It may be stored already, under this number: it is looked for however long ago that was."""
+    """The batch may be stored already under this number: the broker searches all of its history for the number."""
 
 
 class RegionHeader(NamedTuple):
-    """The fixed part of what the producer wrote."""
+    """The fixed part of a region."""
 
     producer_id: int
     batch_sequence: int
@@ -101,7 +101,7 @@ def tag_bloom(hashes: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class Columns:
-    """What a producer collected for one batch; a column that is None is absent. All lists have one item a message."""
+    """The columns of one batch; a column that is None is absent. Each list has one item for each message."""
 
     bodies: list[bytes]
     keys: list[bytes] | None = None
@@ -117,14 +117,14 @@ class Columns:
 
 
 def padded(data: bytes) -> bytes:
-    """With zeros up to the alignment."""
+    """The data, padded with zeros up to the alignment."""
     short = -len(data) & 7
     return data + bytes(short) if short else data
 
 
 def offsets(items: Sequence[bytes]) -> bytes:
     """The buffer that says where each item begins."""
-    return padded(pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0)))  # an array would take its numbers one by one
+    return padded(pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0)))  # an array would convert the numbers one by one
 
 
 def _strings(items: Sequence[bytes]) -> list[bytes]:
@@ -148,7 +148,7 @@ def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
 
 
 def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
-    """(which columns there are, their buffers in order), all but the bodies."""
+    """(which columns are present, their buffers in order), without the bodies."""
     flags, buffers = 0, list[bytes]()
     if columns.create_deltas is not None:
         flags |= Column.CREATE_DELTA
@@ -178,9 +178,9 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
 
 
 def is_same_batch(region: bytes, crc: int, stored_head: bytes, stored_crc: int) -> bool:
-    """Whether a region is what is stored under its number, by checksum; `stored_head`: the fixed part of what is stored.
+    """Whether a region equals the region that is stored under its number, by checksum. `stored_head` is the fixed part of the stored one.
 
-    A batch that says AGAIN is the one that did not say so yet.
+    The flag AGAIN is ignored: a batch equals its first copy, which did not have the flag.
     """
     if crc == stored_crc:
         return True

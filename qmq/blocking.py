@@ -57,11 +57,12 @@ class BlockingBrowsing(BlockingClientBase):
         follow: bool = False,
         partial: bool = False,
     ) -> Iterator[BrowsedMessage]:
-        """Stored messages of a subject, without a consumer group: from the oldest, or from `start` on, before `end`; with `last`, so many
-        of the newest of each queue. Times are those of storing. With `follow` it goes on with what is stored later, and does not end.
+        """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
+        `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
+        and does not end.
 
-        Messages of a queue come in its order, those of several in the order in which they were stored. `partial=True` goes on without
-        broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
+        out broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
         ClientClosed.
         """
         return self._thread.iterate(
@@ -80,7 +81,7 @@ class BlockingClient(BlockingBrowsing):
         return self._client.metrics
 
     def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Show the client's figures for Prometheus at /metrics until it is closed; the port, a free one for 0.
+        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and return the port; 0 takes a free one.
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
@@ -88,7 +89,7 @@ class BlockingClient(BlockingBrowsing):
 
     @property
     def access(self) -> BlockingAccess:
-        """Who may do what in the cluster."""
+        """Rules, roles, tokens and quotas of the cluster."""
         return BlockingAccess(self._thread, self._thread.call(lambda: self._client.access))
 
     @property
@@ -98,7 +99,7 @@ class BlockingClient(BlockingBrowsing):
 
     @property
     def delayed(self) -> BlockingDelayed:
-        """Delayed messages that wait: cancel, move, show and list them."""
+        """Pending delayed messages: cancel, move, show and list them."""
         return BlockingDelayed(self._thread, self._thread.call(lambda: self._client.delayed))
 
     def send(
@@ -115,15 +116,16 @@ class BlockingClient(BlockingBrowsing):
         zone: str | None = None,
         acks: str = "quorum",
     ) -> Receipt:
-        """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
+        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
+        key.
 
-        The body is bytes, or what `qmq.payload.encode` makes bytes of: a str, a dataclass, a model, anything that JSON knows.
+        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), it is delivered then, and at once if that is past: the receipt's `delayed_id`
-        names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
-        again, from `at` on if that is given.
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
+        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
+        recurring; `at` is the earliest time of its first delivery.
 
-        `acks` is as for `producer`. Messages of one key to an ordered subject are in order among those that are sent with the same `acks`.
+        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
 
         Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
         ClientClosed.
@@ -144,9 +146,9 @@ class BlockingClient(BlockingBrowsing):
         ats: Sequence[datetime] | datetime | None = None,
         acks: str = "quorum",
     ) -> Receipts:
-        """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
+        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
 
-        To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
+        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
         """
         return self._thread.run(
             self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
@@ -172,11 +174,11 @@ class BlockingClient(BlockingBrowsing):
     ) -> BlockingConsumer:
         """A consumer of a group: iterate over it, or `pull`.
 
-        A group that is new begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every
-        message, from "latest" on by default; who comes back under its `name` goes on where it was. `prefetch` messages and
-        `prefetch_bytes` of them (or a batch more) may be unsettled at once. `expired="skip"` goes on with the oldest messages that are
-        left where retention took some; the default raises MessagesExpired.
-        Raises InvalidName, InvalidArgument, ClientClosed.
+        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
+        from "latest" on by default; a consumer that comes back under its `name` continues where it stopped. At most `prefetch` messages and
+        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with the
+        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
+        ClientClosed.
         """
         return BlockingConsumer(
             self._thread,
@@ -211,7 +213,7 @@ class BlockingClient(BlockingBrowsing):
         self._thread.call(lambda: self._client.pause())
 
     def resume(self) -> None:
-        """Let them go on, but for those that were paused one by one."""
+        """Resume all consumers, except those that were paused one by one."""
         self._thread.call(lambda: self._client.resume())
 
 
@@ -225,12 +227,14 @@ class BlockingConsumer(BlockingConsumerBase):
 
     @property
     def is_paused(self) -> bool:
-        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
+        see them.
+        """
         return self._consumer.is_paused
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. It keeps its place in the group, its lease and what it holds: what was handed
-        out may be settled as ever, and what nobody saw yet waits here, and goes to nobody else. A loop that asks for more waits.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages
+        that were handed out may be settled, and unseen messages wait here. A loop that asks for more waits.
         """
         self._thread.call(lambda: self._consumer.pause())
 
@@ -239,10 +243,10 @@ class BlockingConsumer(BlockingConsumerBase):
         self._thread.call(lambda: self._consumer.resume())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Settle what is left and leave the group: a message that was being worked on fails (with `error`, if that ended the work), the
-        unseen ones go to others at once.
+        """Settle the rest and leave the group. The message that the loop has in hand fails (with `error`, if there is one); unseen messages
+        return to the group at once.
 
-        Waits until retries after more than an hour are stored, two minutes at most.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
         """
         self._thread.run(self._consumer.close(error))
 
@@ -255,21 +259,23 @@ class BlockingDelayed(BlockingPart):
         self._part = part
 
     def cancel(self, id: str | DelayedId) -> DelayedMessage:
-        """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
+        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has the same result.
 
-        Raises TooLate if it is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`), ClientClosed.
+        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`),
+        ClientClosed.
         """
         return self._thread.run(self._part.cancel(id))
 
     def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Deliver it at another time: so long from now, or at a moment; what is past means at once. Of a recurring message: its next run.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means at once. For a recurring message this moves
+        the next run.
 
         Raises as `cancel`, and DelayTooLong.
         """
         return self._thread.run(self._part.move(id, when))
 
     def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message, and what became of it. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
         return self._thread.run(self._part.show(id))
 
     def list(
@@ -281,16 +287,16 @@ class BlockingDelayed(BlockingPart):
         *,
         silent: dict[str, str] | None = None,
     ) -> Iterator[DelayedMessage]:
-        """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
-        their due times, without bodies; at most `limit`.
+        """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
+        bodies; at most `limit`.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie: unless
-        `silent` is given, a dict that then tells which groups are missing, and why, while at least one answers.
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
+        dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
         """
         return self._thread.iterate(self._part.list(subject, start, end, limit, silent=silent))
 
     def stats(self) -> DelayStats:
-        """How much waits, how late deliveries are, and which delay groups are silent. Raises NotConnected, ClientClosed."""
+        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
         return self._thread.run(self._part.stats())
 
 
@@ -445,7 +451,7 @@ class BlockingAccess(BlockingPart):
         self._part = part
 
     def whoami(self) -> access_pb2.WhoAmIResponse:
-        """Who this client is to the cluster."""
+        """The principal that the cluster takes this client for."""
         return self._thread.run(self._part.whoami())
 
     def rules(self) -> access_pb2.ListRulesResponse:
@@ -455,37 +461,39 @@ class BlockingAccess(BlockingPart):
     def put_rule(
         self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
     ) -> access_pb2.AccessRule:
-        """Allow or deny; no `operations` means all of them. Saying the same rule again changes nothing.
+        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
 
         Raises InvalidArgument, InvalidName.
         """
         return self._thread.run(self._part.put_rule(principal, operations, kind, pattern, is_deny=is_deny, rule_id=rule_id))
 
     def delete_rule(self, rule_id: str) -> None:
-        """Raises InvalidArgument: there is none, or the caller would lose `administer`."""
+        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would lose `administer`."""
         self._thread.run(self._part.delete_rule(rule_id))
 
     def set_mode(self, mode: str) -> str:
-        """ "off", "watch" or "enforce"; the mode before. Raises InvalidArgument."""
+        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
         return self._thread.run(self._part.set_mode(mode))
 
     def test(self, principal: str, operation: str, kind: str, name: str = "") -> access_pb2.TestAccessResponse:
-        """What the rules say of somebody, whatever the mode is."""
+        """What the rules decide about a principal, whatever the mode is."""
         return self._thread.run(self._part.test(principal, operation, kind, name))
 
     def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> access_pb2.Role:
-        """Take principals into a role, and out of it; a role without members is gone."""
+        """Add principals to a role, and remove others. A role without members does not exist."""
         return self._thread.run(self._part.change_role(name, add=add, remove=remove))
 
     def create_token(self, principal: str, *, ends_ms: int = 0) -> access_pb2.CreateTokenResponse:
-        """A new token, which nobody can be told again. `ends_ms`: milliseconds since 1970, 0 for never."""
+        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0 for a token that does not expire."""
         return self._thread.run(self._part.create_token(principal, ends_ms=ends_ms))
 
     def tokens(self) -> list[access_pb2.TokenInfo]:
         return self._thread.run(self._part.tokens())
 
     def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
-        """Revoke one token, or all of a principal; their ids. Connections that showed them end. Raises InvalidArgument."""
+        """Revoke one token, or all tokens of a principal, and return their ids. Connections that showed them are closed. Raises
+        InvalidArgument.
+        """
         return self._thread.run(self._part.delete_tokens(token_id=token_id, principal=principal))
 
     def put_quota(self, principal: str, limits: Mapping[str, int], *, quota_id: str = "") -> access_pb2.AccessQuota:
@@ -493,7 +501,7 @@ class BlockingAccess(BlockingPart):
         return self._thread.run(self._part.put_quota(principal, limits, quota_id=quota_id))
 
     def delete_quota(self, quota_id: str) -> None:
-        """Raises InvalidArgument."""
+        """Delete a quota. Raises InvalidArgument."""
         self._thread.run(self._part.delete_quota(quota_id))
 
     def quotas(self) -> list[access_pb2.AccessQuota]:

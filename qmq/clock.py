@@ -1,4 +1,4 @@
-"""The clock, as a door: production hands in the system's, tests and the simulator hand in their own."""
+"""The clock that a component is given: production passes the system's, tests and the simulator pass their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for people and logs, monotonic time for leases and deadlines."""
+    """Wall time for people and logs; monotonic time for leases and deadlines."""
 
     def time_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump."""

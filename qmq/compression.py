@@ -1,4 +1,4 @@
-"""Compression of a batch's bodies as one buffer. The size after is known before, so a bomb cannot go off."""
+"""Compression of a batch's bodies as one buffer. The decompressed size is known in advance, so a decompression bomb is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq.errors import CorruptBatch, InvalidArgument
 
 
 class Compression(IntEnum):
-    """How bodies are stored. zstd and lz4 need `pip install qmq[compression]`."""
+    """How bodies are compressed. zstd and lz4 need `pip install qmq[compression]`."""
 
     NONE = 0
     ZSTD = 1
@@ -30,7 +30,7 @@ def _library(kind: Compression) -> Any:
 
 
 def compress(kind: Compression, data: bytes) -> bytes:
-    """Raises InvalidArgument if the library is missing."""
+    """The compressed data. Raises InvalidArgument if the library is missing."""
     library = _library(kind)
     if kind is Compression.ZSTD:
         return bytes(library.ZstdCompressor(level=3).compress(data))
@@ -38,7 +38,7 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(kind: Compression, data: bytes, size: int) -> bytes:
-    """Give back exactly `size` bytes. Raises CorruptBatch if the data holds anything else."""
+    """Exactly `size` bytes. Raises CorruptBatch if the data decompresses to anything else."""
     library = _library(kind)
     try:
         out = _zstd(library, data, size) if kind is Compression.ZSTD else library.decompress(data, uncompressed_size=size)

@@ -1,6 +1,6 @@
-"""Copies of messages that are stored once more: out of a delay group or an outbox, in a dead-letter queue, out of one. Pure.
+"""Copies of stored messages: from a delay group or an outbox to a subject, into a dead-letter queue, and out of one. Pure.
 
-A copy keeps its message's id, key, tags and create time. In one batch create times lie within `CREATED_SPAN_MS`.
+A copy keeps its message's id, key, tags and create time. The create times of one batch lie within `CREATED_SPAN_MS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from qmq.batch_columns import Columns
 
 CREATED_SPAN_MS: Final = 1 << 32
-"""A batch keeps 32 bits of each create time, counted from its first."""
+"""A batch keeps 32 bits of each create time, relative to its first."""
 
 
 def columns_of_copies(
@@ -22,7 +22,7 @@ def columns_of_copies(
     created_ms: Sequence[int],
     message_ids: list[bytes],
 ) -> tuple[Columns, int]:
-    """The columns of a batch, without those that nothing is in; and the first create time, milliseconds since 1970."""
+    """(columns, first create time in milliseconds since 1970) of a batch. Columns without any value are left out."""
     first = min(created_ms)
     columns = Columns(
         bodies,
@@ -36,6 +36,6 @@ def columns_of_copies(
 
 
 def size_of_copy(body: bytes, key: bytes, tags: Sequence[str], headers: Mapping[str, bytes]) -> int:
-    """Bytes of one message, at most, not compressed."""
+    """An upper bound for the bytes of one uncompressed message."""
     size = len(body) + len(key) + sum([16 + len(tag) for tag in tags])
     return size + sum([16 + len(name) + len(value) for name, value in headers.items()])

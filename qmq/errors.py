@@ -54,8 +54,8 @@
         │   └── CoordinationTlsFailed E505  no TLS with the coordination store: it takes not our certificate, or we do not believe its own
         └── CoordinationUnknown     E504  the answer to a change was lost: read back what became of it
 
-Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message:
-stored, not stored, or unknown; it is never guessed.
+Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message: stored, not stored, or
+unknown; an error never guesses.
 """
 
 from __future__ import annotations
@@ -163,19 +163,19 @@ class TooLate(CallerError):
 
 
 class ProducerFenced(CallerError):
-    """Not stored, and never will be: its sender had given it up, and has gone on."""
+    """Not stored, and never will be: the producer gave this batch up and has gone on to a newer session."""
 
     code = 121
 
 
 class NumberTaken(CallerError):
-    """Not stored: what is stored under its number is something else."""
+    """Not stored: another batch is stored under this number."""
 
     code = 122
 
 
 class AccessDenied(CallerError):
-    """No rule allows it, or one denies it. Says who asked for what."""
+    """No rule allows the request, or a rule denies it. The message says who asked for what."""
 
     code = 123
 
@@ -187,7 +187,7 @@ class NotAuthenticated(CallerError):
 
 
 class QuotaExceeded(CallerError):
-    """A quota allows no more of what would be created: `qmq quota list` shows it."""
+    """A quota does not allow creating more. `qmq quota list` shows the quotas."""
 
     code = 125
 
@@ -238,7 +238,7 @@ class DeadlineExceeded(Unavailable):
 
 
 class NotMaster(Unavailable):
-    """`message` ends in the master's address where it is known; a client asks the metaserver again."""
+    """The message ends with the master's address, if it is known. A client asks the metaserver again."""
 
     code = 306
     retry_after_ms = 50
@@ -254,7 +254,7 @@ class ReadOnly(Unavailable):
 
 
 class RouteChanged(Unavailable):
-    """Not stored here, and never will be: the newer route says where to."""
+    """Not stored in this partition, and never will be: the newer route says where to send."""
 
     code = 309
     retry_after_ms = 20
@@ -289,7 +289,7 @@ class StorageError(QmqError):
 
 
 class LogDamaged(StorageError):
-    """`log` (0 the message log, 1 the action log) and `position` say where, if one place is hurt; -1 if it is more than that."""
+    """`log` (0 the message log, 1 the action log) and `position` say where the damage is; both are -1 if there is more than one place."""
 
     code = 401
 
@@ -308,7 +308,7 @@ class FolderInUse(StorageError):
 
 
 class CoordinationError(QmqError):
-    """The coordination store refused."""
+    """The coordination store refused the request."""
 
 
 class Compacted(CoordinationError):
@@ -325,13 +325,13 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class CoordinationTlsFailed(CoordinationUnavailable):
-    """It is tried again all the same: certificates that are renewed are read again."""
+    """The client tries again all the same, because it reads renewed certificates."""
 
     code = 505
 
 
 class CoordinationUnknown(CoordinationError):
-    """The change may have been made or not. Never repeat it blindly: read back, then decide."""
+    """The change may have been made or not. Never repeat the request blindly: read the value back, then decide."""
 
     code = 504
 
@@ -350,7 +350,7 @@ BY_CODE: dict[int, type[QmqError]] = {kind.code: kind for kind in _leaves(QmqErr
 
 
 def from_wire(code: int, message: str, outcome: int, retry_after_ms: int) -> QmqError:
-    """Rebuild the error that a peer sent. A code from a newer release becomes a plain QmqError that keeps it."""
+    """Rebuild the error that a peer sent. An unknown code, from a newer release, becomes a plain QmqError with that code."""
     kind = BY_CODE.get(code, QmqError)
     error = kind(message, outcome=Outcome(outcome))
     if kind is QmqError:

@@ -1,4 +1,4 @@
-"""The event loop of a program: uvloop's where it is installed, which takes about two thirds of the time of Python's own."""
+"""The event loop of a program: uvloop's, if it is installed. It takes about two thirds of the time of asyncio's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _R = TypeVar("_R")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed; None for Python's own."""
+    """uvloop's factory if uvloop is installed, else None (asyncio's own)."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Open files and connections: how many a process may have, and what it keeps back from connections for its own files."""
+"""File descriptors: how many a process may have, and how many of them connections may not use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from qmq.errors import Overloaded
 
 RESERVE: Final = 512
-"""For logs, control ports and replicas; half of the limit where that is less."""
+"""Kept for logs, control ports and replicas; half of the limit if that is less."""
 
 SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What the system says when a file or connection more is too many for now. That passes."""
+"""The errno values of a process or system that is out of descriptors or memory. The condition is temporary."""
 
 
 @contextmanager
 def shortage_is_overload() -> Iterator[None]:
-    """For work that only reads. Raises Overloaded if the system is short of what a file needs; any other failure goes on as it is."""
+    """For code that only reads. Raises Overloaded if the system has too few descriptors for a file; any other failure passes through."""
     try:
         yield
     except OSError as cause:
@@ -28,12 +28,12 @@ def shortage_is_overload() -> Iterator[None]:
 
 
 def connections_max(most: int, limit: int) -> int:
-    """How many connections a process that may have `limit` descriptors takes; at most `most`. Pure."""
+    """How many connections a process with `limit` descriptors accepts; at most `most`. Pure."""
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 
 
 def control_connections_max(limit: int) -> int:
-    """How many connections a broker's control port takes: half of what is kept back from clients. Pure."""
+    """How many connections a broker's control port accepts: half of the descriptors that clients cannot use. Pure."""
     return max(min(RESERVE, limit // 2) // 2, 1)
 
 
@@ -46,9 +46,9 @@ def limit() -> int:
 
 
 def raise_limit() -> None:
-    """To the most that the system allows without a privilege."""
+    """Raise the limit to the most that the system allows an unprivileged process."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems allow less than they say: then it stays
+    with suppress(ValueError, OSError):  # some systems allow less than they report: the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,14 +1,14 @@
-"""What must hold whatever anybody sends: a replica for which it does not hold stops loudly, instead of going on with a wrong state.
+"""Invariants that hold whatever clients send. A replica that finds one broken stops with an error, instead of going on with a wrong state.
 
-A check here stays on under `python -O`, where an `assert` is removed and replicas would differ. It never guards what a client or the log's
-content can bring about: that is refused before it is stored, or passed over by every replica alike (docs/REPLICATION.md).
+A check here stays on under `python -O`, where an `assert` is removed and replicas would differ. It never checks what a client or the
+content of the log can cause: brokers refuse such input before they store it, or all replicas skip it alike (docs/REPLICATION.md).
 """
 
 from __future__ import annotations
 
 
 class InvariantBroken(AssertionError):
-    """A promise of our own is broken: the process must stop, loudly, before it does more."""
+    """An invariant is broken: the process must stop before it does anything else."""
 
 
 def check(condition: object, text: str) -> None:

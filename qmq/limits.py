@@ -23,31 +23,34 @@ FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * KIB
 """Largest frame, checked before a byte is allocated for it (Kafka KIP-498 is why)."""
 
 ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX + 2 * 8 * MIB
-"""Largest answer: a delivery is full when it reaches what the pull asked for, and the batch that fills it may be of the largest size."""
+"""Largest answer. A delivery ends with the batch that reaches the size that the pull asked for, and that batch may have the largest size.
+"""
 
 REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
 """Largest frame between replicas of a group: one write of the master, such as a segment's opening snapshot."""
 
 ASKING_BYTES_MAX: Final = 64 * KIB
-"""Largest frame that only asks (JSON and fixed structs): reading 16 MiB of JSON held a broker up for seconds."""
+"""Largest frame that carries no messages (JSON and fixed structs): parsing 16 MiB of JSON blocked a broker for seconds."""
 
 SETTLE_RANGES_MAX: Final = 20_000
-"""Ranges in one SETTLE or LANE_SETTLE, as a broker takes them: clients have been sending so many."""
+"""Ranges in one SETTLE or LANE_SETTLE that a broker accepts: older clients send so many."""
 
 SETTLE_RANGES_SENT: Final = 10_000
-"""As a client sends them: there have been brokers that took no more."""
+"""Ranges in one SETTLE or LANE_SETTLE that a client sends: older brokers accept no more."""
 
 ERROR_VALUE_CHARS_MAX: Final = 200
-"""Of a value that an error repeats; what is longer is cut."""
+"""Characters of a value that an error message repeats; a longer value is cut."""
 
 HELLO_BYTES_MAX: Final = 16 * KIB
-"""Until a connection has said hello it may not make us hold more than this."""
+"""Bytes that a broker buffers for a connection before its HELLO."""
 
 INFLIGHT_BYTES_MAX: Final = 64 * MIB
-"""Unanswered bytes one connection may have at a broker before the broker stops reading from it."""
+"""Unanswered bytes of one connection, after which a broker stops reading from it."""
 
 PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
-"""Of large frames that have come in part, over all connections: sixteen of the largest. Kafka's `queued.max.request.bytes` is its like."""
+"""Bytes of large frames that have arrived in part, over all connections: sixteen of the largest. Compare Kafka's
+`queued.max.request.bytes`.
+"""
 
 PULL_MESSAGES_MAX: Final = 65_535
 """Messages one pull may ask for."""
@@ -60,54 +63,55 @@ TAGS_MAX: Final = 10
 
 TAG_BYTES_MAX: Final = 255
 FETCH_TAGS_MAX: Final = 2 * TAGS_MAX
-"""Tags that one reading without a group may select, both ways together: each is looked for in every batch while others wait."""
+"""Tags that one read without a group may select, `tags_any` and `tags_all` together: the broker looks for each of them in every batch."""
 
 FETCH_RANGES_MAX: Final = 64
-"""Ranges of logical partitions that it may select, for the same reason."""
+"""Ranges of logical partitions that one read without a group may select, for the same reason."""
 
 KEY_BYTES_MAX: Final = 4 * KIB
 HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""
 
 STORED_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX + 16 * KIB
-"""The same as a broker takes it: with the headers that QMQ's clients and brokers add."""
+"""All headers of one message as a broker accepts them: with those that QMQ's clients and brokers add."""
 
 CREATE_TIME_MS_END: Final = 253_370_764_800_000
-"""Create times lie before the year 9999: readers make dates of them."""
+"""Create times lie before the year 9999, because readers convert them to dates."""
 
 DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
 """Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15 minutes)."""
 
 REQUEUE_MS_MAX: Final = 3600 * 1000
-"""Longest delay of a retry that a broker keeps itself, in memory and only while retention keeps the message: an hour. A consumer sends
-longer ones to a delay group (docs/adr/0012)."""
+"""Longest delay of a retry that a broker keeps itself: an hour. The broker keeps the retry in memory, and only while retention keeps the
+message. A consumer sends longer ones to a delay group (docs/adr/0012).
+"""
 
 LOGICAL_PARTITIONS_MAX: Final = 65_536
-"""Logical partitions of an ordered subject: one takes 16 bits in a batch."""
+"""Logical partitions of an ordered subject: a batch stores each in 16 bits."""
 
 CONSUMER_UNACKED_MAX: Final = 100_000
-"""Messages one consumer may hold of a group before its pulls wait for acknowledgements."""
+"""Unsettled messages of one consumer of a group, after which its pulls wait for acknowledgements."""
 
 CONSUMER_UNACKED_BYTES_MAX: Final = 256 * MIB
-"""Bytes of the same, as they lie in the log."""
+"""Unsettled bytes of one consumer of a group, as stored in the log."""
 
 ATTEMPTS_MAX: Final = 1_000_000
-"""Most attempts that a group may give a message."""
+"""Largest `attempts_max` of a group."""
 
 RETRY_DELAYS_MAX: Final = 64
-"""Delays between attempts that a group may set."""
+"""Largest number of delays between attempts that a group may set."""
 
 GROUP_CONSUMERS_MAX: Final = 10_000
 """Consumers of a group on one queue."""
 
 CONNECTION_SESSIONS_MAX: Final = 10_000
-"""Queues and lanes that one connection reads, of each kind."""
+"""Sessions of one connection: queues, and lanes, each counted for itself."""
 
 SESSION_PULLS_MAX: Final = 64
-"""Pulls of one session that wait for messages; QMQ's own clients have one or two."""
+"""Pulls of one session that wait for messages. QMQ's own clients use one or two."""
 
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""
 
 FLUSH_INTERVAL_MS: Final = 2
-"""With `--flush async`: from the beginning of one flush to that of the next, at least (docs/REPLICATION.md says why)."""
+"""With `--flush async`: least time from the beginning of one flush to the beginning of the next (docs/REPLICATION.md says why)."""

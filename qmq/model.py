@@ -1,4 +1,4 @@
-"""The words of the system as types: ids that do not mix, names with one grammar, the message a user sees.
+"""The basic types: ids that cannot be mixed up, names with one grammar, settings of subjects and groups.
 
 A *subject* is what is published to. Its messages on one broker group form a *queue*, and a message's number in its queue is its
 *sequence*. Names follow one grammar, `[A-Za-z0-9_-][A-Za-z0-9._-]*` up to 127 characters, and never become paths.
@@ -18,7 +18,7 @@ Sequence = NewType("Sequence", int)
 """A message's number in its queue, from 0, without gaps."""
 
 PullSequence = NewType("PullSequence", int)
-"""A message's number in what one consumer was handed, from 0, without gaps."""
+"""A message's number among those that one consumer was handed, from 0, without gaps."""
 
 Position = NewType("Position", int)
 """A byte's place in a log, counted from the log's first byte ever."""
@@ -39,8 +39,8 @@ def check_name(kind: str, name: object) -> str:
     """Return `name` if it is a valid name of its kind ("subject", "group", ...).
 
     Raises:
-        InvalidArgument: it is no string.
-        InvalidName: it is empty, over 127 characters, or breaks the grammar.
+        InvalidArgument: the name is not a string.
+        InvalidName: the name is empty, over 127 characters, or breaks the grammar.
     """
     if not isinstance(name, str):
         raise InvalidArgument(f"{kind} must be a str, not {type(name).__name__}")
@@ -54,9 +54,9 @@ def check_name(kind: str, name: object) -> str:
 
 
 def check_client(name: str) -> str:
-    """Return a client's name as it stands in a HELLO. It is told to people and to other programs: no part of it may act on them.
+    """Check and return a client's name from a HELLO. People and other programs see the name, so it may contain no control characters.
 
-    Clients of this project follow `check_name`; of others, any printable text will do, since none is an error today. Raises InvalidName.
+    QMQ's clients follow `check_name`. Other clients may use any printable text. Raises InvalidName.
     """
     if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
         raise InvalidName(f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not {name[: limits.NAME_CHARS_MAX]!r}")
@@ -64,11 +64,11 @@ def check_client(name: str) -> str:
 
 
 BROADCAST: Final = "%"
-"""Between the group and the consumer, in the name of a broadcast group's consumer at the brokers."""
+"""Separates group and consumer in the name that brokers use for a consumer of a broadcast group."""
 
 
 def check_group(name: object) -> str:
-    """A consumer group's name, or GROUP%CONSUMER of a broadcast group's consumer. Raises as `check_name`."""
+    """Check and return a consumer group's name, or GROUP%CONSUMER of a broadcast group's consumer. Raises as `check_name`."""
     if not isinstance(name, str) or BROADCAST not in name:
         return check_name("group", name)
     group, _, consumer = name.partition(BROADCAST)
@@ -76,21 +76,21 @@ def check_group(name: object) -> str:
 
 
 def base_group(name: str) -> str:
-    """The group, of one of its consumers if it is a broadcast group."""
+    """The group's own name: GROUP of GROUP%CONSUMER, or else the name itself."""
     return name.partition(BROADCAST)[0]
 
 
 DEAD_LETTERS: Final = "%dlq%"
-"""Before a group's name: the subject of its dead-letter queue."""
+"""The prefix of a dead-letter queue's subject; the group's name follows."""
 
 
 def dead_letter_subject(group: str) -> str:
-    """The subject of a group's dead-letter queue; of a consumer of a broadcast group, of the group's."""
+    """The subject of a group's dead-letter queue. All consumers of a broadcast group share the group's."""
     return DEAD_LETTERS + base_group(group)
 
 
 OPERATORS: Final = "qmq-dlq"
-"""The group that consumes dead-letter queues for operators: what it settled was replayed or purged."""
+"""The group that consumes dead-letter queues for operators: the dead letters that it settled were replayed or purged."""
 
 
 def is_dead_letters(subject: str) -> bool:
@@ -100,19 +100,19 @@ def is_dead_letters(subject: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group's messages are tried again (docs/DELIVERY.md)."""
+    """How brokers retry a group's messages (docs/DELIVERY.md)."""
 
     attempts_max: int = 5
-    """After so many attempts a message goes to the dead-letter queue; 0: never."""
+    """After so many failed attempts a message goes to the dead-letter queue; 0 means never."""
     retry_delays_ms: tuple[int, ...] = (1_000, 5_000, 10_000, 30_000, 60_000)
-    """Between attempts, in milliseconds; the last one for all further attempts."""
+    """Delays between attempts, in milliseconds; the last one holds for all further attempts."""
 
     def delay_ms(self, attempt: int) -> int:
-        """How long a message rests that failed for the `attempt`-th time."""
+        """How long a message waits after its attempt number `attempt` failed."""
         return self.retry_delays_ms[min(attempt, len(self.retry_delays_ms)) - 1]
 
     def check(self) -> GroupSettings:
-        """Itself. Raises InvalidArgument."""
+        """These settings, if they are valid. Raises InvalidArgument."""
         if not 0 <= self.attempts_max <= limits.ATTEMPTS_MAX:
             raise InvalidArgument(f"attempts_max is 0 (no limit) to {limits.ATTEMPTS_MAX}, not {self.attempts_max}")
         delays = self.retry_delays_ms
@@ -134,7 +134,7 @@ class QueueId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """Names one message for ever: who sent it, in which batch, at which place in it. Costs no byte in the log."""
+    """Names a message for ever: its producer, its batch, and its place in the batch. The id takes no byte in the log."""
 
     producer_id: int
     batch_sequence: int
@@ -157,13 +157,13 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class DelayedId:
-    """Names a delayed message, and says where it is kept: docs/DELAY.md. `str()` of it is what applications keep."""
+    """Names a delayed message and the delay group that keeps it (docs/DELAY.md). Applications keep `str()` of it."""
 
     message_id: MessageId
     due_ms: int
-    """As it was sent."""
+    """The due time with which the message was sent."""
     append_ms: int
-    """When the delay group stored it."""
+    """When the delay group stored the message."""
     group: str
     """The delay group."""
 
@@ -172,7 +172,7 @@ class DelayedId:
 
     @classmethod
     def parse(cls, text: str) -> DelayedId:
-        """The inverse. Raises InvalidArgument."""
+        """Parse what `str()` wrote. Raises InvalidArgument."""
         match = re.fullmatch(r"([0-9a-f]{32})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)", text) if isinstance(text, str) else None
         if match is None:
             raise InvalidArgument(f"{text!r} is not the id of a delayed message: use the receipt's `delayed_id`")
@@ -183,53 +183,55 @@ class Order(Enum):
     """What a subject promises about the messages of one key."""
 
     NONE = ""
-    """Nothing: any broker group takes any message."""
+    """No order: any broker group takes any message."""
     STRICT = "strict"
-    """Every group sees them in the order in which they were sent, whatever happens."""
+    """Every group sees the messages in the order in which they were sent, whatever happens."""
     BEST_EFFORT = "best-effort"
-    """In order while all goes well; where a broker group is in trouble another one takes them at once, out of order."""
+    """In order as long as all broker groups work. When one cannot take messages, another takes them at once, out of order."""
 
 
 class Fencing(Enum):
-    """How an ordered subject's partitions are closed on a broker group that is out of reach."""
+    """How an ordered subject's partitions are closed on a broker group that cannot be reached."""
 
     LEASE = "lease"
-    """Masters take messages while they hold a lease in the coordination store; who lost it can be left."""
+    """A master takes messages only while it holds a lease in the coordination store. Partitions of a group that lost its lease can be
+    closed.
+    """
     MAJORITY = "majority"
-    """Masters take messages without the coordination store; a group that is wholly out of reach cannot be left."""
+    """Masters take messages without the coordination store. Partitions of a group that cannot be reached at all stay there."""
 
 
 class SubjectFlush(Enum):
-    """When a subject's producers are answered."""
+    """When producers of a subject get their acknowledgement."""
 
     DEFAULT = "default"
-    """When a message is committed: as safe as the brokers' `--flush` says."""
+    """When the message is committed: as safe as the brokers' `--flush` makes it."""
     SYNC = "sync"
-    """When a majority has flushed it besides, whatever the brokers do for other subjects."""
+    """When a majority has also flushed the message, whatever the brokers do for other subjects."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectConfig:
-    """What was decided about a subject when it was created or altered. `None` means the broker's default holds.
+    """A subject's configuration. `None` means that the broker's default holds.
 
-    A subject is unordered, or ordered for ever (docs/ORDERING.md): `order`, `logical_partitions` and `fencing` never change.
+    `order`, `logical_partitions` and `fencing` never change after the subject was created (docs/ORDERING.md).
     """
 
     name: str
     retention_ms: int | None = None
-    """Messages older than this may be deleted; consumption does not matter."""
+    """Messages older than this may be deleted, whether they were consumed or not."""
     retention_bytes: int | None = None
-    """Of one queue, the oldest messages beyond this many stored bytes may be deleted."""
+    """Stored bytes of one queue, beyond which its oldest messages may be deleted."""
     body_bytes_max: int = limits.BODY_BYTES_MAX
     groups: tuple[str, ...] = ()
-    """The broker groups that take its messages. Empty: it was created before groups were chosen, and lives on all there are."""
+    """The broker groups that take its messages. Empty for a subject of an old version, which uses all broker groups."""
     former_groups: tuple[str, ...] = ()
-    """Broker groups that took its messages once: consumers still look there, since only an operator knows when the last is consumed."""
+    """Broker groups that took its messages before. Consumers still read from them, since only an operator knows when all is consumed."""
     order: Order = Order.NONE
     logical_partitions: int = 0
-    """Of an ordered subject: how many there are, for ever. 0 if it is unordered."""
+    """How many logical partitions an ordered subject has, for ever. 0 for an unordered subject."""
     fencing: Fencing = Fencing.LEASE
-    """Of an ordered subject."""
+    """For an ordered subject."""
     flush: SubjectFlush = SubjectFlush.DEFAULT
 
     def __post_init__(self) -> None:
@@ -252,13 +254,14 @@ class SubjectConfig:
 
 
 BATCH_NUMBERS: Final = 1 << 48
-"""Batch numbers are below this: a message id has 48 bits for them."""
+"""Batch numbers are below this, since a message id has 48 bits for them."""
 SESSION_BITS: Final = 24
-"""Of a batch number of an ordered subject the upper half, 24 of 48 bits, is the stream's session, the lower half counts in it."""
+"""On an ordered subject, the upper 24 of a batch number's 48 bits are the session of the stream, the lower ones count within the session.
+"""
 
 
 def session_of(number: int) -> int:
-    """The session that a batch number belongs to; -1 where there is no number yet."""
+    """The session of a batch number; -1 for -1 (no number yet)."""
     return number >> SESSION_BITS
 
 
@@ -268,5 +271,5 @@ def begins_session(number: int) -> bool:
 
 
 def next_session(number: int) -> int:
-    """The first number of the session behind the one that a batch number belongs to."""
+    """The first number of the session after that of a batch number."""
     return (session_of(number) + 1) << SESSION_BITS

@@ -1,14 +1,14 @@
-"""Where servers listen and how they are reached: addresses, and the network as a door.
+"""Addresses, and the `Network` through which processes listen and connect.
 
     host:port               TCP; an IPv6 host in brackets
-    unix:/path/socket       a socket in the file system: for processes of one machine, and guarded by the rights of its folder
+    unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's permissions protect it
 
 A server that is told to listen on host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
-`unix:/run/qmq/a:20881`: what joins hosts and ports need not know of sockets. Port 0 takes the lowest number that is free. The system
+`unix:/run/qmq/a:20881`: code that joins host and port works for sockets, too. Port 0 takes the lowest number that is free. The system
 limits a socket's path to 107 bytes.
 
-Data ports and control ports (gRPC) are reached alike. Who opens connections does so through a `Network` that it was handed: the
-machine's own, or in a test one that can be cut (qmq/testing).
+Data ports and control ports (gRPC) have the same kinds of address. Components open connections through a `Network` that they are given: the
+machine's own, or in a test one whose connections can be cut (qmq/testing).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Address(NamedTuple):
-    """A parsed address: `path` of a socket, or else a host and a port."""
+    """A parsed address: the `path` of a Unix domain socket, or a host and a port."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class Address(NamedTuple):
 
 
 def parse(address: str, default_port: int | None = None) -> Address:
-    """An address as it was written. Without `default_port` the port must be there. Raises InvalidArgument."""
+    """Parse an address. Without `default_port` the address must have a port. Raises InvalidArgument."""
     text = address.strip()
     if text.startswith(UNIX):
         return Address("", 0, _checked(text[len(UNIX) :]))
@@ -76,7 +76,7 @@ def _checked(path: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches what listens there; a name other than localhost may mean any address."""
+    """Whether only this machine can reach a port on this host. A name other than localhost counts as reachable from elsewhere."""
     bare = host.strip("[]")
     try:
         return host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
@@ -88,7 +88,9 @@ def is_local(host: str) -> bool:
 
 
 def choose_port(host: str, port: int) -> int:
-    """The port to listen on: for a socket the lowest number that is free, if 0 is asked for. Raises InvalidArgument; OSError if taken."""
+    """The port to listen on. For a Unix domain socket, 0 becomes the lowest free number. Raises InvalidArgument; OSError if the port is
+    taken.
+    """
     if not host.startswith(UNIX):
         return port
     if port:
@@ -101,7 +103,7 @@ def choose_port(host: str, port: int) -> int:
 
 
 def _require_free(path: str) -> None:
-    """Whoever listens on a path takes it away from who did before: so nobody may. Raises OSError."""
+    """Raises OSError if a process listens on the path: listening on it again would take it away from that process."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(_LOOK_S)
         try:
@@ -112,7 +114,7 @@ def _require_free(path: str) -> None:
 
 
 def uid_of_peer(connection: Any) -> int | None:
-    """Whose process is at the other end of a socket in the file system, as the kernel says; None for TCP, and where no kernel says."""
+    """The user id of the process at the other end of a Unix domain socket, from the kernel. None for TCP, and if the system cannot tell."""
     if connection is None or connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as peer:
@@ -121,9 +123,9 @@ def uid_of_peer(connection: Any) -> int | None:
 
 
 def only_uid(host: str, port: int) -> int | None:
-    """The one user who can connect to a socket in the file system, beside root; None for TCP, and where others can.
+    """The only user, besides root, who can connect to a Unix domain socket. None for TCP, and if others can connect.
 
-    gRPC does not tell who is at the other end of a socket; its rights do.
+    gRPC does not say who is at the other end of a socket; the socket's permissions do.
     """
     if not host.startswith(UNIX):
         return None
@@ -132,7 +134,7 @@ def only_uid(host: str, port: int) -> int | None:
 
 
 class ServerListener:
-    """A server that takes connections at `port`."""
+    """A server that accepts connections at `port`."""
 
     def __init__(self, server: asyncio.Server, port: int, path: str = "") -> None:
         self.port = port
@@ -140,14 +142,16 @@ class ServerListener:
         self._path = path
 
     def pause(self, pause_s: float) -> None:
-        """Take no connections for so long, where taking one costs more than the system's part: those that come wait in its queue."""
+        """Accept no connections for so long. Used where accepting costs more than the kernel's part: new connections wait in the kernel's
+        queue.
+        """
 
     def close(self) -> None:
-        """Take no more; those that stand are left alone."""
+        """Accept no more connections; open ones stay."""
         loop = asyncio.get_running_loop()
         for each in self._server.sockets:
             loop.remove_reader(each.fileno())
-        # A connection that asyncio has accepted gets its transport in this round. If the server is closed before, asyncio drops the
+        # A connection that asyncio has accepted gets its transport in this round. If the server is closed before that, asyncio drops the
         # connection without closing it.
         loop.call_soon(self._server.close)
         if self._path:
@@ -156,19 +160,19 @@ class ServerListener:
 
 
 class Network:
-    """The machine's network. One that can be cut overrides this."""
+    """The machine's network. Tests override it with one that can be cut."""
 
     is_machine = True
-    """Whether it is the machine's own, and not a test's."""
+    """Whether this is the machine's own network, not a test's."""
     credentials: Credentials | None = None
-    """What its connections are encrypted with; None: they are not."""
+    """TLS credentials for connections; None: no TLS."""
 
     def token_for(self, address: str) -> str:
-        """What to show to a server at an address, to say who this is; empty for nothing. Raises InvalidArgument."""
+        """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
         return ""
 
     async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
-        """Take connections; port 0 takes a free one. Raises OSError if the port is taken, InvalidArgument for a path that is too long."""
+        """Accept connections; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument if a path is too long."""
         loop = asyncio.get_running_loop()
         if host.startswith(UNIX):
             number = choose_port(host, port)
@@ -178,7 +182,7 @@ class Network:
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
-        """Open a connection; it is the protocol's from here on. Raises OSError, InvalidArgument."""
+        """Open a connection, which belongs to the protocol from then on. Raises OSError, InvalidArgument."""
         loop, place = asyncio.get_running_loop(), parse(address)
         if place.path:
             await loop.create_unix_connection(factory, place.path)
@@ -186,37 +190,37 @@ class Network:
             await loop.create_connection(factory, place.host.strip("[]"), place.port)
 
     def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
-        """A control connection, opened when it is used first, which shows a token with each call; whoever asks closes it."""
-        from qmq.rpc_channel import RpcChannel  # gRPC takes half of a client's import time
+        """A control connection. It is opened at its first use and shows a token with each call; the caller closes it."""
+        from qmq.rpc_channel import RpcChannel  # importing gRPC takes half of a client's import time
 
         return RpcChannel(address, token=token)
 
     def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
-        """Bind a gRPC server; the port it got. Raises OSError if the port is taken."""
+        """Bind a gRPC server and return its port. Raises OSError if the port is taken."""
         return bind(server, host, port)
 
 
 NETWORK: Final = Network()
-"""The one that is meant where nobody says otherwise."""
+"""The default network."""
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:
-    """Whether nobody on the way to an address reads what is sent."""
+    """Whether nobody between here and an address can read what is sent."""
     place = parse(address)
     return is_encrypted or bool(place.path) or is_local(place.host)
 
 
 def require_private(address: str, *, is_encrypted: bool) -> None:
-    """Raises InvalidArgument where a token would travel in plain text to another machine."""
+    """Raises InvalidArgument if a token would travel to another machine in plain text."""
     if not is_private(address, is_encrypted=is_encrypted):
         raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
 
 
 class TokenNetwork(Network):
-    """A network for somebody who shows servers a token.
+    """A network whose connections show a token to servers.
 
-    A token is sent over TLS, to sockets in the file system and to this machine. To any other address a client's calls fail; a server's
-    go without the token (`is_required` False).
+    A token is sent over TLS, to Unix domain sockets, and to this machine. Calls to any other address fail; with `is_required` False
+    (servers), they are made without the token.
     """
 
     def __init__(self, inner: Network, token: TokenSource, *, is_required: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans for messages that are sent and handled. Needs `pip install qmq[otel]`; nothing of it is loaded before it is used.
+"""OpenTelemetry: spans for messages that are sent and handled. Needs `pip install qmq[otel]`; OpenTelemetry is imported at first use.
 
     mq = qmq.connect("localhost:20880", interceptors=[OpenTelemetryInterceptor()])
 
@@ -7,9 +7,10 @@ By the semantic conventions for messaging:
     send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed
     process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it
 
-The headers `traceparent` and `tracestate` carry the context (or whatever the propagator writes that OpenTelemetry is set to use). A message
-that comes a month later, or to ten groups, is better not part of the sender's trace: with `new_traces=True` each handling begins a trace of
-its own, and only the link leads back. A message that has a `traceparent` of the application's keeps it, and the span is linked to it.
+The headers `traceparent` and `tracestate` carry the context, or the headers of the propagator that OpenTelemetry is configured with. A
+message that is delivered a month later, or to ten groups, should not be part of the sender's trace: with `new_traces=True` each handling
+begins a trace of its own, linked to the sender's span. If the application set `traceparent` itself, the header stays, and the span is
+linked to it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 SYSTEM: Final = "qmq"
 LINKS_MAX: Final = 128
-"""What a span keeps by default."""
+"""OpenTelemetry's default limit of links per span."""
 
 
 class OpenTelemetryInterceptor(BaseInterceptor):
-    """Without a provider or a propagator it takes those that OpenTelemetry is set to use.
+    """Creates the spans. The defaults are the tracer provider and the propagator that OpenTelemetry is configured with.
 
     Raises InvalidArgument if OpenTelemetry is not installed.
     """
@@ -87,7 +88,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
 
     @contextmanager
     def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
-        """A span around the handler; what it sends and does is inside."""
+        """Runs the handler inside a span."""
         before = self._context.get_current()
         headers = _texts(message.headers)
         parent = self._propagator.extract(headers, before)
@@ -101,11 +102,11 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             attributes=self._message_attributes(message, group),
         )
         inside = self._trace.set_span_in_context(span, parent)
-        # Its token is not used: a loop may be left in another task than the one that entered, where it is worth nothing.
+        # The token is not used: a generator may be left in another task than the one that entered it, where the token is invalid.
         self._context.attach(inside)
         try:
             yield
-        except GeneratorExit:  # a loop without asyncio was left
+        except GeneratorExit:  # a loop outside asyncio was left
             raise
         except BaseException as error:
             self._fail(span, error)
@@ -128,7 +129,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
     # --- both ----------------------------------------------------------------------------------------------------------
 
     def _links(self, headers: Mapping[str, bytes]) -> list[Link]:
-        """To the span that a message's headers name."""
+        """Links to the span that a message's headers name."""
         remote = self._propagator.extract(_texts(headers), self._context.Context())
         named = self._trace.get_current_span(remote).get_span_context()
         return [self._trace.Link(named)] if named.is_valid else []
@@ -149,5 +150,5 @@ def _attributes(operation: str, subject: str) -> dict[str, Any]:
 
 
 def _texts(headers: Mapping[str, bytes]) -> dict[str, str]:
-    """Headers as propagators read them; those that are no text are none of theirs."""
+    """Headers as propagators read them, without those that are not text."""
     return {name: value.decode("ascii") for name, value in headers.items() if value.isascii()}

@@ -1,7 +1,7 @@
-"""Text that others wrote, for a terminal. Pure.
+"""Text from other programs, made safe for a terminal. Pure.
 
-A nack's error, a pause's reason, a body may hold anything: ESC sequences that set the clipboard or the colours, characters that turn the
-order of what follows round. Shown as `\\x1b`, `\\u202e` they do nothing.
+An error of a nack, the reason of a pause or a body may contain ESC sequences that set the clipboard or the colours, or characters that
+reverse the order of the text after them. Shown as `\x1b` and `\u202e` they have no effect.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _JOINERS: Final = "\u200c\u200d"
-"""Scripts and emoji need them, and they act on their neighbours only."""
+"""Scripts and emoji need these characters, which affect only their neighbours."""
 KEPT: Final = frozenset("\n\t" + _JOINERS)
 
 
 def visible(text: str, kept: frozenset[str] = KEPT) -> str:
-    """The text with control and format characters, and lone surrogates, written as escapes; but those `kept`."""
+    """The text with control and format characters and lone surrogates as escapes; characters in `kept` stay."""
     if text.isprintable():
         return text
     return "".join([each if each in kept or unicodedata.category(each) not in _HIDDEN else _escaped(each) for each in text])

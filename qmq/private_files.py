@@ -1,4 +1,4 @@
-"""Folders and files that only the user of the process may read: messages are nobody else's business."""
+"""Folders and files that only the process's user may read, because they hold messages or secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER_MODE: Final = 0o700
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and what is missing above it; one that exists keeps the rights that somebody gave it. Raises OSError."""
+    """Make a folder and its missing parents. An existing folder keeps its permissions. Raises OSError."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)

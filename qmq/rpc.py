@@ -44,7 +44,7 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Also the time to connect: an address that swallows everything is left by then, not after 20 s.
+    # This limits the time to connect, too: an address that drops all packets is given up after this time, not after 20 s.
     ("grpc.min_reconnect_backoff_ms", 2000),
 ]
 
@@ -53,7 +53,7 @@ _R = TypeVar("_R")
 
 
 def _status(failure: QmqError) -> grpc.StatusCode:
-    """What gRPC's own tools make of an error; QMQ's clients read the code in the trailers."""
+    """The gRPC status for an error, for gRPC's own tools. QMQ's clients read the error code from the trailers."""
     if isinstance(failure, _NOT_FOUND):
         return grpc.StatusCode.NOT_FOUND
     if isinstance(failure, AccessDenied):
@@ -68,7 +68,7 @@ def _status(failure: QmqError) -> grpc.StatusCode:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
-    """End a call with an error: a typed one reaches the client as it is, any other is a failure of the server."""
+    """End a call with an error. A typed error reaches the client as it is; any other becomes an internal error of the server."""
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
         await context.abort(grpc.StatusCode.INTERNAL, f"{type(failure).__name__}: {failure}")
@@ -80,7 +80,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception,
 
 
 def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:
-    """Make a servicer's method of one that raises typed errors."""
+    """Wrap a servicer's method that raises typed errors."""
 
     async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _R:
         try:
@@ -92,7 +92,7 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
 
 
 def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callable[[Any, Any, Any], AsyncIterator[_R]]:
-    """The same for a method that answers with a stream."""
+    """`answering` for a method that answers with a stream."""
 
     async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[_R]:
         try:
@@ -112,7 +112,7 @@ def status_of(failure: grpc.RpcError) -> grpc.StatusCode:
 
 
 def is_answer(failure: grpc.RpcError) -> bool:
-    """Whether the server itself raised a typed error: if not, it was not reached, or fell silent."""
+    """Whether the server itself raised a typed error. If not, the server was not reached, or did not answer."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
@@ -121,7 +121,7 @@ _REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
 
 
 def _unreachable(details: str, address: str) -> QmqError:
-    """What it means that gRPC has no connection."""
+    """The error for a call that had no connection."""
     if "handshake failed" in details.lower():
         reason = _REASON.search(details)
         return tls_failed(address, reason[1] if reason is not None else details)
@@ -132,7 +132,7 @@ def _unreachable(details: str, address: str) -> QmqError:
 
 
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
-    """The error that the server raised, or what the transport's own failure means; of a call that blocks, too."""
+    """The error that the server raised, or the typed error for a transport failure. Also used for blocking calls."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     trailers = {str(key): str(value) for key, value in failure.trailing_metadata() or ()}
     if int(trailers.get(CODE, "0")) in BY_CODE:

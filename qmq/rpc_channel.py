@@ -1,14 +1,14 @@
-"""A gRPC channel whose calls are awaited, and that does not depend on `grpc.aio`.
+"""An asyncio gRPC channel that does not use `grpc.aio`.
 
 `grpc.aio` keeps one completion queue for the whole process, and every event loop of the process reads that queue. With two loops, one
-after the other (two calls of `asyncio.run`) or at the same time (`qmq.blocking` beside asyncio), a loop finds completions that belong to
-a loop which is closed, or finds the queue emptied by the other loop, and prints a traceback for each (grpc issues 25364 and 42357).
+after the other (two calls of `asyncio.run`) or at the same time (`qmq.blocking` beside asyncio), a loop receives completions of a closed
+loop, or the other loop has emptied the queue; each time gRPC prints a traceback (grpc issues 25364 and 42357).
 
-`RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes each result to the loop that asked.
+`RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes each result to the calling loop.
 Servers use `grpc.aio`: a server process has one event loop.
 
-With TLS, a channel is made anew when the process's certificates have changed: gRPC keeps those that a channel was made with. Calls that are
-under way on the channel before end there.
+With TLS, the channel is replaced when the process's certificates change, because a gRPC channel keeps the certificates that it was made
+with. Calls that are under way finish on the old channel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from qmq.rpc import CHANNEL_OPTIONS
 from qmq.token_source import TokenSource, no_token
 
 AHEAD: Final = 4
-"""Messages of a stream that are read before the caller asks for them."""
+"""Messages of a stream that are read ahead of the caller."""
 
 _ONE_REQUEST: Final = "RpcChannel calls methods with one request only"
 
 Guard = Callable[[], None]
-"""Called before each unary call; raises what the call shall fail with."""
+"""Called before each unary call; raises the error with which the call fails."""
 
 
 class ChannelCertificates(Protocol):
@@ -38,11 +38,11 @@ class ChannelCertificates(Protocol):
 
     @property
     def version(self) -> int:
-        """Another number when they have changed."""
+        """A number that changes when the certificates do."""
         ...
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """The present ones."""
+        """gRPC credentials made from the current certificates."""
         ...
 
 
@@ -56,11 +56,11 @@ class RpcChannel(grpc.aio.Channel):
         credentials: ChannelCertificates | None = None,
         token: TokenSource = no_token,
     ) -> None:
-        """`token` gives what is shown to the server with each call; empty: nothing."""
+        """`token` returns the token that is sent with each call; an empty one is not sent."""
         self._address, self._guard, self._credentials, self._token = address, guard, credentials, token
         self._version = 0
         self._before: list[grpc.Channel] = []
-        """Channels with older certificates: calls may be under way there."""
+        """Channels with older certificates, which may have calls under way."""
         self._channel = self._open()
 
     def _open(self) -> grpc.Channel:
@@ -70,7 +70,7 @@ class RpcChannel(grpc.aio.Channel):
         return grpc.secure_channel(self._address, self._credentials.channel_credentials(), options=CHANNEL_OPTIONS)
 
     def _present(self) -> grpc.Channel:
-        """The channel with the present certificates."""
+        """The channel with the current certificates."""
         if self._credentials is not None and self._credentials.version != self._version:
             self._before.append(self._channel)
             self._channel = self._open()
@@ -83,12 +83,12 @@ class RpcChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Cancel the calls that are under way, and disconnect. `grace` is not used."""
+        """Cancel the calls that are under way, and disconnect. `grace` is ignored."""
         for each in (*self._before, self._channel):
             each.close()
 
     def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and awaited."""
+        """A function that is called with a request and `timeout` in seconds, and awaited. As in `grpc.aio.Channel`."""
 
         async def ask(request: Any, timeout: float | None = None) -> Any:
             if self._guard is not None:
@@ -99,19 +99,19 @@ class RpcChannel(grpc.aio.Channel):
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """See `grpc.aio.Channel`: what it returns is called with a request and `timeout` in seconds, and iterated."""
+        """A function that is called with a request and `timeout` in seconds, and iterated. As in `grpc.aio.Channel`."""
         return lambda request, timeout=None: _answers(
             self._present().unary_stream(method, *serializers, **options)(request, timeout=timeout, metadata=bearer(self._token()))
         )
 
-    # QMQ's control plane has no calls of these kinds, and its clients do not watch a channel's state.
+    # QMQ's control plane has no calls of these kinds, and its clients do not watch the state of a channel.
 
     def stream_unary(self, *_: Any, **__: Any) -> Any:
-        """Made by generated stubs; fails when it is called."""
+        """Generated stubs create these; calling one fails."""
         return _unsupported
 
     def stream_stream(self, *_: Any, **__: Any) -> Any:
-        """Made by generated stubs; fails when it is called."""
+        """Generated stubs create these; calling one fails."""
         return _unsupported
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -125,7 +125,7 @@ class RpcChannel(grpc.aio.Channel):
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...] | None:
-    """The metadata of a call that shows a token."""
+    """The metadata that shows a token."""
     return (("authorization", f"Bearer {token}"),) if token else None
 
 
@@ -152,13 +152,13 @@ def _resolve(ended: asyncio.Future[None]) -> None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
-    """Have a loop call back. A loop that is closed waits for nothing any more."""
+    """Call back in a loop. A closed loop is ignored: nothing waits in it any more."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
 
 
 async def _answers(call: Any) -> AsyncIterator[Any]:
-    """What a stream brings; a thread reads it, at most `AHEAD` messages ahead. Raises grpc.RpcError."""
+    """The messages of a stream; a thread reads them, at most `AHEAD` messages ahead. Raises grpc.RpcError."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)

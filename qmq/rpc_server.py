@@ -1,13 +1,13 @@
-"""The gRPC server of a control port, with bounds on what all peers together can make it hold.
+"""The gRPC server of a control port, with bounds on the resources that all peers together can take.
 
-gRPC accepts connections and does their handshakes in threads of its own, beside the event loop. So the loop does not wait for handshakes,
-and their rate cannot be bounded as the data port's is: only how many there are at once, and how long each may take.
+gRPC accepts connections and does their handshakes in its own threads, so handshakes do not block the event loop. Their rate cannot be
+limited as on the data port; only their number at one time and the duration of each can.
 
-    a peer that says nothing, or stops within its handshake     cut after `handshake_ms`
-    a connection on which nobody calls                          told to go after `idle_ms`; who calls next connects again
+    a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
+    a connection on which nobody calls                          closed after `idle_ms`; the next call connects again
     a peer whose machine is gone, with a call under way         cut when it has answered no ping for `ping_timeout_ms`
     connections beyond `connections_max`                        closed at once
-    calls beyond `calls_max`                                    answered at once that there are too many (Overloaded)
+    calls beyond `calls_max`                                    refused at once (Overloaded)
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _STREAMS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class RpcBounds:
-    """Of one control port. Times in milliseconds."""
+    """Bounds of one control port. Times are milliseconds."""
 
     connections_max: int
     calls_max: int
     handshake_ms: int = 10_000
-    """Until TLS and HTTP/2 are agreed on; gRPC gives two minutes."""
+    """For TLS and HTTP/2 together; gRPC's default is two minutes."""
     idle_ms: int = 300_000
     ping_ms: int = 60_000
-    """A connection with a call under way that has been silent for so long is asked whether it is there; gRPC waits for two hours."""
+    """The server pings a connection that has a call under way and was silent for so long; gRPC's default is two hours."""
     ping_timeout_ms: int = 20_000
 
 
 def rpc_server(bounds: RpcBounds, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A server that listens nowhere yet."""
+    """A gRPC server that does not listen yet."""
     options = [
         ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
-        # Requests are not compressed: one of 29 KiB could be 30 MiB long in memory.
+        # The server accepts no compressed requests: 29 KiB could become 30 MiB in memory.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", _STREAMS_MAX),

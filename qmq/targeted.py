@@ -1,9 +1,9 @@
-"""Directed messages: each is for one consumer group, and all other groups pass over it. What in a batch says so. Pure.
+"""Directed messages: each is for one consumer group, and all other groups skip it. This module marks and recognises them. Pure.
 
 Rules:
 * A batch is directed as a whole (`BatchFlag.DIRECTED`), to the group that the header `qmq-group` names, the same in all its messages.
-* Nobody reads each batch to learn this: the consume log's entry of a directed one has all bits of the bloom of tags, `LOOK_INSIDE`, and
-  only then a group that comes along looks. A bloom that is full by its tags alone costs it that look, no more.
+* The broker need not read each batch: the consume log's entry of a directed batch has all bits of its tag bloom filter set, `LOOK_INSIDE`,
+  and only then is the batch read. An undirected batch whose tags set all bits is read as well, at no other cost.
 * Messages of ordered subjects are never directed: a key's order holds for all groups.
 """
 
@@ -20,7 +20,7 @@ from qmq.headers import ATTEMPT, GROUP
 from qmq.model import check_group
 
 LOOK_INSIDE: Final = 0xFFFF_FFFF_FFFF_FFFF
-"""In the place of a directed batch's bloom."""
+"""The value of the bloom filter of a directed batch."""
 _DIRECTED, _ORDERED = int(BatchFlag.DIRECTED), int(BatchFlag.ORDERED)
 _DIGITS_MAX: Final = 9
 _NOWHERE: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
@@ -32,7 +32,7 @@ def is_directed(header: RegionHeader) -> bool:
 
 
 def group_of(region: bytes) -> bytes | None:
-    """The group that a stored batch is for, by its first message; None if it is for all."""
+    """The group that a stored batch is for, from its first message; None if it is for all."""
     header = parse_header(region)
     if not is_directed(header):
         return None
@@ -46,11 +46,11 @@ def group_of(region: bytes) -> bytes | None:
 
 
 def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
-    """What is wrong with a directed batch, whose columns are sound, on its way into a log.
+    """Check a directed batch before it is stored. Its columns have been checked.
 
     Raises:
-        OrderMismatch: it is for an ordered subject.
-        InvalidArgument: its messages do not all say for which group they are, or not for the same.
+        OrderMismatch: the subject is ordered.
+        InvalidArgument: a message does not name its group, or the messages name different groups.
     """
     if to_partition or header.flags & _ORDERED:
         raise OrderMismatch(
@@ -68,6 +68,6 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
 
 
 def failures(headers: Mapping[str, bytes]) -> int:
-    """How often a directed message was handed out and failed before it was sent again, by its headers."""
+    """How often a directed message had been handed out and failed before it was sent again, from its headers."""
     value = headers.get(ATTEMPT, b"")
     return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0

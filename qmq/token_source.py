@@ -1,13 +1,13 @@
-"""Where the token comes from that is shown to a server."""
+"""Where a process gets the token that it shows to servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 TokenSource = Callable[[], str]
-"""Gives the present token. Raises InvalidArgument."""
+"""Returns the current token. Raises InvalidArgument."""
 
 
 def no_token() -> str:
-    """Of somebody who has none."""
+    """The token of a process that has none: empty."""
     return ""

@@ -1,1 +1,3 @@
-"""The client library: asyncio first. `client` is the door, `producer` and `consumer` do the work, `link` holds the connections."""
+"""The client library, asyncio first. `client.py` is what applications use; `producer.py` and `consumer.py` do the work, `links.py` holds
+the connections.
+"""

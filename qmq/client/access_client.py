@@ -1,4 +1,4 @@
-"""Administration of access by a client: rules, roles, tokens, quotas (docs/ACCESS.md). Answers are protobuf messages."""
+"""Administration of access through a metaserver: rules, roles, tokens, quotas (docs/ACCESS.md). Answers are protobuf messages."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from qmq.proto.v1 import access_pb2 as pb
 
 
 class Metaservers(Protocol):
-    """Asks one of them."""
+    """What `AccessClient` needs of a client."""
 
     async def call(self, method: str, request: Any) -> Any:
-        """Raises the typed error that the metaserver raised, or NotConnected."""
+        """Call a method of a metaserver. Raises the typed error that the metaserver raised, or NotConnected."""
         ...
 
 
 class AccessClient:
-    """All but `whoami` needs `administer` on the cluster, and raises AccessDenied without. All of it may be repeated after a lost answer,
-    but `create_token`, which makes another one.
+    """Every method but `whoami` needs the permission `administer` on the cluster, and raises AccessDenied without it. Every call but
+    `create_token`, which makes another token, may be repeated after a lost answer.
     """
 
     def __init__(self, metaservers: Metaservers) -> None:
         self._metaservers = metaservers
 
     async def whoami(self) -> pb.WhoAmIResponse:
-        """Who this client is to the cluster."""
+        """The principal that the cluster takes this client for."""
         found: pb.WhoAmIResponse = await self._metaservers.call("WhoAmI", pb.WhoAmIRequest())
         return found
 
@@ -37,7 +37,7 @@ class AccessClient:
     async def put_rule(
         self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
     ) -> pb.AccessRule:
-        """Allow or deny; no `operations` means all of them. Saying the same rule again changes nothing.
+        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
 
         Raises InvalidArgument, InvalidName.
         """
@@ -48,28 +48,28 @@ class AccessClient:
         return found
 
     async def delete_rule(self, rule_id: str) -> None:
-        """Raises InvalidArgument: there is none, or the caller would lose `administer`."""
+        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would lose `administer`."""
         await self._metaservers.call("DeleteRule", pb.DeleteRuleRequest(id=rule_id))
 
     async def set_mode(self, mode: str) -> str:
-        """ "off", "watch" or "enforce"; the mode before. Raises InvalidArgument."""
+        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
         found: pb.SetAccessModeResponse = await self._metaservers.call("SetAccessMode", pb.SetAccessModeRequest(mode=mode))
         return found.mode_before
 
     async def test(self, principal: str, operation: str, kind: str, name: str = "") -> pb.TestAccessResponse:
-        """What the rules say of somebody, whatever the mode is."""
+        """What the rules decide about a principal, whatever the mode is."""
         request = pb.TestAccessRequest(principal=principal, operation=operation, kind=kind, name=name)
         found: pb.TestAccessResponse = await self._metaservers.call("TestAccess", request)
         return found
 
     async def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> pb.Role:
-        """Take principals into a role, and out of it; a role without members is gone."""
+        """Add principals to a role, and remove others. A role without members does not exist."""
         request = pb.ChangeRoleRequest(name=name, add=sorted(add), remove=sorted(remove))
         found: pb.Role = await self._metaservers.call("ChangeRole", request)
         return found
 
     async def create_token(self, principal: str, *, ends_ms: int = 0) -> pb.CreateTokenResponse:
-        """A new token, which nobody can be told again. `ends_ms`: milliseconds since 1970, 0 for never."""
+        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0 for a token that does not expire."""
         request = pb.CreateTokenRequest(principal=principal, ends_ms=ends_ms)
         found: pb.CreateTokenResponse = await self._metaservers.call("CreateToken", request)
         return found
@@ -79,7 +79,9 @@ class AccessClient:
         return list(found.tokens)
 
     async def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
-        """Revoke one token, or all of a principal; their ids. Connections that showed them end. Raises InvalidArgument."""
+        """Revoke one token, or all tokens of a principal, and return their ids. Connections that showed them are closed. Raises
+        InvalidArgument.
+        """
         request = pb.DeleteTokensRequest(id=token_id, principal=principal)
         found: pb.DeleteTokensResponse = await self._metaservers.call("DeleteTokens", request)
         return list(found.ids)
@@ -91,7 +93,7 @@ class AccessClient:
         return found
 
     async def delete_quota(self, quota_id: str) -> None:
-        """Raises InvalidArgument."""
+        """Delete a quota. Raises InvalidArgument."""
         await self._metaservers.call("DeleteQuota", pb.DeleteQuotaRequest(id=quota_id))
 
     async def quotas(self) -> list[pb.AccessQuota]:

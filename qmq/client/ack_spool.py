@@ -1,29 +1,29 @@
-"""The spool of unsent acknowledgements: verdicts that no broker could be told, one file for each queue of a consumer, while its broker
-group is away.
+"""The spool of unsent acknowledgements. While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a
+file.
 
     first line     the ATTACH with which its consumer comes back, and the broker group, as JSON
     each further   a verdict and when it was given, as JSON
 
-When verdicts of a queue are in its file, from a verdict that no broker can be told to its answer (`QueueSpool`):
+When the verdicts of a queue are in its file (`QueueSpool`):
 
     session ends      everything that is not answered is written
     no session        a new verdict is appended, with the other verdicts of this round of the event loop
     part is void      what is left is written anew, before anything else is pulled
-    session begins    nothing is written any more; when all that was unanswered then is answered, the file is deleted
-    closing           the file is deleted if the broker heard everything, and else is left to the next process
+    session begins    nothing is written; the file is deleted when all verdicts that were unanswered at this moment are answered
+    closing           the file is deleted if the broker has answered everything, else another process hands it in
 
 Rules:
 * Nothing is written while brokers can be reached, and a file is gone as soon as a broker has answered everything in it.
-* Whoever writes a file, or hands it in, has locked it. The lock is the operating system's (flock): it ends with the process. A file that
-  nobody has locked is of a client that died, or was closed while the broker was away: one other client may hand it in (`spool_sender.py`).
-* A file is never rewritten in place: a new one takes its name. So what a crash leaves is the old or the new one, and perhaps a last line
-  that is cut short, which counts for nothing.
-* Pull sequences of a file name messages only as long as the master has handed no others out under them: when it says that it will (a part
-  became void), the file is written anew before anything else is pulled.
-* The spool is a help, not a promise: what cannot be written waits in memory alone, with a warning. Nothing is forced to disk: a file
-  outlives the process, not the machine.
-* Files are told apart by digests of their names (a name never becomes a path): the metaservers' addresses, subject and group; the
-  consumer's life; the broker group.
+* A client locks a file while it writes the file or hands it in. The lock is the operating system's (flock) and ends with the process. An
+  unlocked file belongs to a client that died, or was closed while the broker was away: one other client may hand it in (`spool_sender.py`).
+* A file is never rewritten in place: a new file is renamed over it. A crash leaves the old or the new file, perhaps with an incomplete last
+  line, which is ignored.
+* The pull sequences in a file are valid until the master hands other messages out under them. When the master announces that (a part became
+  void), the file is rewritten before anything else is pulled.
+* The spool is best effort: verdicts that cannot be written stay in memory, with a warning. Files are not flushed, so they survive the
+  process, not the machine.
+* File names are digests, so that no name becomes a path: of the metaservers' addresses, subject and group; of the consumer's name and
+  incarnation; of the broker group.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ from qmq.errors import ProtocolViolation
 from qmq.wire.frame_payloads import Attach
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
 
-with suppress(ImportError):  # Windows has none, and so no spool: see `state_folder.store_of`
+with suppress(ImportError):  # Windows has no fcntl, and so no spool: see `state_folder.store_of`
     import fcntl
 
 log = logging.getLogger("qmq.client")
 
 VERSION: Final = 1
 OLD_MS: Final = 7 * 24 * 3600 * 1000
-"""A file that nobody could hand in for so long is deleted: no broker group is waited for longer."""
+"""A file that could not be handed in for so long is deleted."""
 SUFFIX: Final = ".verdicts"
 BAD_SUFFIX: Final = ".unreadable"
 _NEW_SUFFIX: Final = ".new"
 
 
-# --- what a file says: pure ----------------------------------------------------------------------------------------
+# --- content of a file: pure ----------------------------------------------------------------------------------------
 
 
 class Origin(NamedTuple):
-    """Whose verdicts they are: the broker group, and how the consumer comes back to it."""
+    """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with which the consumer comes back."""
 
     broker_group: str
     attach: Attach
 
 
 class Kept(NamedTuple):
-    """A verdict, and when it was given: milliseconds since 1970."""
+    """A verdict, and when it was given, in milliseconds since 1970."""
 
     settlement: Settlement
     time_ms: int
@@ -84,8 +84,8 @@ def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Origin, list[Kept]]:
-    """What a file says. Raises ValueError if it is none of ours, or damaged before its last line."""
-    first, *lines = data.split(b"\n")[:-1] or [b""]  # what stands behind the last end of a line was cut short
+    """Parse a file. Raises ValueError if it is not a spool file, or damaged before its last line."""
+    first, *lines = data.split(b"\n")[:-1] or [b""]  # an incomplete last line is dropped
     try:
         head = json.loads(first)
         if head["version"] != VERSION:
@@ -105,7 +105,9 @@ def _kept(line: dict[str, Any]) -> Kept:
 
 
 def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Settlement]:
-    """What a master is to be told that gives pull sequences from `next_pull` on to other messages. Delays began with their verdicts."""
+    """The verdicts to send to a master that will hand other messages out under pull sequences from `next_pull` on. Delays count from the
+    moment of the verdict.
+    """
     found: list[Settlement] = []
     for each, time_ms in kept:
         if each.first < next_pull:
@@ -119,7 +121,7 @@ def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Sett
 
 
 class SpoolFile:
-    """The file of one queue of a living consumer. Raises nothing: what fails is logged, once until something works again."""
+    """The file of one queue of a running consumer. Raises nothing: a failure is logged, once until something works again."""
 
     def __init__(self, path: Path, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> None:
         self._path, self._origin, self._now_ms = path, origin, now_ms
@@ -128,11 +130,11 @@ class SpoolFile:
 
     @property
     def exists(self) -> bool:
-        """Whether something is written."""
+        """Whether the file exists."""
         return self._fd >= 0
 
     def rewrite(self, settlements: Sequence[Settlement]) -> None:
-        """These, and nothing else, are not answered."""
+        """Replace the content of the file by these unanswered verdicts."""
         new = self._path.with_suffix(_NEW_SUFFIX)
         fd = -1
         try:
@@ -143,7 +145,7 @@ class SpoolFile:
             new.rename(self._path)
         except OSError as failure:
             self._warn(failure)
-            self.clear()  # what it said is not so any more
+            self.clear()  # its content is no longer true
             if fd >= 0:
                 os.close(fd)
                 with suppress(OSError):
@@ -153,13 +155,13 @@ class SpoolFile:
         self._fd, self._is_warned = fd, False
 
     def append(self, settlements: Sequence[Settlement]) -> None:
-        """These are not answered either."""
+        """Add unanswered verdicts to the file."""
         if self._fd >= 0:
             size = os.fstat(self._fd).st_size
             try:
                 _write(self._fd, pack_verdicts(settlements, self._now_ms()))
             except OSError as failure:
-                with suppress(OSError):  # half a line must not stay: the next one would stand behind it
+                with suppress(OSError):  # an incomplete line must go: the next line would be appended to it
                     os.ftruncate(self._fd, size)
                     os.lseek(self._fd, size, os.SEEK_SET)
                 self._warn(failure)
@@ -171,7 +173,7 @@ class SpoolFile:
             self._close()
 
     def leave(self) -> None:
-        """The consumer goes; what is written is for another to hand in."""
+        """Unlock the file when the consumer leaves, so that another client can hand it in."""
         self._close()
 
     def _close(self) -> None:
@@ -186,7 +188,7 @@ class SpoolFile:
 
 
 class Left(NamedTuple):
-    """A file that a client left, locked by us."""
+    """A file that another client left, locked by this one."""
 
     path: Path
     fd: int
@@ -194,30 +196,30 @@ class Left(NamedTuple):
     kept: list[Kept]
 
     def delete(self) -> None:
-        """Nothing in it is of use any more."""
+        """Delete the file: its verdicts are answered, or of no use any more."""
         with suppress(OSError):
             self.path.unlink()
 
     def put_back(self) -> None:
-        """Unlock it: another may try. The last thing to do with it, once."""
+        """Unlock the file, so that another client may try. Call it last, and once."""
         os.close(self.fd)
 
 
 class AckSpool:
-    """The files of one machine's clients of one cluster. `folder` need not be there."""
+    """The spool files of this machine's clients of one cluster. `folder` need not exist."""
 
     def __init__(self, folder: Path, addresses: Iterable[str]) -> None:
         self._folder = folder / "verdicts"
         self._cluster = ",".join(sorted(addresses))
 
     def file(self, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> SpoolFile:
-        """That of one queue of a consumer; nothing is written yet. `origin` is asked whenever something is."""
+        """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each write."""
         (broker_group, attach) = origin()
         name = f"{self._prefix(attach.subject, attach.group)}{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
         return SpoolFile(self._folder / name, origin, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[Left]:
-        """The files that nobody has locked, each locked by us when it is given. What is old or cannot be read is put out of the way."""
+        """The unlocked files of a subject and group; each is locked when the iterator yields it. Old and unreadable files are removed."""
         for path in sorted(self._folder.glob(f"{self._prefix(subject, group)}*{SUFFIX}")):
             fd = _lock(path)
             if fd < 0:
@@ -238,7 +240,7 @@ class AckSpool:
             yield found
 
     def busy(self, subject: str, group: str) -> Iterator[Origin]:
-        """Whose files others have locked: they write them, or hand them in."""
+        """The consumers whose files are locked by other clients, which write them or hand them in."""
         for path in self._folder.glob(f"{self._prefix(subject, group)}*{SUFFIX}"):
             fd = _lock(path)
             if fd >= 0:
@@ -270,7 +272,7 @@ def _read(fd: int) -> bytes:
 
 
 def _lock(path: Path) -> int:
-    """An open descriptor of the file, which nobody else has locked; -1 if somebody has, or it is gone."""
+    """An open and locked descriptor of the file; -1 if another process holds the lock, or the file is gone."""
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError:
@@ -285,13 +287,13 @@ def _lock(path: Path) -> int:
     return -1
 
 
-# --- when there is a file ------------------------------------------------------------------------------------------
+# --- when the file is written --------------------------------------------------------------------------------------
 
 
 class QueueSpool:
-    """The verdicts of one queue, and whether they are in its file.
+    """Decides when the verdicts of one queue are in its file.
 
-    `unanswered` gives everything that no broker has answered, in the order in which it was said.
+    `unanswered` returns all unanswered verdicts in the order in which they were given.
     """
 
     def __init__(self, file: SpoolFile | None, unanswered: Callable[[], Sequence[Settlement]]) -> None:
@@ -300,12 +302,12 @@ class QueueSpool:
         self._loop = asyncio.get_running_loop()
         self._is_attached = True
         self._given = Settlements()
-        """Not written yet."""
+        """Verdicts that are not written yet."""
         self._waited_for: set[SettleRequest] = set()
-        """What was not answered when the session began, and is not yet."""
+        """Requests that were unanswered when the session began, and still are."""
 
     def given(self, settlement: Settlement) -> None:
-        """A verdict, while there is no session."""
+        """A verdict was given while there is no session."""
         if self._file is not None and not self._is_attached:
             if not self._given.messages:
                 self._loop.call_soon(self._write)
@@ -336,19 +338,19 @@ class QueueSpool:
             self._write_all()
 
     def voided(self) -> None:
-        """A part of what was said is not ours any more."""
+        """A part of the unanswered verdicts is void."""
         if self._file is not None and self._file.exists:
             self._write_all()
 
     def attached(self, requests: Iterable[SettleRequest]) -> None:
-        """A session has begun, and these are on their way: everything there is."""
+        """A session has begun; these requests hold all unanswered verdicts."""
         self._is_attached = True
         self._given.take()
         self._waited_for = set(requests)
         self._clear_if_answered()
 
     def over(self, request: SettleRequest) -> None:
-        """It was answered, or came too late."""
+        """A request was answered, or came too late."""
         if request in self._waited_for:
             self._waited_for.remove(request)
             self._clear_if_answered()
@@ -358,7 +360,7 @@ class QueueSpool:
             self._file.clear()
 
     def close(self, *, is_told: bool) -> None:
-        """Nothing is said any more. `is_told`: the master heard everything."""
+        """The consumer closes. `is_told`: the master has answered everything."""
         if self._file is None:
             return
         if is_told:

@@ -1,15 +1,15 @@
-"""An attachment: a consumer's part in one queue, over all the masters that the queue's broker group has in time.
+"""An attachment connects a consumer to one queue. It outlives changes of the broker group's master.
 
-It keeps a session with the master, a pull under way, and the messages that the application has not seen yet. It comes back after a broken
-connection, or to a new master, under the same incarnation and with `received`, the last pull sequence that arrived here. The answer says
-what of it is still ours:
+An attachment keeps a session with the master, a pull under way, and the messages that the application has not seen yet. After a broken
+connection, or at a new master, it attaches again with the same incarnation and with `received`, the last pull sequence that arrived. The
+answer says which messages it still holds:
 
-    resumed, next > received     all of it. What was handed out and did not arrive went back to the group
-    resumed, next <= received    the master forgot: it lost deliveries that were not committed. Pull sequences from `next` on will be given
-                                 again, perhaps to other messages. What we hold below `next` is ours, the tail is void
-    not resumed                  nothing (the lease was lost, or the master forgot more than it can tell): all of it is void
+    resumed, next > received     all. Messages that were handed out and did not arrive went back to the group
+    resumed, next <= received    the master lost deliveries that were not committed. It will use pull sequences from `next` on again,
+                                 perhaps for other messages. Messages below `next` are still held, the others are void
+    not resumed                  none (the lease was lost, or the master cannot tell): all are void
 
-Void means: messages nobody saw are dropped; on those that were seen no verdict is ever sent (`qmq/client/verdicts.py`).
+Void messages that the application has not seen are dropped; for the others no verdict is ever sent (`qmq/client/verdicts.py`).
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ class Attachment:
 
     @property
     def held(self) -> int:
-        """Messages here whose verdict is not on its way."""
+        """Messages of this attachment whose verdict has not been sent."""
         return self.verdicts.outstanding.messages - self.verdicts.gathered + self.verdicts.postponed
 
     @property
     def held_bytes(self) -> int:
-        """What they take: of each its part of its batch."""
+        """Bytes of the held messages; each counts for its part of its batch."""
         return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
 
     def may_hand_out(self) -> bool:
-        """Whether what is here is ours, as far as we can tell. If the last sign of life that was answered is older than the lease (this
-        process was stopped, or cut off), it may be others' by now: the answer to a new ATTACH says so.
+        """Whether the messages here still belong to this consumer, as far as it can tell. If the last answered heartbeat is older than the
+        lease (this process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
         """
         if self._sessions.is_sure:
             return True
@@ -103,20 +103,20 @@ class Attachment:
         return False
 
     def take(self, messages_max: int) -> Slice:
-        """The next messages that lie together; there must be some."""
+        """The next messages that are consecutive in one batch; there must be some."""
         first = self.slices[0]
         if first.count <= messages_max:
             self.slices.popleft()
         else:
             first, self.slices[0] = first.split(messages_max)
         if first.attempt > 1 and self.session is not None and not self._terms.most_once:
-            # If they end this process, the broker shall know that it was them, and not those that wait here unseen.
+            # Sent before the application sees them: if they crash this process, the broker must know which messages the application had.
             begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
             self.session.connection.tell(FrameKind.BEGUN, begun)
         return first
 
     def next_ready(self) -> Message | None:
-        """The next message, if nothing has to be looked at before it is handed out."""
+        """The next message, if it can be handed out without further checks."""
         if not self.slices or self._loop.time() > self._sessions.sure_until_s:
             return None
         first = self.slices[0]
@@ -126,7 +126,7 @@ class Attachment:
         if first.count == 1:
             self.slices.popleft()
         else:
-            # In place: a new slice for each message would cost as much as the message.
+            # In place, because a new slice for each message would cost as much as the message itself.
             first.offset += 1
             first.pull += 1
             first.count -= 1
@@ -140,7 +140,7 @@ class Attachment:
         return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
 
     def pull(self, messages: int, size: int, wait_ms: int) -> None:
-        """Ask for messages, of `size` bytes or a batch more; `can_pull` must be true."""
+        """Ask for `messages` messages and about `size` bytes (the last batch may exceed them); `can_pull` must be true."""
         session = self.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
@@ -222,11 +222,11 @@ class Attachment:
 
     @property
     def wants_session(self) -> bool:
-        """Until the consumer leaves."""
+        """True until the consumer leaves."""
         return not self._is_closed
 
     def start(self) -> None:
-        """Attach, and stay so."""
+        """Attach, and stay attached."""
         self._sessions.start()
 
     def _request(self, start: str) -> wire.Attach:
@@ -245,11 +245,11 @@ class Attachment:
         )
 
     def _origin(self) -> Origin:
-        """How another process comes back as us."""
+        """What another process needs to take this consumer's place."""
         return Origin(self.group, self._request(wire.RESUME))
 
     async def _inherit(self, connection: Connection) -> None:
-        """When we attach, what an earlier life of ours holds goes back: what it had to say comes first."""
+        """Before attaching: hand in the verdicts of an earlier incarnation, whose messages then go back to the group."""
         from qmq.client.spool_sender import inherit
 
         links = self._links
@@ -258,14 +258,14 @@ class Attachment:
         self._has_inherited = True
 
     async def ask(self, connection: Connection) -> wire.Attached:
-        """ATTACH, once what an earlier life had to say is handed in."""
+        """Send ATTACH, after the verdicts of an earlier incarnation were handed in."""
         if not self._has_inherited:
             await self._inherit(connection)
         answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
         return wire.Attached.unpack(answer.payload)
 
     def granted(self, answer: wire.Attached) -> None:
-        """See the table above."""
+        """Drop what is no longer held; the table at the top of the module says what that is."""
         self.verdicts.attempts_max = answer.attempts_max
         if not answer.resumed:
             self._void(0, answer.next_pull_sequence)
@@ -273,7 +273,7 @@ class Attachment:
             self._void(answer.next_pull_sequence, answer.next_pull_sequence)
 
     def attached(self, session: ConsumerSession) -> None:
-        """Tell what waited for a session."""
+        """Send everything that waited for a session."""
         self.verdicts.attached(session)
         self._owner.notify()
         self._owner.pull_more()
@@ -281,18 +281,18 @@ class Attachment:
     def heard(self) -> None: ...
 
     def lost(self, failure: LaneLost) -> None:
-        """Lanes are lost, not attachments."""
+        """An attachment cannot be lost to another consumer; a lane can."""
         log.debug("%s: %s", self._terms.name, failure)
 
     def refused(self, failure: CallerError) -> None:
-        """The application is to know."""
+        """Report the failure to the application."""
         if isinstance(failure, OrderMismatch):
             subject = self._terms.subject
             failure = OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})")
         self._fail(failure)
 
     def _void(self, before: int, following: int) -> None:
-        """What we hold from `before` on is not ours any more; the next delivery begins at `following`."""
+        """Messages from pull sequence `before` on are void; the next delivery begins at `following`."""
         while self.slices and self.slices[-1].pull >= before:
             self.slices.pop()
         if self.slices and self.slices[-1].pull + self.slices[-1].count > before:
@@ -301,24 +301,24 @@ class Attachment:
         self.verdicts.void(before, following)
 
     def moved(self) -> None:
-        """Routes changed: if the group has another master now, go there."""
+        """Routes changed: if the group has another master now, attach there."""
         self._sessions.moved()
 
     def detached(self) -> None:
-        """No pull is under way, and no verdict."""
+        """No pull and no verdict is under way any more."""
         self.asked = self.asked_bytes = 0
         self.verdicts.detached()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """The messages that nobody saw go to others at once."""
+        """Return unseen messages to the group at once."""
         unseen, self.slices = self.slices, deque()
         for each in unseen:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
 
     async def close(self) -> None:
-        """Settle what is left and leave the group: the messages that nobody saw go to others at once."""
+        """Settle the rest and leave the group; unseen messages return to the group at once."""
         self.give_back()
         self.verdicts.flush()
         self._is_closed = True
@@ -328,7 +328,7 @@ class Attachment:
         self._sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
-        """Say so in the same write as the last verdicts, so that nothing is handed to us in between. Gives whether the broker heard."""
+        """Send DETACH together with the last verdicts, so that nothing is handed out in between. Returns whether the broker answered."""
         left: asyncio.Future[bool] = self._loop.create_future()
         session = self.session
         if session is None or not session.connection.is_open:

@@ -1,4 +1,4 @@
-"""What a producer took and nobody has decided yet: back-pressure, waiting for the end, and the end. Both kinds of producer are one."""
+"""The undecided messages of a producer: back-pressure, flushing, closing. Both kinds of producer derive from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 
 
 class Backlog:
-    """A producer says `_taken` and `_decided`; the rest is for the application."""
+    """A producer calls `_taken` and `_decided`; applications use the public methods."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -37,7 +37,7 @@ class Backlog:
             raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
 
     def _taken(self, size: int) -> None:
-        """One more ticket stands for so many bytes."""
+        """One more ticket, for so many bytes, is undecided."""
         self._closed_bytes += size
         self._undecided += 1
 
@@ -49,12 +49,12 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to `await drain()`."""
+        """Whether the application should `await drain()`."""
         return self._closed_bytes > DRAIN_BYTES
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of what is not decided yet."""
+        """Bytes of undecided messages."""
         return self._closed_bytes
 
     async def drain(self) -> None:
@@ -63,7 +63,7 @@ class Backlog:
             await self._wait_for_answer()
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is decided. Raises the first failure that no ticket's owner saw."""
+        """Wait until all messages sent so far are decided. Raises the first failure that no caller has seen through a ticket."""
         self._close_all()
         while self._undecided:
             await self._wait_for_answer()
@@ -84,7 +84,7 @@ class Backlog:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Flush, then end. What cannot be stored in time fails its ticket."""
+        """Flush, then end. Tickets of messages that cannot be stored in time fail."""
         if self._is_closed:
             return
         try:
@@ -93,7 +93,7 @@ class Backlog:
             self.abort()
 
     def abort(self) -> None:
-        """End now; tickets that are open fail with ClientClosed."""
+        """End now; undecided tickets fail with ClientClosed."""
         self._is_closed = True
         self._abandon_all()
         self._closed_bytes = self._undecided = 0
@@ -102,7 +102,7 @@ class Backlog:
             self.on_closed()
 
     def _close_all(self) -> None:
-        """Let everything go that still gathers."""
+        """Close all open batches."""
         raise NotImplementedError
 
     def _abandon_all(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BrowsingClient:
-    """The part of `qmq.Client` that reads without a group."""
+    """The part of `qmq.Client` that reads stored messages without a group."""
 
     _links: Links
 
@@ -39,11 +39,12 @@ class BrowsingClient:
         follow: bool = False,
         partial: bool = False,
     ) -> AsyncIterator[BrowsedMessage]:
-        """Stored messages of a subject, without a consumer group: from the oldest, or from `start` on, before `end`; with `last`, so many
-        of the newest of each queue. Times are those of storing. With `follow` it goes on with what is stored later, and does not end.
+        """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
+        `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
+        and does not end.
 
-        Messages of a queue come in its order, those of several in the order in which they were stored. `partial=True` goes on without
-        broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
+        out broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
         ClientClosed.
         """
         from qmq.client.browsing import BrowsedQueue, BrowseSelection, browse

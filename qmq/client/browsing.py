@@ -43,7 +43,7 @@ class BrowsedMessage(StoredMessage):
 
 @dataclass(frozen=True, slots=True)
 class BrowsedQueue:
-    """A queue of the subject: its messages on one broker group, or one of its partitions. `next_sequence` is what it will give next."""
+    """One queue of the subject: the messages of a broker group, or of a partition. `next_sequence` is the sequence to read next."""
 
     subject: str
     broker_group: str
@@ -52,13 +52,15 @@ class BrowsedQueue:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells the subject's queues apart."""
+        """Identifies the queue among those of the subject."""
         return self.broker_group, self.partition
 
 
 @dataclass(frozen=True, slots=True)
 class BrowseSelection:
-    """Which messages are wanted. Times are milliseconds since 1970 of storing; 0 for no limit. `last`: so many of each queue's newest."""
+    """Which messages are wanted. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of
+    each queue.
+    """
 
     start_ms: int = 0
     end_ms: int = 0
@@ -68,7 +70,7 @@ class BrowseSelection:
     tags_all: tuple[str, ...] = ()
 
     def wants(self, message: StoredMessage) -> bool:
-        """Whether it is one of them, but for `last`. Pure."""
+        """Whether a message is wanted, apart from `last`. Pure."""
         if message.append_time_ms < self.start_ms or (self.end_ms and message.append_time_ms >= self.end_ms):
             return False
         if self.key is not None and message.key_bytes != self.key:
@@ -81,24 +83,24 @@ ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
 
 
 class QueueReader:
-    """Reads one queue, page by page. `messages` are those of the page that nobody took yet."""
+    """Reads one queue, page by page. `messages` is the unread rest of the page."""
 
     def __init__(self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool) -> None:
         self.messages: deque[BrowsedMessage] = deque()
         self.queue = queue
         self.is_over = False
-        """Whether nothing more will come."""
+        """Whether no more messages will come."""
         self._links, self._selection, self._follow = links, selection, follow
         self._until = _END if follow else queue.next_sequence
         self._sequence = 0 if selection.last is None else max(queue.next_sequence - selection.last, 0)
         self._ask_again_s = -math.inf
 
     def wants_page(self, now_s: float) -> bool:
-        """Whether there may be messages to ask for. One that is followed is asked now and then."""
+        """Whether to fetch a page. A queue that is followed is asked now and then."""
         return not self.messages and not self.is_over and now_s >= self._ask_again_s
 
     async def read(self) -> None:
-        """Take messages into an empty page, if the queue has any. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
+        """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
         while not self.messages and not self.is_over:
             fetched, batches = await self._fetch()
             for batch in batches:
@@ -114,7 +116,7 @@ class QueueReader:
             log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
             return
         if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
-            self.is_over = True  # times of storing do not fall in a queue
+            self.is_over = True  # times of storing never decrease within a queue
             return
         for index in range(batch.view.count):
             message = BrowsedMessage(batch, index, self.queue)
@@ -122,7 +124,7 @@ class QueueReader:
                 self.messages.append(message)
 
     async def _fetch(self) -> tuple[wire.Fetched, list[Decoded]]:
-        """One page, from whoever is master; a master that cannot be reached is waited for."""
+        """One page, from the current master; waits for a master that cannot be reached."""
         queue, selection, loop = self.queue, self._selection, asyncio.get_running_loop()
         tags = list(selection.tags_any), list(selection.tags_all)
         request = wire.Fetch(
@@ -159,10 +161,10 @@ def _unpack(payload: memoryview) -> tuple[wire.Fetched, list[Decoded]]:
 async def browse(
     links: Links, list_queues: ListQueues, selection: BrowseSelection, *, follow: bool, partial: bool
 ) -> AsyncIterator[BrowsedMessage]:
-    """Messages in the order of the times at which they were stored. Raises as `QueueReader.read`."""
+    """Messages in the order in which they were stored. Raises as `QueueReader.read`."""
     loop = asyncio.get_running_loop()
     readers = _readers(links, await list_queues(), selection, follow=follow)
-    # of a queue that appears later everything is wanted: it was stored since
+    # all messages of a queue that appears later are wanted: they were stored since
     later = replace(selection, start_ms=0, last=None)
     look_s = loop.time() + QUEUES_S
     while True:
@@ -192,7 +194,7 @@ def _readers(
 
 
 async def _fill(readers: dict[tuple[str, int], QueueReader], now_s: float, *, partial: bool) -> None:
-    """A page for each queue that wants one."""
+    """Fetch a page for each queue that wants one."""
     empty = [each for each in readers.values() if each.wants_page(now_s)]
     found = await asyncio.gather(*[each.read() for each in empty], return_exceptions=True)
     for reader, failure in zip(empty, found, strict=True):

@@ -1,4 +1,4 @@
-"""The client: one door to a QMQ cluster for an asyncio program."""
+"""The client of a QMQ cluster for asyncio programs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _compression(name: str | None) -> Compression:
 
 
 class Client(ListeningDoor, OutboxDoor, BrowsingClient):
-    """Sends and consumes. Make it with `qmq.connect`; use it with `async with`."""
+    """Sends and consumes messages. Make it with `qmq.connect`, and use it with `async with`."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         self._for_threads, self._timing = for_threads, timing
         self._addresses = parse_addresses(addresses)
         self.name = check_name("client", name) if name else process_name()
-        """What brokers and operators know this client by."""
+        """The name of this client at brokers and for operators."""
         self._create_subjects = create_subjects
         self.interceptors = chain = Chain(interceptors)
-        """Who sees messages come and go, outermost first (`interceptors.py`)."""
+        """The interceptors of all messages, outermost first (`interceptors.py`)."""
         self._make_producer = chosen(chain, Producer, InterceptedProducer)
         self._make_ordered_producer = chosen(chain, OrderedProducer, InterceptedOrderedProducer)
         self._make_delayed_producer = chosen(chain, DelayedProducer, InterceptedDelayedProducer)
@@ -110,11 +110,11 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
         self._choosy_producers: dict[tuple[str, str], Producer | OrderedProducer] = {}
-        """By subject and `acks`, where that is not "quorum"."""
+        """Producers for other `acks` than "quorum", by subject and `acks`."""
         self._delayed_producers: dict[tuple[str, str], DelayedProducer] = {}
         self._delayed: Delayed | None = None
         self._owned: dict[Producer | OrderedProducer, None] = {}
-        """Producers that are not closed yet, and so with consumers."""
+        """Producers that are not closed; consumers likewise."""
         self._consumers: dict[Consumer | OrderedConsumer, None] = {}
         self._endpoints: list[MetricsServer] = []
 
@@ -126,7 +126,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         return collector_of(self)
 
     async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Show the client's figures for Prometheus at /metrics until it is closed; the port, a free one for 0.
+        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and return the port; 0 takes a free one.
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
@@ -135,29 +135,29 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
 
     @property
     def tallies(self) -> ClientCounters:
-        """Counts of what this client sent and consumed since it was made."""
+        """Counts of the messages that this client sent and consumed since it was made."""
         return self._links.tallies
 
     @property
     def connections(self) -> int:
-        """How many connections to brokers stand."""
+        """How many connections to brokers are open."""
         return self._links.connections
 
     @property
     def producers(self) -> Sequence[Producer | OrderedProducer]:
-        """All that were made here and are not closed."""
+        """The producers of this client that are not closed."""
         return self._all_producers()
 
     @property
     def consumers(self) -> Sequence[Consumer | OrderedConsumer]:
-        """All that were made here and are not closed."""
+        """The consumers of this client that are not closed."""
         return tuple(self._consumers)
 
     # --- what else there is --------------------------------------------------------------------------------------------
 
     @property
     def access(self) -> AccessClient:
-        """Who may do what in the cluster."""
+        """Rules, roles, tokens and quotas of the cluster."""
         from qmq.client.access_client import AccessClient
 
         return AccessClient(self.metadata)
@@ -174,7 +174,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
 
     @property
     def delayed(self) -> Delayed:
-        """Delayed messages that wait: cancel, move, show and list them."""
+        """Pending delayed messages: cancel, move, show and list them."""
         if self._delayed is None:
             from qmq.client.delayed import Delayed
 
@@ -203,15 +203,16 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         zone: str | None = None,
         acks: str = "quorum",
     ) -> Receipt:
-        """Send a message and wait until it is stored. To an ordered subject it needs a key, and goes behind those of its key.
+        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
+        key.
 
-        The body is bytes, or what `qmq.payload.encode` makes bytes of: a str, a dataclass, a model, anything that JSON knows.
+        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), it is delivered then, and at once if that is past: the receipt's `delayed_id`
-        names it until then (see `delayed`). With `cron` (five fields) and `zone` (such as "Europe/Berlin") it is delivered again and
-        again, from `at` on if that is given.
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
+        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
+        recurring; `at` is the earliest time of its first delivery.
 
-        `acks` is as for `producer`. Messages of one key to an ordered subject are in order among those that are sent with the same `acks`.
+        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
 
         Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
         ClientClosed.
@@ -239,9 +240,9 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         ats: Sequence[datetime] | datetime | None = None,
         acks: str = "quorum",
     ) -> Receipts:
-        """Send many messages and wait until all are stored; keys, tags and headers, where given, have one item a message.
+        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
 
-        To be delivered later: `delays`, or `ats` (with time zones), one item a message, or one for all. Raises as `send`.
+        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
         """
         if delays is not None or ats is not None:
             due_ms = due_times.many_of(delays, ats, len(bodies), self._now_ns())
@@ -282,7 +283,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         return (await ticket).receipt(index)
 
     async def _ready_delayed_producer(self, subject: str, acks: str = "quorum") -> DelayedProducer:
-        """The shared one, with room."""
+        """The shared delayed producer of a subject, with room in its buffer."""
         producer = self._delayed_producers.get((subject, acks))
         if producer is None:
             self._check_open()
@@ -297,7 +298,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         return producer
 
     async def _shared_producer(self, subject: str, acks: str = "quorum") -> Producer | OrderedProducer:
-        """Which kind of producer a subject needs, its first use finds out."""
+        """The shared producer of a subject. The first use finds out which kind the subject needs."""
         self._check_open()
         check_name("subject", subject)
         ordering = await self._ordering(subject)
@@ -343,9 +344,9 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
     ) -> Producer:
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
-        `acks="flushed"` has messages acknowledged when a majority of the group has them on its disks, so that not even a power cut of all
-        takes them; `acks="master"` when the master alone has them: faster, and the last ones may be lost with it.
-        Raises InvalidName, InvalidArgument. If the subject is ordered, tickets fail with OrderMismatch: see `ordered_producer`.
+        With `acks="flushed"` a message is acknowledged when a majority of the group has flushed it to disk, so that it survives a power cut
+        of all replicas. With `acks="master"` it is acknowledged when the master has it: faster, but the last messages may be lost with the
+        master. Raises InvalidName, InvalidArgument. On an ordered subject, tickets fail with OrderMismatch: use `ordered_producer`.
         """
         self._check_open()
         producer = self._make_producer(
@@ -370,7 +371,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         acks: str = "quorum",
     ) -> DelayedProducer:
-        """A batching producer of delayed messages for one subject, unordered or ordered. Their bodies travel as they are.
+        """A batching producer of delayed messages for one subject, unordered or ordered. It does not compress bodies.
 
         Raises InvalidName, InvalidArgument.
         """
@@ -398,13 +399,12 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         acks: str = "quorum",
         unknown: str = "resend",
     ) -> OrderedProducer:
-        """A batching producer for one ordered subject: messages of one key are stored in the order in which it is given them.
+        """A batching producer for one ordered subject: messages of one key are stored in the order of the calls.
 
-        `unknown` is about messages that a broker group may have that was fenced before it answered: "resend" sends them again, with the
-        same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message is out of time,
-        what waits behind it in its partition fails with it. `acks="master"` is for best-effort order,
-        `acks="flushed"` for any.
-        Raises InvalidName, InvalidArgument. If the subject is unordered, tickets fail with OrderMismatch, and so does the next `send`.
+        `unknown` is about messages whose broker group was fenced before it answered, so that they may be stored: "resend" sends them again
+        with the same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message times out,
+        the messages behind it in its partition fail with it. `acks="master"` needs best-effort order; `acks="flushed"` works with any.
+        Raises InvalidName, InvalidArgument. On an unordered subject, tickets and the next `send` fail with OrderMismatch.
         """
         self._check_open()
         producer = self._make_ordered_producer(
@@ -443,11 +443,11 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
     ) -> Consumer:
         """A consumer of a group: iterate over it, or `pull`.
 
-        A group that is new begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every
-        message, from "latest" on by default; who comes back under its `name` goes on where it was. `prefetch` messages and
-        `prefetch_bytes` of them (or a batch more) may be unsettled at once. `expired="skip"` goes on with the oldest messages that are
-        left where retention took some; the default raises MessagesExpired.
-        Raises InvalidName, InvalidArgument, ClientClosed.
+        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
+        from "latest" on by default; a consumer that comes back under its `name` continues where it stopped. At most `prefetch` messages and
+        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with the
+        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
+        ClientClosed.
         """
         self._check_open()
         consumer = self._make_consumer(
@@ -489,14 +489,14 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         attempts_max: int = 5,
         retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
     ) -> OrderedConsumer:
-        """A consumer of a group of an ordered subject: `run` a handler, or iterate over it. Messages of one key come in order.
+        """A consumer of a group of an ordered subject: `run` a handler, or iterate over the consumer. Messages of one key come in order.
 
-        A group that is new begins at `start`, and its `gate` is "lanes" (a range of keys goes on to the next version of the route as soon
-        as the range is finished) or "strict" (when the whole change is); "" leaves it as it is. A message that fails is tried again after
-        `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is set aside after
-        `attempts_max` failures. `prefetch` messages and `prefetch_bytes` of them may be unsettled at once; each lane has its part of both.
-        `lease_ms` is how long the consumer may be silent before its lanes go to others.
-        Raises InvalidName, InvalidArgument, ClientClosed; MessagesExpired comes where it reads.
+        A new group begins at `start`. `gate` says when the group reads the next version of the route: "lanes" for each range of keys as
+        soon as the range is finished, "strict" when the whole change is; "" leaves the group's gate as it is. A failed message is tried
+        again after `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is parked after
+        `attempts_max` failures. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, divided among the lanes.
+        `lease_ms` is how long the consumer may be silent before its lanes go to others. Raises InvalidName, InvalidArgument, ClientClosed;
+        reading raises MessagesExpired.
         """
         self._check_open()
         consumer = self._make_ordered_consumer(
@@ -542,7 +542,7 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         self._links.is_paused = True
 
     def resume(self) -> None:
-        """Let them go on, but for those that were paused one by one."""
+        """Resume all consumers, except those that were paused one by one."""
         self._links.is_paused = False
         for consumer in list(self._consumers):
             consumer.look_again()
@@ -556,25 +556,25 @@ class Client(ListeningDoor, OutboxDoor, BrowsingClient):
         await self.metadata.reset_group(subject, group, to="earliest", broker_group=broker_group)
 
     async def _send_directed(self, subject: str, columns: Columns, create_time_ms: int) -> None:
-        """Have messages come again, to one group. Raises as `send`."""
+        """Send messages to one group again, at the end of this round of the event loop. Raises as `send`."""
         producer = await self._ready_delayed_producer(subject)
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
 
     async def _send_directed_now(self, subject: str, columns: Columns, create_time_ms: int) -> None:
-        """The same at once. Raises as `send`."""
+        """Send messages to one group again, now. Raises as `send`."""
         producer = await self._shared_producer(subject)
         if isinstance(producer, OrderedProducer):
             raise OrderMismatch(f"subject {subject!r} is ordered: no message of it is for one group")
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
 
     def dead_letters(self, group: str) -> DeadLetters:
-        """What a consumer group gave up: look at it, give it back, throw it away. Raises InvalidName."""
+        """The dead letters of a consumer group: show, replay and purge them. Raises InvalidName."""
         return DeadLetters(self.metadata, self.consumer, self._send_directed_now, group)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Flush producers, let consumers leave, end connections. Harmless to call again."""
+        """Flush producers, let consumers leave, close connections. Harmless to repeat."""
         if self._links.is_closed:
             return
         await self._close_listeners()

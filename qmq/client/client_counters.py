@@ -1,4 +1,4 @@
-"""What a client counts: plain integers, added to once a batch, a delivery or a request. `metrics.py` reads them."""
+"""The counters of a client: plain integers, incremented once for each batch, delivery or request. `metrics.py` reads them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from qmq.wire.settle_payloads import Settlement, Verdict
 
 
 class SendCounters:
-    """Of all producers of one subject. `seconds` is of all that the client sends."""
+    """Counters of all producers of one subject. `seconds` is shared by the whole client."""
 
     __slots__ = ("batches", "bytes", "failed", "messages", "resent", "seconds")
 
     def __init__(self, seconds: Durations) -> None:
         self.messages = self.bytes = self.batches = 0
         self.resent = 0
-        """Tries beyond each batch's first."""
+        """Sends of a batch after its first."""
         self.failed = 0
-        """Messages that were given up."""
+        """Messages that failed for good."""
         self.seconds = seconds
 
     def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
-        """A batch is stored, so long after it was closed."""
+        """A batch was stored, so many seconds after it was closed."""
         self.messages += messages
         self.bytes += size
         self.batches += 1
@@ -34,7 +34,7 @@ class SendCounters:
 
 @dataclass(slots=True)
 class ReceiveCounters:
-    """Of all consumers of one group on one subject."""
+    """Counters of all consumers of one group on one subject."""
 
     received: int = 0
     acked: int = 0
@@ -42,7 +42,7 @@ class ReceiveCounters:
     released: int = 0
     rejected: int = 0
     stale: int = 0
-    """Of consumers that were closed: those that are open count their own."""
+    """Stale messages of closed consumers; open consumers count their own."""
 
     def sent(self, settlements: Sequence[Settlement]) -> None:
         for each in settlements:
@@ -58,18 +58,18 @@ class ReceiveCounters:
 
 
 class ClientCounters:
-    """A client's."""
+    """All counters of a client."""
 
     def __init__(self) -> None:
         self.seconds = Durations()
-        """From a batch's closing to its receipt."""
+        """From closing a batch to its receipt."""
         self.sends: dict[str, SendCounters] = {}
         self.takes: dict[tuple[str, str], ReceiveCounters] = {}
 
     def sending(self, subject: str) -> SendCounters:
-        """A subject's; made if absent."""
+        """The counters of a subject; made if absent."""
         return self.sends.setdefault(subject, SendCounters(self.seconds))
 
     def taking(self, subject: str, group: str) -> ReceiveCounters:
-        """A group's on a subject, a broadcast group's as a whole; made if absent."""
+        """The counters of a group on a subject, where a broadcast group counts as one; made if absent."""
         return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())

@@ -1,4 +1,4 @@
-"""How long a client waits for others, and how often it looks: one value, handed in, so that a test need not wait as an operator may."""
+"""The client's timeouts and intervals as one value, so that tests can pass shorter ones."""
 
 from __future__ import annotations
 
@@ -9,47 +9,53 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ClientTiming:
-    """All in seconds. Where several are given they are the pauses before one try after the other; the last one stays."""
+    """All values are in seconds. A tuple lists the pauses before one try after the other; the last one repeats."""
 
     delivery_timeout_s: float = 120.0
-    """How long a message may take until it is stored, and the client until it knows where its subject is."""
+    """How long a message may take to be stored, and how long the client looks for its subject."""
     refresh_s: float = 30.0
-    """Placements that are older are asked for again when they are used."""
+    """Placements older than this are refreshed at their next use."""
 
     answer_s: float = 15.0
-    """A broker that has not answered a batch by then is asked again."""
+    """A batch that has no answer after this time is sent again."""
     stall_s: float = 1.0
-    """A broker group that has answered nothing for so long while batches are with it is in trouble."""
+    """A broker group that has not answered for this long while batches are on their way to it counts as stalled."""
     fenced_s: float = 0.5
-    """How long a fenced partition is asked before what it may have is given up."""
+    """How long the client asks a fenced partition before it gives up the batches that may be stored there."""
     reauth_s: float = 5.0
     """How often a connection looks for a newer token."""
 
     session_retry_s: tuple[float, ...] = (0.02, 0.1, 0.3, 1.0)
-    """Before a consumer attaches again, or has its acknowledgements answered that found no quorum."""
+    """Pauses before a consumer attaches again, or sends acknowledgements again that found no quorum."""
     hand_in_retry_s: tuple[float, ...] = (0.1, 0.3, 1.0)
-    """Before acknowledgements that an earlier client left are handed in again."""
+    """Pauses before acknowledgements of an earlier client are handed in again."""
     cancel_s: float = 5.0
-    """How long a handler may take to be cancelled. One that will not be is left alone: its message goes back when the consumer leaves."""
+    """How long a cancelled handler may take to end. A handler that does not end is abandoned: its message goes back when the consumer
+    leaves.
+    """
 
     outbox_delivery_s: float = 30.0
-    """How long a message of an outbox may take until it is stored; what is not by then is tried again by a watchdog."""
+    """How long a message of an outbox may take to be stored; after that a watchdog tries again."""
     outbox_look_s: float = 1.0
-    """How often a watchdog looks for messages that were left in an outbox."""
+    """How often a watchdog looks for unsent messages in an outbox."""
 
     decide_s: float = 30.0
-    """How long the client asks what became of a change of a delayed message. A lost delay group has a new master long before."""
+    """How long the client asks for the outcome of a change to a delayed message. A delay group that lost its master has a new one long
+    before.
+    """
     decide_retry_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
 
     slow_call_s: float = 60.0
-    """Handing over a mastership, letting a replica catch up before it counts, or waiting for a lost broker group's lease to end."""
+    """For calls that take long: handing over a mastership, letting a replica catch up, waiting until the lease of a
+    lost broker group ends.
+    """
     publish_look_s: float = 0.2
-    """How often it is asked whether a change that goes on by itself is published."""
+    """How often the client asks whether a route change is published."""
 
 
 TIMING: Final = ClientTiming()
 
 
 def pause_s(pauses_s: Sequence[float], tries: int) -> float:
-    """The pause after so many tries that failed before this one."""
+    """The pause after so many failed tries."""
     return pauses_s[min(tries, len(pauses_s) - 1)]

@@ -1,9 +1,10 @@
-"""One connection to a broker's data port: requests out, answers back, in any order.
+"""One connection to a broker's data port. Requests are pipelined; answers may come in any order.
 
-Every request has a callback, called exactly once: with the answering frame, or with a QmqError. A request whose connection ended, or whose
-time is up, ends with an error whose outcome is *unknown*: it may have been done. An answer of the wrong kind, or one that the callback
-cannot read, closes the connection, and the callback hears of that instead. A machine that lost its power never closes a connection: it is
-taken for gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reachable.py), or says nothing while a request runs out of time.
+Every request has a callback, which is called exactly once: with the answering frame, or with a QmqError. If the connection ends, or the
+request times out, the error's outcome is *unknown*: the broker may have done the request. An answer of the wrong kind, or one that the
+callback cannot read, closes the connection, and the callback gets that error instead. A machine that lost its power never closes a
+connection: the client considers it gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reachable.py), or when it is silent
+until a request times out.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ log = logging.getLogger("qmq.client")
 
 SWEEP_S: Final = 0.1
 GONE_S: Final = 3.0
-"""A machine that acknowledges nothing for so long is gone; a slow broker's machine acknowledges."""
+"""A machine whose kernel acknowledges nothing for this long is gone. The kernel of a slow broker still acknowledges."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long a peer that does not read may hold up the end of a connection."""
+"""How long closing waits for a peer that does not read."""
 
 OnAnswer = Callable[[Frame | QmqError], None]
 
@@ -58,7 +59,7 @@ _ANSWERS: Final[dict[int, int]] = {
 
 
 class _Pending(NamedTuple):
-    """A request without an answer yet; `credit` is what it takes of the broker's credit, in bytes."""
+    """A request that has no answer yet; `credit` is the bytes of the broker's credit that it uses."""
 
     on_answer: OnAnswer
     answer: int
@@ -68,7 +69,7 @@ class _Pending(NamedTuple):
 
 
 class Connection:
-    """A connection that stands. Make it with `connect`; once it ends it does not come back."""
+    """An open connection. Make it with `connect`; a connection that has ended is not reopened."""
 
     def __init__(self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s) -> None:
         self.address = address
@@ -78,7 +79,7 @@ class Connection:
         self.on_closed: dict[Callable[[], None], None] = {}
         self.on_writable: dict[Callable[[], None], None] = {}
         self.produce_bytes = 0
-        """Bytes of PRODUCE that are not answered, of all producers on this connection."""
+        """Unanswered bytes of PRODUCE of all producers on this connection."""
         self._pending: dict[int, _Pending] = {}
         self._heard_s = 0.0
         self._silent_since_s = self.loop.time()
@@ -104,7 +105,7 @@ class Connection:
 
     def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
         """Send a request with the next write; `on_answer` is called once, later."""
-        if not self.is_open:  # its end may have come a moment ago, when whoever asks had looked already
+        if not self.is_open:  # the connection may have ended since the caller checked it
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
         number = self._take_number()
@@ -117,13 +118,13 @@ class Connection:
             self.loop.call_soon(self.stream.flush)
 
     def tell(self, kind: int, payload: bytes) -> None:
-        """Send a frame that has no answer, and send it now: what happens next may end this process."""
+        """Send a frame that has no answer, immediately: the process may end after this call."""
         if self.is_open:
             self.stream.put(frames.frame(kind, self._take_number(), payload))
             self.stream.flush()
 
     async def call(self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0) -> Frame:
-        """Send a request and wait for its answer, whose payload is copied. Raises the error that came back."""
+        """Send a request and wait for its answer, whose payload is copied. Raises the error that the broker answered."""
         future: asyncio.Future[Frame] = self.loop.create_future()
 
         def answered(answer: Frame | QmqError) -> None:
@@ -200,7 +201,9 @@ class Connection:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def start_sweeping(self, token: TokenSource = no_token, shown: str = "") -> None:
-        """Watch over the requests' times, the machine at the other end, and the token, of which `shown` was shown to the broker."""
+        """Start the timer that watches requests for timeouts, the peer's machine, and the token; `shown` is the token
+        that the broker has.
+        """
         self._token, self._shown = token, shown
         reachable.watch(self.stream.socket)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
@@ -221,7 +224,7 @@ class Connection:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     def _show_newer_token(self) -> None:
-        """So that the connection outlives the token it was opened with."""
+        """Send a newer token to the broker, so that the connection stays valid when the old one expires."""
         try:
             token = self._token()
         except InvalidArgument as failure:
@@ -239,23 +242,23 @@ class Connection:
         silent_ms = self.stream.silent_ms if self._pending else 0
         if not silent_ms:
             self._silent_since_s = now
-        elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:  # after an idle time it may be silent_ms at once
+        elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:  # after an idle time silent_ms may be large at once
             self.abort(f"its machine has acknowledged nothing for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:
-        """Cut it at once."""
+        """Close the connection at once, without waiting for unsent bytes."""
         self._cause = self._cause or self._ended_error(reason)
         if self.stream.transport is not None:
             self.stream.transport.abort()
 
     def close(self) -> None:
-        """End it; what waits for an answer fails with NotConnected."""
+        """Close the connection; unanswered requests fail with NotConnected."""
         if self._cause is None:
             self._cause = ClientClosed("the client was closed")
         self.stream.close()
 
     async def wait_closed(self) -> None:
-        """Wait for the end; a peer that does not read is cut off."""
+        """Wait until the connection is closed; a peer that does not read is cut off."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.ended.wait()
@@ -267,7 +270,7 @@ class Connection:
 async def connect(
     address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s
 ) -> Connection:
-    """Open a connection and greet. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument of `client`."""
+    """Open a connection and say HELLO. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument because of `client`."""
     connection = Connection(address, gone_s, reauth_s)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -291,7 +294,7 @@ async def connect(
 
 
 async def _reach(address: str, connection: Connection, network: Network) -> None:
-    """Raises OSError, also for an address that is none."""
+    """Raises OSError, also for a malformed address."""
     try:
         await network.connect(address, lambda: connection.stream)
     except InvalidArgument as cause:

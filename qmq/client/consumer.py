@@ -1,14 +1,14 @@
-"""The consumer: takes part in a group on every broker group that hosts the subject, and hands out what comes.
+"""The consumer of an unordered subject: takes part in a group on every broker group that has the subject's messages.
 
-For each broker group there is one attachment (`attachment.py`), drained groups too; groups that become known later, by push or because
-placements are asked for again now and then, are added. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, over
-all of them (`prefetch_limits.py`), and messages are taken from them in turn. Messages are settled by ranges of pull sequences, in any
-order, each with the attachment it came from.
+There is one attachment (`attachment.py`) for each broker group, including drained ones. Broker groups that become known later, by push or
+by refreshing placements, are added. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once over all attachments
+(`prefetch_limits.py`), and the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull sequences, in
+any order, through the attachment they came from.
 
-    async for message in consumer   acknowledged when the loop comes back for the next one
-    ack="explicit"                  acknowledged when you say `await message.ack()`
-    most_once=True                  acknowledged before you see it: never twice, perhaps never
-    broadcast=True                  every consumer of the group gets every message, with progress of its own under its name
+    async for message in consumer   acknowledged when the loop asks for the next message
+    ack="explicit"                  acknowledged by `await message.ack()`
+    most_once=True                  acknowledged before the application sees the message: never twice, perhaps never
+    broadcast=True                  every consumer of the group gets every message; progress is kept by the consumer's name
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
 TURN_MESSAGES: Final = 64
-"""So many messages in a row a loop gets of one broker group."""
+"""Most messages in a row that a loop gets from one broker group."""
 
 Reset = Callable[[str, str, str | None], Awaitable[None]]
-"""(subject, group, broker group or None for all): begin at the oldest messages that are left."""
+"""(subject, group, broker group or None for all): move the group to the oldest stored message."""
 
 
 class Consumer:
     """One consumer of a group. Make it with `Client.consumer`.
 
-    `stale` counts messages that ceased to be this consumer's before they were settled: they go to somebody again.
+    `stale` counts messages that this consumer lost before it settled them: they are handed out again.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Consumer:
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
         self._current: Message | None = None
-        """What the loop works on; `_settler` takes its verdict."""
+        """The message that the loop works on; `_settler` takes its verdict."""
         self._settler: Settler | None = None
         self._serving: Attachment | None = None
         self._left_of_turn = 0
@@ -142,7 +142,7 @@ class Consumer:
         return ready
 
     def next_ready(self) -> Message | None:
-        """The next message, if it is here, decoded, and nothing has to be asked first: most of them, at the cost of one object each."""
+        """The next message, if it can be handed out without waiting or checking. This is the fast path: one object for each message."""
         attachment = self._serving
         if attachment is None or not self._left_of_turn or self._has_failed or self.is_paused:
             return None
@@ -155,15 +155,15 @@ class Consumer:
     async def _next_waited(self) -> Message:
         _, part = await self._next_slice(1)
         assert part is not None
-        # Kept beside the message: the application may have the message's verdicts go another way (qmq/blocking.py).
+        # Kept here, because the application may redirect the message's verdicts (qmq/blocking.py).
         self._settler = part.settler
         message = part.message(0)
         message.is_settled = self._most_once
         return message
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
-        """Up to `messages_max` messages of one broker group; none if there were none for `wait`. Settle them with `Messages.ack` or
-        one by one. Broker groups that have messages take turns.
+        """Up to `messages_max` messages of one broker group; empty if none came within `wait`. Settle them with `Messages.ack` or one by
+        one. Broker groups with messages take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
@@ -182,7 +182,7 @@ class Consumer:
         return Messages(slices)
 
     async def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
-        """Messages in batches; each is acknowledged when the loop comes back, unless it was settled (`ack="auto"`)."""
+        """Messages in batches. Each batch is acknowledged when the loop asks for the next one, unless it was settled (`ack="auto"`)."""
         while True:
             found = await self.pull(messages_max)
             if not found.slices:
@@ -192,7 +192,7 @@ class Consumer:
                 found.ack_later()
 
     async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, Slice | None]:
-        """The next messages that lie together; None if there were none for `wait_s`."""
+        """The next consecutive messages; None if none came within `wait_s`."""
         until = self._loop.time() + wait_s
         while True:
             if self._has_failed:
@@ -210,7 +210,7 @@ class Consumer:
                 return None, None
 
     def _is_readable(self, part: Slice) -> bool:
-        """Whether its bodies can be decompressed. What cannot be counts as failed, so that it ends among the dead letters."""
+        """Whether the bodies can be decompressed. Unreadable messages count as failed, so that they end in the dead-letter queue."""
         failure = part.batch.unreadable
         if failure is not None:
             log.error("%d messages of %s, the first of attempt %d, cannot be read: %s", part.count, self.subject, part.attempt, failure)
@@ -219,7 +219,7 @@ class Consumer:
         return failure is None
 
     async def _is_ours_for_good(self, part: Slice) -> bool:
-        """At most once: acknowledge first. What went to somebody else in the meantime is not ours to show."""
+        """Acknowledges first (at most once). False if another consumer has the messages by now: they must not be shown."""
         try:
             await part.settler.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
         except StaleDelivery as failure:
@@ -237,7 +237,7 @@ class Consumer:
         return None
 
     async def _wait(self, until: float) -> bool:
-        """Wait until something changes; False if it did not until then. Cheap: one future, one timer."""
+        """Wait until something changes; False if nothing did until then. One future and one timer."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
         self._waiting[waiting] = None
         timer = self._loop.call_at(until, set_result, waiting, False) if until < math.inf else None
@@ -272,12 +272,14 @@ class Consumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
+        see them.
+        """
         return self._is_paused or self._links.is_paused
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. It keeps its place in the group, its lease and what it holds: what was handed
-        out may be settled as ever, and what nobody saw yet waits here, and goes to nobody else. A loop that asks for more waits.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages
+        that were handed out may be settled, and unseen messages wait here. A loop that asks for more waits.
         """
         self._is_paused = True
 
@@ -287,7 +289,7 @@ class Consumer:
         self.look_again()
 
     def look_again(self) -> None:
-        """It may have been resumed."""
+        """The consumer may have been resumed."""
         if not self.is_paused:
             self.notify()
             self.pull_more()
@@ -295,13 +297,13 @@ class Consumer:
     # --- for the attachments -------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Something changed: whoever waits looks again."""
+        """Something changed: wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
             set_result(each, True)
 
     def pull_more(self) -> None:
-        """Keep a pull under way at each broker, as far as the limits allow; who waited longest comes first."""
+        """Keep a pull under way at each broker, as far as the limits allow. The attachment that waited longest comes first."""
         if self._is_draining:
             self.drain()
             return
@@ -319,15 +321,15 @@ class Consumer:
                 self._pull_turn = (self._pull_turn + step + 1) % count
 
     def postpone(self, retries: Iterable[LongRetry]) -> None:
-        """Messages are to come again by way of a delay group."""
+        """Send messages to a delay group, to be retried later."""
         self._retries.add(retries)
 
     def lost(self, messages: int) -> None:
-        """Messages ceased to be ours before they were settled."""
+        """Messages were lost before they were settled."""
         self.stale += messages
 
     def failed(self, broker_group: str, failure: QmqError) -> None:
-        """An attachment cannot go on, unless the failure is one that this consumer skips."""
+        """Report that an attachment cannot go on, unless this consumer skips such failures."""
         if isinstance(failure, MessagesExpired) and self._expired == "skip":
             log.warning("%s: %s; skipping to the oldest that are left", self.name, failure)
             if broker_group not in self._resetting:
@@ -337,7 +339,7 @@ class Consumer:
         self.notify()
 
     async def _skip(self, broker_group: str) -> None:
-        """Reset this queue only: elsewhere the group is where it shall be."""
+        """Reset the group on this queue only; its other queues are unaffected."""
         attachment = next(each for each in self._attachments if each.group == broker_group)
         try:
             await self._reset(self.subject, self._terms.group, broker_group if len(self._attachments) > 1 else None)
@@ -362,7 +364,7 @@ class Consumer:
         self.pull_more()
 
     async def _follow(self) -> None:
-        """Find the subject's broker groups; then ask again now and then."""
+        """Find the subject's broker groups, and refresh them from time to time."""
         self._links.locator.listen(self.subject, self._rerouted)
         attempt = 0
         while self._links.locator.book.groups(self.subject) is None:
@@ -383,11 +385,11 @@ class Consumer:
             self._links.locator.touch(self.subject)
 
     def _rerouted(self) -> None:
-        """The subject's broker groups, or their masters, are others than before. Who once hosted it may have messages still."""
+        """The subject's broker groups or their masters changed. A broker group that no longer takes the subject may still have messages."""
         if self._is_closed:
             return
         known = {each.group for each in self._attachments}
-        # "latest" is where the subject stood when we came: what a group that is added later has was sent since.
+        # "latest" is relative to the moment when this consumer joined: messages of a broker group that is added later were sent since.
         terms = replace(self._terms, start="earliest") if known else self._terms
         for group in self._links.locator.book.groups(self.subject) or ():
             if group not in known:
@@ -399,18 +401,16 @@ class Consumer:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no more messages, for good, and give what nobody saw back to the group at once. What was handed out is still to be settled;
-        then `close`.
-        """
+        """Take no more messages, for good, and return unseen messages to the group at once. Settle what was handed out, then `close`."""
         self._is_draining = True
         for each in self._attachments:
             each.give_back()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Settle what is left and leave the group: a message that was being worked on fails (with `error`, if that ended the work), the
-        unseen ones go to others at once.
+        """Settle the rest and leave the group. The message that the loop has in hand fails (with `error`, if there is one); unseen messages
+        return to the group at once.
 
-        Waits until retries after more than an hour are stored, two minutes at most.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
         """
         if self._is_closed:
             return
@@ -450,11 +450,11 @@ def _spool_sender(links: Links, terms: Terms) -> SpoolSender | None:
 
 
 def default_name(incarnation: str) -> str:
-    """A name for a consumer that was given none: the host, the process, this life."""
+    """The default name of a consumer: host, process, incarnation."""
     return f"{process_name()}-{incarnation[:6]}"
 
 
 def process_name() -> str:
-    """A name for a client that was given none: the host, the process."""
+    """The default name of a client: host, process."""
     host = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
     return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What a consumer's attachments share: its terms, a session with a master, and what they tell the consumer."""
+"""What the attachments of a consumer share: its terms, the session with a master, and the consumer's interface."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Terms:
 
 
 class ConsumerSession(NamedTuple):
-    """A consumer on one connection. Compared by identity: two brokers may give the same number."""
+    """A consumer on one connection. Compared by identity, since two brokers may give the same number."""
 
     connection: Connection
     number: int
@@ -42,12 +42,12 @@ class ConsumerSession(NamedTuple):
 
 
 class SessionOwner(Protocol):
-    """Whose attachment it is: the consumer."""
+    """What an attachment needs of its consumer."""
 
     prefetch: int
 
     def notify(self) -> None:
-        """Something changed: whoever waits looks again."""
+        """Something changed: wake all waiters."""
         ...
 
     def pull_more(self) -> None:
@@ -55,13 +55,13 @@ class SessionOwner(Protocol):
         ...
 
     def failed(self, broker_group: str, failure: QmqError) -> None:
-        """The application is to know."""
+        """An attachment cannot go on: tell the application."""
         ...
 
     def postpone(self, retries: Iterable[LongRetry]) -> None:
-        """Messages are to come again by way of a delay group."""
+        """Send messages to a delay group, to be retried later."""
         ...
 
     def lost(self, messages: int) -> None:
-        """Messages ceased to be ours before they were settled."""
+        """Messages were lost before they were settled."""
         ...

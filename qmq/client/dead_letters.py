@@ -1,11 +1,11 @@
-"""A group's dead letters: look at them, give them back to the group, throw them away.
+"""A group's dead letters: show, replay and purge them.
 
     await mq.dead_letters("billing").show(10)
     await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
 
-Operators are a consumer group of the dead-letter queue like any other (`model.OPERATORS`): what it has settled was replayed or purged, the
-rest waits. So two who work on one queue at once never do a letter twice, and a crash in the middle loses none: what was sent again and
-not settled yet is sent once more, with the same message id.
+Operators are a consumer group of the dead-letter queue like any other (`model.OPERATORS`): dead letters that the group settled were
+replayed or purged, the others are pending. So two operators at the same queue never handle a dead letter twice, and a crash loses none: a
+dead letter that was sent again but not settled is sent once more, with the same message id.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 SendColumns = Callable[[str, Columns, int], Awaitable[None]]
-"""(subject, columns with headers, create time in ms): stored when it returns, under the messages' own ids."""
+"""(subject, columns with headers, create time in ms): returns when the messages are stored, under their own ids."""
 
 FIRST_WAIT: Final = timedelta(seconds=10)
 WAIT: Final = timedelta(seconds=1)
-"""A queue from which nothing came for so long has nothing more for us."""
+"""A queue that delivers nothing for this long has no more dead letters for us."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group gave up. Times are milliseconds since 1970."""
+    """A message that failed for good. Times are milliseconds since 1970."""
 
     group: str
-    """Of a broadcast group: with the consumer, as GROUP%CONSUMER."""
+    """The consumer group; for a broadcast group with the consumer, as GROUP%CONSUMER."""
     subject: str
-    """Where it was sent."""
+    """The subject to which the message was sent."""
     broker_group: str
     sequence: int
-    """Its number there."""
+    """The message's sequence in that subject."""
     id: MessageId
     attempts: int
     error: str
-    """Why it failed the last time."""
+    """The error of the last attempt."""
     dead_ms: int
     create_time_ms: int
     key: bytes | None
     tags: tuple[str, ...]
     headers: Mapping[str, bytes]
-    """Its own."""
+    """The message's own headers."""
     body: bytes
 
 
@@ -76,7 +76,7 @@ def _quiet(_: int) -> None:
 
 
 class DeadLetters:
-    """Those of one group. Make it with `Client.dead_letters`."""
+    """The dead letters of one group. Make it with `Client.dead_letters`."""
 
     def __init__(self, metadata: DeliveryClient, consumer: Callable[..., Consumer], send_directed: SendColumns, group: str) -> None:
         self._metadata, self._consumer, self._send_directed = metadata, consumer, send_directed
@@ -84,11 +84,11 @@ class DeadLetters:
         self.subject = dead_letter_subject(group)
 
     async def describe(self) -> list[pb.DeadLetterQueue]:
-        """How many there are on each broker group."""
+        """The number of dead letters on each broker group."""
         return await self._metadata.dead_letter_queues(self.group)
 
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
-        """The oldest ones that wait, of those that are chosen; nothing is done with them. Raises NotConnected."""
+        """The oldest pending dead letters among those that `choose` accepts; nothing changes. Raises NotConnected."""
         found: list[DeadLetter] = []
         async with aclosing(self._pages()) as pages:
             async for page in pages:
@@ -98,15 +98,16 @@ class DeadLetters:
         return found[:messages_max]
 
     async def replay(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
-        """Send them to their subjects again, for this group alone, with their ids and their own headers, attempts counted anew; how many.
+        """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
+        attempts count from 1 again.
 
-        At most `messages_max`, if that is not 0; `progress` is told how many are done. Raises as `Client.send`: those before the failure
-        are replayed.
+        At most `messages_max`, if that is not 0; `progress` is called with the number that is done. Raises as `Client.send`; dead letters
+        before the failure have been replayed.
         """
         return await self._done(self._send, choose, messages_max, progress)
 
     async def purge(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
-        """Throw them away, for good; how many. See `replay`."""
+        """Delete dead letters for good and return their number. Parameters as in `replay`."""
         return await self._done(_let_go, choose, messages_max, progress)
 
     async def _done(self, do: Do, choose: Choose, messages_max: int, progress: Progress) -> int:
@@ -128,7 +129,7 @@ class DeadLetters:
         return done
 
     async def _pages(self) -> AsyncGenerator[list[tuple[Message, DeadLetter]], None]:
-        """All that wait, oldest first on each broker group. What is not acknowledged goes back at the end, as if nobody had looked."""
+        """All pending dead letters, the oldest first on each broker group. Letters that are not acknowledged go back at the end."""
         left = sum(queue.waiting for queue in await self.describe())
         if not left:
             return
@@ -138,7 +139,7 @@ class DeadLetters:
         async with consumer:
             wait, seen = FIRST_WAIT, list[Messages]()
             try:
-                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # none: somebody else holds the rest
+                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # empty: somebody else holds the rest
                     seen.append(found)
                     wait, left = WAIT, left - len(found)
                     yield [(message, letter_of(message)) for message in found]
@@ -147,7 +148,7 @@ class DeadLetters:
                     each.release()
 
     async def _send(self, letters: Sequence[DeadLetter]) -> None:
-        """Of one subject and group, see `parts_of`. Returns when all are stored."""
+        """Send letters of one subject and group (see `parts_of`). Returns when all are stored."""
         columns, create_time_ms = columns_of(letters, letters[0].group)
         await self._send_directed(letters[0].subject, columns, create_time_ms)
 
@@ -157,7 +158,7 @@ async def _let_go(_letters: Sequence[DeadLetter]) -> None:
 
 
 def letter_of(message: Message) -> DeadLetter:
-    """Read a message of a dead-letter queue. Raises InvalidArgument if it is none."""
+    """Parse a message of a dead-letter queue. Raises InvalidArgument if it is not a dead letter."""
     found = message.headers
     try:
         return DeadLetter(
@@ -180,7 +181,7 @@ def letter_of(message: Message) -> DeadLetter:
 
 
 def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, DeadLetter]]]:
-    """Letters that can be sent in one batch: to one subject and group, with create times that fit together. Pure."""
+    """Groups of letters that fit one batch: of one subject and group, with create times that are close enough. Pure."""
     found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
     for each in chosen:
         letter = each[1]
@@ -189,7 +190,7 @@ def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, Dea
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
-    """As they are sent again, directed to the group, with their create times; and the first of these. Pure."""
+    """(columns, first create time) of the letters, directed to the group. Pure."""
     return columns_of_copies(
         [each.body for each in letters],
         [each.key or b"" for each in letters],

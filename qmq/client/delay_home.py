@@ -1,11 +1,11 @@
-"""Which delay group gets the delayed messages of an ordered subject: one, the same for all who send, so that one schedule has them.
+"""The home of an ordered subject's delayed messages: the delay group to which all clients send them.
 
-Two delay groups do not know of each other, so what is promised about a key (docs/DELAY.md, 5) holds among the messages of one group. Each
-subject has an order of preference among the groups, by a hash of both names: subjects are spread over the groups, and senders agree
-without asking. The *home* is the first of them that takes messages.
+What is promised about a key (docs/DELAY.md, 5) holds among the messages of one delay group, because delay groups do not know of each other.
+Each subject has an order of preference among the delay groups, by a hash of both names: subjects are spread over the groups, and clients
+agree without communicating. The *home* is the first delay group that takes messages.
 
-* A drained group is passed over at once; it is the home again when it is resumed.
-* A group that is missing in an answer is without a master, mostly for seconds: the home stays for `MISSING_S`, and messages wait.
+* A drained group is skipped at once, and is the home again when it is resumed.
+* A group that is missing in an answer has no master, usually for seconds: it stays the home for `MISSING_S`, and messages wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MISSING_S: Final = 15.0
-"""Longer than a failover takes, much shorter than the time in which a message must be stored."""
+"""Longer than a failover takes, and much shorter than the time in which a message must be stored."""
 
 
 class DelayHome:
@@ -24,7 +24,7 @@ class DelayHome:
         self._seen_s: dict[str, float] = {}
 
     def choose(self, groups: Mapping[str, bool], now_s: float) -> dict[str, bool]:
-        """What a metaserver said of the groups (whether each is writable), with the home alone writable."""
+        """The answer of a metaserver (whether each group is writable), with only the home writable."""
         for group, is_writable in groups.items():
             if is_writable:
                 self._seen_s[group] = now_s

@@ -1,10 +1,11 @@
-"""What can be done about delayed messages while they wait: cancel, move, show, list. Over a metaserver, to the master of the delay group.
+"""Cancel, move, show and list pending delayed messages. Requests go through a metaserver to the master of the delay group.
 
-A change whose answer was lost is asked for again until it is known what became of it, or the time to decide is over:
+If the answer to a change is lost, the client repeats the request until it knows the outcome, or until its time is over:
 
-* Cancel: a cancelled message answers as cancelled, so asking again is harmless, and TooLate means that it is delivered whoever asked first.
-* Move: to a moment that is fixed when it is first asked for, so asking again changes nothing more. If the first try moved it and it was
-  delivered since, the second one hears TooLate: then the message itself is asked when it was due, and if nobody can say, the error's
+* Cancel: a cancelled message answers as cancelled, so repeating is harmless. TooLate means that the message is delivered, whichever request
+  came first.
+* Move: the new due time is fixed at the first request, so repeating changes nothing more. If the first request moved the message and it was
+  delivered since, the second one gets TooLate: then the client asks for the message's due time, and if that is not known, the error's
   outcome is unknown.
 """
 
@@ -35,7 +36,7 @@ PAGE: Final = 500
 
 
 class Delayed:
-    """Delayed messages that wait: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
+    """Pending delayed messages: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
 
     def __init__(
         self, metadata: Callable[[], MetadataClient], now_ns: Callable[[], int] = time.time_ns, timing: ClientTiming = TIMING
@@ -45,15 +46,17 @@ class Delayed:
         self._timing = timing
 
     async def cancel(self, id: str | DelayedId) -> DelayedMessage:
-        """Do not deliver it; of a recurring message, no more runs. Cancelled again it answers the same.
+        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has the same result.
 
-        Raises TooLate if it is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`), ClientClosed.
+        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`),
+        ClientClosed.
         """
         found = await self._ask("CancelDelayed", pb.CancelDelayedRequest(id=_id_text(id)))
         return message_of(found)
 
     async def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Deliver it at another time: so long from now, or at a moment; what is past means at once. Of a recurring message: its next run.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means at once. For a recurring message this moves
+        the next run.
 
         Raises as `cancel`, and DelayTooLong.
         """
@@ -67,7 +70,7 @@ class Delayed:
         return message_of(found)
 
     async def _moved(self, request: pb.MoveDelayedRequest, late: TooLate) -> pb.DelayedMessage:
-        """The message, if it was we who moved it before it was delivered."""
+        """The message, if this client's request moved it before it was delivered."""
         try:
             found: pb.DelayedMessage = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=request.id))
         except QmqError:
@@ -77,7 +80,7 @@ class Delayed:
         return found
 
     async def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message, and what became of it. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
         found = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=_id_text(id)))
         return message_of(found)
 
@@ -90,11 +93,11 @@ class Delayed:
         *,
         silent: dict[str, str] | None = None,
     ) -> AsyncIterator[DelayedMessage]:
-        """Pending messages of a subject (all subjects, if none is given) that are due from `start` on and before `end`, in the order of
-        their due times, without bodies; at most `limit`.
+        """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
+        bodies; at most `limit`.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a delay group is away, since a list with holes would be a lie: unless
-        `silent` is given, a dict that then tells which groups are missing, and why, while at least one answers.
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
+        dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
         """
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument(f"limit is a number of messages, not {limit!r}")
@@ -119,11 +122,11 @@ class Delayed:
             request.after = page.next
 
     async def stats(self) -> DelayStats:
-        """How much waits, how late deliveries are, and which delay groups are silent. Raises NotConnected, ClientClosed."""
+        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
         return stats_of(await self._metadata().describe_delays())
 
     async def _ask(self, method: str, request: Any) -> Any:
-        """The answer. A failure after a try that may have done it has an unknown outcome; but a cancelled message never answers TooLate."""
+        """The answer. A failure after an earlier try that may have done the request has an unknown outcome, except TooLate to a cancel."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         is_uncertain, attempt = False, 0
@@ -144,12 +147,12 @@ class Delayed:
 
 
 def _id_text(given: object) -> str:
-    """Raises InvalidArgument if it is no id."""
+    """The id as text. Raises InvalidArgument if it is malformed."""
     return str(given if isinstance(given, DelayedId) else DelayedId.parse(given))  # type: ignore[arg-type]
 
 
 def _may_be_done(failure: Unavailable) -> bool:
-    """Whether it is possible that the delay group did what it was asked for. A broken connection says nothing."""
+    """Whether the delay group may have done the request. A broken connection says nothing about it."""
     cause = failure.__cause__
     trailers = cause.trailing_metadata() or () if isinstance(cause, grpc.aio.AioRpcError | grpc.Call) else ()
     is_said = CODE in {key for key, _ in trailers}
